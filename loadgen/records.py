@@ -1,0 +1,197 @@
+"""The three tables (and their edges) that every part of slobench exchanges, whoever produced them.
+
+A run is a schedule (what should happen), requests (what happened, a row each), chunks (every received chunk) and a
+manifest (under which circumstances). Times are float64 seconds since the run epoch on the monotonic clock; NaN means
+"never happened". Small strings are ids into the `Names` of the run, and dictionary columns on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+
+SCHEDULE = np.dtype(
+    [
+        ("request_id", "u4"),
+        ("session_id", "u4"),
+        ("n_parents", "u2"),
+        ("scheduled_s", "f8"),  # NaN for a row that waits for its parents
+        ("think_s", "f4"),
+        ("class_id", "u2"),
+        ("input_tokens", "u4"),
+        ("output_tokens", "u4"),
+        ("prefix_id", "u4"),
+        ("prefix_tokens", "u4"),
+        ("prompt_seed", "u8"),
+        ("tenant_id", "u2"),
+        ("priority", "i2"),
+        ("phase", "u1"),
+    ]
+)
+EDGES = np.dtype([("request_id", "u4"), ("after", "u4")])
+REQUESTS = np.dtype(
+    [
+        ("request_id", "u4"),
+        ("shard", "u2"),
+        ("released_s", "f8"),
+        ("sent_s", "f8"),
+        ("connected_s", "f8"),
+        ("headers_s", "f8"),
+        ("first_chunk_s", "f8"),
+        ("first_token_s", "f8"),
+        ("first_answer_s", "f8"),  # first content token after any reasoning
+        ("last_token_s", "f8"),
+        ("done_s", "f8"),
+        ("reused_connection", "?"),
+        ("input_tokens", "u4"),  # as the server counted them; 0 = it did not say
+        ("cached_tokens", "u4"),
+        ("output_tokens", "u4"),
+        ("first_chunk_tokens", "u2"),  # tokens in the chunk that carried the first one; 0 = unknown
+        ("token_source", "u1"),
+        ("chunks", "u4"),  # chunks that carried at least one token
+        ("bytes", "u8"),  # of response bodies
+        ("status", "u1"),
+        ("http_status", "u2"),
+        ("finish_reason", "u1"),
+        ("error_id", "u2"),  # into Names.errors; 0 = none
+        ("remote_id", "u2"),  # into Names.remotes; 0 = never connected
+        ("server_queue_s", "f8"),  # as the server reports them, else NaN
+        ("server_ttft_s", "f8"),
+    ]
+)
+CHUNKS = np.dtype(
+    [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
+)  # tokens 0 = unknown
+
+Schedule = NDArray[np.void]  # dtype SCHEDULE, sorted by request_id
+Edges = NDArray[np.void]  # dtype EDGES
+Requests = NDArray[np.void]  # dtype REQUESTS, sorted by request_id, one row per scheduled id
+Chunks = NDArray[np.void]  # dtype CHUNKS, grouped by request_id, in order of arrival within it
+Times = NDArray[np.float64]  # seconds since the run epoch
+
+
+class Phase(IntEnum):
+    """Where in the run a row was due; only `measure` counts in metrics."""
+
+    warmup = 0
+    measure = 1
+
+
+class Status(IntEnum):
+    """How a request ended. Everything but `ok` is a miss in attainment and goodput if it was due in the window."""
+
+    ok = 0
+    http_error = 1
+    timeout = 2
+    stream_error = 3
+    connect_error = 4
+    cancelled = 5
+    dropped = 6
+    not_released = 7
+    lost = 8
+
+
+class TokenSource(IntEnum):
+    """Who counted the output tokens."""
+
+    none = 0
+    usage = 1
+    chunks = 2
+    tokenizer = 3
+
+
+class FinishReason(IntEnum):
+    """The OpenAI `finish_reason`; `other` is a word we do not know, `none` that none came."""
+
+    none = 0
+    stop = 1
+    length = 2
+    tool_calls = 3
+    content_filter = 4
+    other = 5
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the ids in the tables mean. `errors[0]` and `remotes[0]` are the empty string (= none)."""
+
+    classes: tuple[str, ...] = ("default",)
+    tenants: tuple[str, ...] = ("default",)
+    errors: tuple[str, ...] = ("",)
+    remotes: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run, in memory. The arrays are the truth; the DataFrames are for notebooks and built on demand.
+
+    `manifest` is JSON-like: see docs/architecture.md for its keys. `instrument` is what the client measured about itself.
+    """
+
+    manifest: dict[str, Any]
+    schedule_rows: Schedule
+    request_rows: Requests
+    chunk_rows: Chunks
+    edge_rows: Edges = field(default_factory=lambda: np.empty(0, EDGES))
+    names: Names = field(default_factory=Names)
+    instrument: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def schedule(self) -> pd.DataFrame:
+        return _frame(
+            self.schedule_rows, {"class_id": self.names.classes, "tenant_id": self.names.tenants}
+        )
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        frame = _frame(
+            self.request_rows, {"error_id": self.names.errors, "remote_id": self.names.remotes}
+        )
+        for column, enum in (
+            ("status", Status),
+            ("token_source", TokenSource),
+            ("finish_reason", FinishReason),
+        ):
+            frame[column] = _categorical(self.request_rows[column], tuple(e.name for e in enum))
+        return frame
+
+    @cached_property
+    def chunks(self) -> pd.DataFrame:
+        return _frame(self.chunk_rows, {})
+
+
+def empty_requests(schedule: Schedule) -> Requests:
+    """One row per scheduled id in the state "nothing happened": times NaN, status `not_released`."""
+    rows = np.zeros(len(schedule), REQUESTS)
+    rows["request_id"] = schedule["request_id"]
+    for name in REQUESTS.names or ():
+        if REQUESTS[name].kind == "f":
+            rows[name] = np.nan
+    rows["status"] = Status.not_released
+    return rows
+
+
+def _frame(rows: NDArray[np.void], words: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame({name: rows[name] for name in rows.dtype.names or ()})
+    for column, categories in words.items():
+        frame[column.removesuffix("_id")] = _categorical(rows[column], categories)
+        del frame[column]
+    return frame
+
+
+def _categorical(codes: NDArray[Any], categories: tuple[str, ...]) -> pd.Categorical:
+    import pandas as pd
+
+    return pd.Categorical.from_codes(codes.astype(np.int64), categories=list(categories))

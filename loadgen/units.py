@@ -1,0 +1,100 @@
+"""Quantities as people write them (`500ms`, `12/s`, `2%`) to SI floats, once, at the edge.
+
+Inside slobench a duration is seconds and a rate is per second. A bare number is refused: which unit it means is exactly
+what goes wrong in configuration files. Python callers (not YAML or flags) may pass floats to the dataclasses directly.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_DURATION = re.compile(rf"({_NUMBER})\s*([a-zµ]+)")
+_RATE = re.compile(rf"({_NUMBER})\s*(?:req|requests|tok|tokens)?\s*/\s*([a-zµ]+)")
+
+
+def parse_duration_s(text: object) -> float:
+    """Seconds from `'500ms'`, `'1.5s'`, `'5m'`, `'1h30m'`. Raises ValueError on a bare number, a sign or an unknown unit."""
+    if not isinstance(text, str):
+        raise ValueError(f"a duration needs its unit: write '{text}s' or '{text}ms', not {text!r}")
+    body = text.strip()
+    total, position = 0.0, 0
+    while position < len(body):
+        match = _DURATION.match(body, position)
+        if match is None or match[2] not in _SECONDS:
+            raise ValueError(
+                f"{text!r} is not a duration; write e.g. '500ms', '1.5s', '5m' (units: {', '.join(_SECONDS)})"
+            )
+        total += float(match[1]) * _SECONDS[match[2]]
+        position = match.end()
+        if "-" in match[1][:1]:
+            raise ValueError(f"{text!r}: a duration cannot be negative")
+    if not body or not math.isfinite(total):
+        raise ValueError(f"{text!r} is not a duration; write e.g. '500ms', '1.5s', '5m'")
+    return total
+
+
+def parse_rate_per_s(text: object) -> float:
+    """Events per second from `'12/s'`, `'30/min'`, `'0.5 req/s'`. Raises ValueError on a bare, zero or negative number."""
+    if not isinstance(text, str):
+        raise ValueError(f"a rate needs its unit: write '{text}/s', not {text!r}")
+    match = _RATE.fullmatch(text.strip())
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"{text!r} is not a rate; write e.g. '12/s' or '30/min'")
+    rate = float(match[1]) / _SECONDS[match[2]]
+    if not (rate > 0 and math.isfinite(rate)):
+        raise ValueError(f"{text!r}: a rate must be positive")
+    return rate
+
+
+def parse_share(text: object) -> float:
+    """A share in [0, 1] from `'2%'` or `0.02`. Raises ValueError outside that range or above 1 without a % sign."""
+    try:
+        value = (
+            float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
+        )  # type: ignore[arg-type]  # anything float() takes; the rest is the error below
+    except (TypeError, ValueError):
+        raise ValueError(f"{text!r} is not a share; write e.g. '2%' or 0.02") from None
+    if not 0 <= value <= 1:
+        raise ValueError(
+            f"{text!r} is not a share between 0 and 100 %; write e.g. '{text}%' if you mean per cent"
+        )
+    return value
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people, three significant digits, in the unit that keeps it readable: `0.0123` → `'12.3 ms'`."""
+    if not math.isfinite(seconds):
+        return "∞" if seconds > 0 else "–"
+    for limit, scale, unit in (
+        (1e-3, 1e6, "µs"),
+        (1.0, 1e3, "ms"),
+        (120.0, 1.0, "s"),
+        (7200.0, 1 / 60, "min"),
+    ):
+        if abs(seconds) < limit:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration_s)]
+"""A pydantic field written as a duration string, read as seconds."""
+Rate = Annotated[float, BeforeValidator(parse_rate_per_s)]
+"""A pydantic field written as a rate string, read as events per second."""
+Share = Annotated[float, BeforeValidator(parse_share)]
+"""A pydantic field written as a percentage or a fraction, read as a fraction in [0, 1]."""

@@ -1,0 +1,1 @@
+"""From a scenario file to a schedule: pure functions of (scenario, seed); nothing here knows a socket or a clock."""

@@ -1,0 +1,1 @@
+"""The bundled engine: a small, honest LLM server whose batching policy is one word."""

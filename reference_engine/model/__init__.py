@@ -1,0 +1,1 @@
+"""The Llama block and its parts, in plain torch."""

@@ -1,0 +1,1 @@
+"""Batching policies, one file each: a read-only view in, a plan out."""

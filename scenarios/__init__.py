@@ -1,0 +1,1 @@
+"""Scenario files that read like prose, shipped as package data."""

@@ -1,0 +1,85 @@
+"""What a target is to the load generator: a codec between our requests and somebody's HTTP bodies. No sockets here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadgen.records import FinishReason
+from loadgen.registry import Plugin, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the workload means it: text in, a number of tokens out.
+
+    `output_tokens` is exact where the server accepts `ignore_eos`, at most otherwise. `messages`, when given, replaces
+    `prompt` (multi-turn); each is (role, content).
+    """
+
+    prompt: str
+    output_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    messages: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """Method, path (relative to the base URL, e.g. `/v1/chat/completions`), headers of its own, body."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the server states them; `None` where it does not."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one server-sent event says.
+
+    `is_token`: it carries at least one generated token (content, reasoning or a tool call). `is_answer`: content, not
+    reasoning. `usage` may ride on any event; `error` is an in-band error's message.
+    """
+
+    is_token: bool = False
+    is_answer: bool = False
+    text: str = ""
+    finish_reason: FinishReason = FinishReason.none
+    usage: Usage | None = None
+    error: str | None = None
+    is_done: bool = False
+    server: Mapping[str, float] = field(default_factory=dict)  # timings the server states, seconds
+
+
+class Adapter(Plugin, ABC):
+    """A codec. `model` is the API's model field; `ignore_eos` asks for exact output lengths; `extra_body` is merged last."""
+
+    model: str = ""
+    ignore_eos: bool = True
+    extra_body: dict[str, Any] = {}
+
+    @abstractmethod
+    def encode(self, request: Request) -> HttpRequest: ...
+
+    @abstractmethod
+    def decode(self, event: bytes) -> Delta:
+        """One event's data (without `data:`, undecoded). Raises ValueError when it is not what the API promises."""
+
+    @abstractmethod
+    def looks_like_token(self, fragment: bytes) -> bool:
+        """A cheap guess on raw stream bytes, for the live view only: does this read carry a generated token?"""
+
+
+TARGETS: Registry[Adapter] = Registry("slobench.targets", "API")
