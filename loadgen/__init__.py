@@ -1,1 +1,2 @@
-"""The load generator: what to send (`workload`), sending it (`drive`), what it means (`measure`), and the CLI."""
+"""The load generator: what to send (`workload`), sending it (`drive`), what it means (`measure`),
+and the CLI."""

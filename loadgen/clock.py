@@ -1,4 +1,5 @@
-"""Time as an argument: one protocol, the machine's monotonic clock, and a clock that tests and the simulator move by hand."""
+"""Time as an argument: one protocol, the machine's monotonic clock, and a clock that tests and the
+simulator move by hand."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """CLOCK_MONOTONIC relative to an epoch in nanoseconds; the same instant in every process of one machine.
+    """CLOCK_MONOTONIC relative to an epoch in nanoseconds; the same instant in every process of
+    one machine.
 
-    float64 seconds since a recent epoch keep better than 1 µs for centuries; the raw nanosecond value would not
-    keep 1 ns, which is why the epoch is subtracted as an integer first.
+    float64 seconds since a recent epoch keep better than 1 µs for centuries; the raw nanosecond
+    value would not keep 1 ns, which is why the epoch is subtracted as an integer first.
     """
 
     def __init__(self, epoch_ns: int | None = None) -> None:
@@ -27,7 +29,8 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to. `advance_to` an earlier instant is an error: time never goes back."""
+    """A clock that moves only when told to. `advance_to` an earlier instant is an error: time
+    never goes back."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

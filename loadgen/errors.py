@@ -1,16 +1,16 @@
 """The exception tree: who may be told what, and with which exit code.
 
-    SlobenchError                    exit 4   base; never raised itself
-    ├── UsageError                   exit 2   the command line, a file or a value is wrong; fix it and repeat
-    │   ├── ScenarioError            exit 2   a scenario, with file, line and key path
-    │   ├── TargetFileError          exit 2   a target file or URL that cannot be meant
-    │   └── UnknownKind              exit 2   a plug-in name nobody registered (is also a ValueError, for pydantic)
-    ├── TargetError                  exit 3   the endpoint cannot be measured: no run, hence no verdict
-    ├── RunInvalid                   exit 3   the instrument or its record broke: rows lost, a shard died
-    └── MissingDependency            exit 2   an optional package is absent; says what to install
+    SlobenchError              exit 4  base; never raised itself
+    ├── UsageError             exit 2  the command line, a file or a value is wrong; fix and repeat
+    │   ├── ScenarioError      exit 2  a scenario, with file, line and key path
+    │   ├── TargetFileError    exit 2  a target file or URL that cannot be meant
+    │   └── UnknownKind        exit 2  a plug-in name nobody registered (also a ValueError)
+    ├── TargetError            exit 3  the endpoint cannot be measured: no run, hence no verdict
+    ├── RunInvalid             exit 3  the instrument or its record broke: rows lost, a shard died
+    └── MissingDependency      exit 2  an optional package is absent; says what to install
 
-A request that fails is *data* (`records.Status`), never an exception. What is not in this tree is a bug in slobench:
-the CLI writes it to a file, names the file in one line, and exits 4.
+A request that fails is *data* (`records.Status`), never an exception. What is not in this tree is
+a bug in slobench: the CLI writes it to a file, names the file in one line, and exits 4.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class SlobenchError(Exception):
 
 
 class UsageError(SlobenchError):
-    """Something the user wrote is wrong; the message says what was expected, what was found, where, and the fix."""
+    """What the user wrote is wrong: the message says what was expected, found, where, and the fix."""
 
     exit_code = 2
 
 
 class ScenarioError(UsageError):
-    """A scenario that cannot be run; the message has one `file:line: key.path: problem` line per mistake."""
+    """A scenario that cannot be run; one `file:line: key.path: problem` line per mistake."""
 
 
 class TargetFileError(UsageError):
@@ -40,7 +40,7 @@ class TargetFileError(UsageError):
 
 
 class UnknownKind(UsageError, ValueError):
-    """A plug-in kind nobody registered. A ValueError too, so that pydantic attaches the key path."""
+    """A kind nobody registered. A ValueError too, so that pydantic attaches the key path."""
 
 
 class TargetError(SlobenchError):
@@ -50,7 +50,7 @@ class TargetError(SlobenchError):
 
 
 class RunInvalid(SlobenchError):
-    """The instrument or its record broke: a shard died, rows are missing, a run directory is damaged."""
+    """The instrument or its record broke: a shard died, rows are missing, a file is damaged."""
 
     exit_code = 3
 
@@ -62,7 +62,7 @@ class MissingDependency(SlobenchError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The phrase that ends an unknown-name message: a suggestion if one is close, then every choice.
+    """The phrase that ends an unknown-name message: a close name if there is one, then all of them.
 
     >>> nearest("poison", ["poisson", "gamma"])
     "did you mean 'poisson'? (known: gamma, poisson)"

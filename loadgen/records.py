@@ -1,8 +1,9 @@
 """The three tables (and their edges) that every part of slobench exchanges, whoever produced them.
 
-A run is a schedule (what should happen), requests (what happened, a row each), chunks (every received chunk) and a
-manifest (under which circumstances). Times are float64 seconds since the run epoch on the monotonic clock; NaN means
-"never happened". Small strings are ids into the `Names` of the run, and dictionary columns on disk.
+A run is a schedule (what should happen), requests (what happened, a row each), chunks (every
+received chunk) and a manifest (under which circumstances). Times are float64 seconds since the run
+epoch on the monotonic clock; NaN means "never happened". Small strings are ids into the `Names` of
+the run, and dictionary columns on disk.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Phase(IntEnum):
 
 
 class Status(IntEnum):
-    """How a request ended. Everything but `ok` is a miss in attainment and goodput if it was due in the window."""
+    """How a request ended. If it was due in the window, everything but `ok` is a miss."""
 
     ok = 0
     http_error = 1
@@ -123,7 +124,7 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True)
 class Names:
-    """What the ids in the tables mean. `errors[0]` and `remotes[0]` are the empty string (= none)."""
+    """What the ids in the tables mean. `errors[0]` and `remotes[0]` are "" (= none)."""
 
     classes: tuple[str, ...] = ("default",)
     tenants: tuple[str, ...] = ("default",)
@@ -133,9 +134,11 @@ class Names:
 
 @dataclass(frozen=True)
 class Run:
-    """One recorded run, in memory. The arrays are the truth; the DataFrames are for notebooks and built on demand.
+    """One recorded run, in memory. The arrays are the truth; the DataFrames are for notebooks and
+    built on demand.
 
-    `manifest` is JSON-like: see docs/architecture.md for its keys. `instrument` is what the client measured about itself.
+    `manifest` is JSON-like: see docs/architecture.md for its keys. `instrument` is what the client
+    measured about itself.
     """
 
     manifest: dict[str, Any]
@@ -171,7 +174,8 @@ class Run:
 
 
 def empty_requests(schedule: Schedule) -> Requests:
-    """One row per scheduled id in the state "nothing happened": times NaN, status `not_released`."""
+    """One row per scheduled id in the state "nothing happened": times NaN, status
+    `not_released`."""
     rows = np.zeros(len(schedule), REQUESTS)
     rows["request_id"] = schedule["request_id"]
     for name in REQUESTS.names or ():
@@ -191,7 +195,8 @@ def _frame(rows: NDArray[np.void], words: dict[str, tuple[str, ...]]) -> pd.Data
     return frame
 
 
-def _categorical(codes: NDArray[Any], categories: tuple[str, ...]) -> pd.Categorical:
+def _categorical(codes: NDArray[Any], categories: tuple[str, ...]) -> pd.Categorical[Any]:
     import pandas as pd
 
-    return pd.Categorical.from_codes(codes.astype(np.int64), categories=list(categories))
+    words: list[Any] = list(categories)
+    return pd.Categorical.from_codes(codes.astype(np.int64).tolist(), categories=pd.Index(words))

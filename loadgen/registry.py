@@ -1,7 +1,8 @@
-"""Plug-ins by name: a kind is one class, its fields are its YAML keys, its one method is its behaviour.
+"""Plug-ins by name: a kind is one class, its fields are its YAML keys, its one method is its
+behaviour.
 
-Ours are declared as entry points in pyproject.toml (`name = "module:Class"`) like anybody else's, and loaded on lookup:
-knowing that a kind exists imports nothing.
+Ours are declared as entry points in pyproject.toml (`name = "module:Class"`) like anybody else's,
+and loaded on lookup: knowing that a kind exists imports nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ P = TypeVar("P", bound=Plugin)
 
 
 class Registry(Generic[P]):
-    """The kinds of one family. `noun` is the word for messages; `shorthand` turns a bare YAML value into a mapping."""
+    """The kinds of one family. `noun` is the word for messages; `shorthand` turns a bare YAML
+    value into a mapping."""
 
     def __init__(
         self,
@@ -38,7 +40,8 @@ class Registry(Generic[P]):
         self._local: dict[str, type[P]] = {}
 
     def register(self, cls: type[P]) -> type[P]:
-        """Add a class under its `kind` (a decorator, for files given with `--plugin`); the later one wins."""
+        """Add a class under its `kind` (a decorator, for files given with `--plugin`); the later
+        one wins."""
         self._local[cls.kind] = cls
         return cls
 
@@ -55,17 +58,20 @@ class Registry(Generic[P]):
         raise UnknownKind(f"unknown {self.noun} '{kind}'; {nearest(kind, self.names())}")
 
     def build(self, spec: object) -> P:
-        """An instance from `{kind: …, **parameters}`, a shorthand, or an instance (returned as it is).
+        """An instance from `{kind: …, **parameters}`, a shorthand, or an instance (returned as it
+        is).
 
-        Raises UnknownKind, ValueError (no mapping, no `kind`) or pydantic's ValidationError with the parameter's path.
+        Raises UnknownKind, ValueError (no mapping, no `kind`) or pydantic's ValidationError with
+        the parameter's path.
         """
         if isinstance(spec, Plugin):
             return spec  # type: ignore[return-value]  # built by the caller from this family
         if not isinstance(spec, Mapping) and self._shorthand is not None:
             spec = self._shorthand(spec) or spec
         if not isinstance(spec, Mapping) or not isinstance(spec.get("kind"), str):
+            known = ", ".join(self.names())
             raise ValueError(
-                f"expected {{kind: …}} naming the {self.noun} (known: {', '.join(self.names())}), got {spec!r}"
+                f"expected {{kind: …}} naming the {self.noun} (known: {known}), got {spec!r}"
             )
         parameters: dict[str, Any] = {k: v for k, v in spec.items() if k != "kind"}
         return self.get(spec["kind"]).model_validate(parameters)

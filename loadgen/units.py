@@ -1,7 +1,8 @@
 """Quantities as people write them (`500ms`, `12/s`, `2%`) to SI floats, once, at the edge.
 
-Inside slobench a duration is seconds and a rate is per second. A bare number is refused: which unit it means is exactly
-what goes wrong in configuration files. Python callers (not YAML or flags) may pass floats to the dataclasses directly.
+Inside slobench a duration is seconds and a rate is per second. A bare number is refused: which
+unit it means is exactly what goes wrong in configuration files. Python callers (not YAML or flags)
+may pass floats to the dataclasses directly.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _RATE = re.compile(rf"({_NUMBER})\s*(?:req|requests|tok|tokens)?\s*/\s*([a-zµ]+
 
 
 def parse_duration_s(text: object) -> float:
-    """Seconds from `'500ms'`, `'1.5s'`, `'5m'`, `'1h30m'`. Raises ValueError on a bare number, a sign or an unknown unit."""
+    """Seconds from `'500ms'`, `'1.5s'`, `'5m'`, `'1h30m'`. Raises ValueError on a bare number, a
+    sign or an unknown unit."""
     if not isinstance(text, str):
         raise ValueError(f"a duration needs its unit: write '{text}s' or '{text}ms', not {text!r}")
     body = text.strip()
@@ -37,9 +39,8 @@ def parse_duration_s(text: object) -> float:
     while position < len(body):
         match = _DURATION.match(body, position)
         if match is None or match[2] not in _SECONDS:
-            raise ValueError(
-                f"{text!r} is not a duration; write e.g. '500ms', '1.5s', '5m' (units: {', '.join(_SECONDS)})"
-            )
+            known = ", ".join(_SECONDS)
+            raise ValueError(f"{text!r} is not a duration; write e.g. '500ms' (units: {known})")
         total += float(match[1]) * _SECONDS[match[2]]
         position = match.end()
         if "-" in match[1][:1]:
@@ -50,7 +51,8 @@ def parse_duration_s(text: object) -> float:
 
 
 def parse_rate_per_s(text: object) -> float:
-    """Events per second from `'12/s'`, `'30/min'`, `'0.5 req/s'`. Raises ValueError on a bare, zero or negative number."""
+    """Events per second from `'12/s'`, `'30/min'`, `'0.5 req/s'`. Raises ValueError on a bare,
+    zero or negative number."""
     if not isinstance(text, str):
         raise ValueError(f"a rate needs its unit: write '{text}/s', not {text!r}")
     match = _RATE.fullmatch(text.strip())
@@ -63,22 +65,20 @@ def parse_rate_per_s(text: object) -> float:
 
 
 def parse_share(text: object) -> float:
-    """A share in [0, 1] from `'2%'` or `0.02`. Raises ValueError outside that range or above 1 without a % sign."""
+    """A share in [0, 1] from `'2%'` or `0.02`. Raises ValueError outside that range."""
+    body = str(text).strip()
     try:
-        value = (
-            float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
-        )  # type: ignore[arg-type]  # anything float() takes; the rest is the error below
-    except (TypeError, ValueError):
+        value = float(body[:-1]) / 100 if body.endswith("%") else float(body)
+    except ValueError:
         raise ValueError(f"{text!r} is not a share; write e.g. '2%' or 0.02") from None
     if not 0 <= value <= 1:
-        raise ValueError(
-            f"{text!r} is not a share between 0 and 100 %; write e.g. '{text}%' if you mean per cent"
-        )
+        raise ValueError(f"{text!r} is not a share between 0 and 1; per cent needs its sign")
     return value
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people, three significant digits, in the unit that keeps it readable: `0.0123` → `'12.3 ms'`."""
+    """A duration for people, three significant digits, in the unit that keeps it readable:
+    `0.0123` → `'12.3 ms'`."""
     if not math.isfinite(seconds):
         return "∞" if seconds > 0 else "–"
     for limit, scale, unit in (
