@@ -1,11 +1,16 @@
-"""What a target is to the load generator: a codec between our requests and somebody's HTTP bodies. No sockets here."""
+"""What a target is to the load generator: a codec between our requests and somebody's HTTP bodies.
+No sockets here.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from pydantic import Field
 
 from loadgen.records import FinishReason
 from loadgen.registry import Plugin, Registry
@@ -15,8 +20,8 @@ from loadgen.registry import Plugin, Registry
 class Request:
     """One request as the workload means it: text in, a number of tokens out.
 
-    `output_tokens` is exact where the server accepts `ignore_eos`, at most otherwise. `messages`, when given, replaces
-    `prompt` (multi-turn); each is (role, content).
+    `output_tokens` is exact where the server accepts `ignore_eos`, at most otherwise. `messages`,
+    when given, replaces `prompt` (multi-turn); each is (role, content).
     """
 
     prompt: str
@@ -28,7 +33,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """Method, path (relative to the base URL, e.g. `/v1/chat/completions`), headers of its own, body."""
+    """Method, path (relative to the base URL, e.g. `/v1/chat/completions`), headers of its own,
+    body.
+    """
 
     method: str
     path: str
@@ -36,21 +43,27 @@ class HttpRequest:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts as the server states them; `None` where it does not."""
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts as the server states them; `None` where it does not. On a chunk in mid-stream
+    they are running totals.
+    """
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one server-sent event says.
 
-    `is_token`: it carries at least one generated token (content, reasoning or a tool call). `is_answer`: content, not
-    reasoning. `usage` may ride on any event; `error` is an in-band error's message.
+    `is_token`: it carries at least one generated token (content, reasoning or a tool call).
+    `is_answer`: content, not reasoning. `usage` may ride on any event; `error` is an in-band
+    error's message.
+
+    A msgspec struct because one is made per event: a frozen dataclass of eight fields takes 11
+    times as long to build (4.4 µs against 0.4 µs, measured together), more than the JSON decoding
+    itself.
     """
 
     is_token: bool = False
@@ -60,26 +73,37 @@ class Delta:
     usage: Usage | None = None
     error: str | None = None
     is_done: bool = False
-    server: Mapping[str, float] = field(default_factory=dict)  # timings the server states, seconds
+    server: Mapping[str, float] = {}  # timings the server states, seconds
 
 
 class Adapter(Plugin, ABC):
-    """A codec. `model` is the API's model field; `ignore_eos` asks for exact output lengths; `extra_body` is merged last."""
+    """A codec. The fields are what is asked of the server; the probe switches off what it refuses.
+
+    `model` is the API's model field. `ignore_eos` asks for exact output lengths, `include_usage`
+    for token counts at the end of the stream, `continuous_usage` for running counts on every chunk.
+    `extra_body` is merged last (`merge_body`).
+    """
 
     model: str = ""
     ignore_eos: bool = True
-    extra_body: dict[str, Any] = {}
+    include_usage: bool = True
+    continuous_usage: bool = False
+    extra_body: dict[str, Any] = Field(default_factory=dict)
 
     @abstractmethod
     def encode(self, request: Request) -> HttpRequest: ...
 
     @abstractmethod
     def decode(self, event: bytes) -> Delta:
-        """One event's data (without `data:`, undecoded). Raises ValueError when it is not what the API promises."""
+        """One event's data (without `data:`, undecoded). Raises ValueError when it is not what the
+        API promises.
+        """
 
     @abstractmethod
     def looks_like_token(self, fragment: bytes) -> bool:
-        """A cheap guess on raw stream bytes, for the live view only: does this read carry a generated token?"""
+        """A cheap guess on raw stream bytes, for the live view only: does this read carry a
+        generated token?
+        """
 
 
 TARGETS: Registry[Adapter] = Registry("slobench.targets", "API")

@@ -1,0 +1,196 @@
+"""What the two OpenAI codecs share: the typed shapes of a stream's events and the merging of
+request bodies.
+
+The shapes are liberal where servers differ (vLLM, SGLang, llama.cpp, TGI, gateways): a field that
+is absent or null means nothing, an unknown field is skipped without being built. They are strict
+where a wrong value would corrupt a measurement: token counts are integers that fit the request
+table, text is valid UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from loadgen.records import FinishReason
+from targets.base import Adapter, Delta, Request, Usage
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]  # the request table keeps u4
+Choice = TypeVar("Choice", bound=msgspec.Struct)
+
+DONE = Delta(is_done=True)
+JSON_HEADERS = (("content-type", "application/json"), ("accept", "text/event-stream"))
+_ERROR_CHARS = 300
+_FINISH = {
+    "": FinishReason.none,
+    "stop": FinishReason.stop,
+    "eos_token": FinishReason.stop,  # TGI
+    "stop_sequence": FinishReason.stop,  # TGI
+    "length": FinishReason.length,
+    "tool_calls": FinishReason.tool_calls,
+    "function_call": FinishReason.tool_calls,
+    "content_filter": FinishReason.content_filter,
+}
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class CompletionDetails(msgspec.Struct):
+    reasoning_tokens: Count | None = None
+
+
+class UsageWire(msgspec.Struct):
+    """`reasoning_tokens` at the top is SGLang's place for it, in the details OpenAI's."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+    def read(self) -> Usage:
+        details, made = self.prompt_tokens_details, self.completion_tokens_details
+        reasoning = made.reasoning_tokens if made is not None else None
+        return Usage(
+            input_tokens=self.prompt_tokens,
+            output_tokens=self.completion_tokens,
+            cached_tokens=details.cached_tokens if details is not None else None,
+            reasoning_tokens=self.reasoning_tokens if reasoning is None else reasoning,
+        )
+
+
+class Event(msgspec.Struct, Generic[Choice]):
+    """One event of a stream. `object`/`message` are how some vLLM versions spell an error without
+    an `error` key.
+    """
+
+    choices: list[Choice] | None = None
+    usage: UsageWire | None = None
+    error: msgspec.Raw | None = None
+    timings: dict[str, Any] | None = None
+    object: Any = None
+    message: Any = None
+
+
+EventT = TypeVar("EventT")
+
+
+def parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
+    """Decode one event's JSON. Raises ValueError with a short message that quotes at most the
+    event's head.
+    """
+    try:
+        return decoder.decode(event)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        head = event[:60].decode("utf-8", "replace")
+        raise ValueError(f"not an event of this API: {error}; it starts {head!r}") from None
+
+
+def finish_reason(word: str | None) -> FinishReason:
+    """The server's word as our enum; a word nobody documented is `other`."""
+    return FinishReason.none if word is None else _FINISH.get(word, FinishReason.other)
+
+
+def error_message(event: Event[Any]) -> str | None:
+    """The message of an in-band error in one line of at most 300 characters, or None when the event
+    is none.
+    """
+    if event.error is not None and bytes(event.error).strip() != b"null":
+        return _one_line(msgspec.json.decode(event.error))
+    if event.object == "error":
+        return _one_line({"message": event.message})
+    return None
+
+
+def server_timings(timings: Mapping[str, Any]) -> dict[str, float]:
+    """Stated timings in seconds: `*_s` keys as they are (our engine), `*_ms` keys converted
+    (llama.cpp); others skipped.
+    """
+    seconds: dict[str, float] = {}
+    for key, value in timings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if key.endswith("_s"):
+            seconds[key] = float(value)
+        elif key.endswith("_ms"):
+            seconds[key.removesuffix("_ms") + "_s"] = float(value) * 1e-3
+    return seconds
+
+
+def tail(event: Event[Any]) -> dict[str, Any]:
+    """The Delta fields that live outside `choices`: usage, error, timings.
+
+    Raises ValueError for an object that has none of them and no choices either: no chunk of this
+    API looks so.
+    """
+    message = error_message(event)
+    if event.choices is None and event.usage is None and message is None and not event.timings:
+        raise ValueError("not an event of this API: it has neither choices nor usage nor error")
+    return {
+        "usage": event.usage.read() if event.usage is not None else None,
+        "error": message,
+        "server": server_timings(event.timings) if event.timings else {},
+    }
+
+
+def common_body(adapter: Adapter, request: Request, limit_field: str) -> dict[str, Any]:
+    """The body fields chat and completions share, before `extra_body`. Streaming always: there is
+    no TTFT without it.
+    """
+    body: dict[str, Any] = {
+        limit_field: request.output_tokens,
+        "temperature": request.temperature,
+        "stream": True,
+    }
+    if request.seed is not None:
+        body["seed"] = request.seed
+    if adapter.include_usage:
+        options = {"include_usage": True}
+        if adapter.continuous_usage:
+            options["continuous_usage_stats"] = True
+        body["stream_options"] = options
+    if adapter.ignore_eos:
+        body["ignore_eos"] = True
+        body["min_tokens"] = request.output_tokens
+    return body
+
+
+def merge_body(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`extra` laid over `body`: mappings merge key by key, anything else replaces, and null removes
+    the key.
+    """
+    merged = dict(body)
+    for key, value in extra.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = merge_body(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def has_text(fragment: bytes, key: bytes) -> bool:
+    """Whether some occurrence of `key` (with its colon) in raw bytes is followed by a string that
+    is not empty.
+    """
+    at = fragment.find(key)
+    while at >= 0:
+        value = fragment[at + len(key) : at + len(key) + 3].lstrip()
+        if value[:1] == b'"' and value[1:2] not in (b'"', b""):
+            return True
+        at = fragment.find(key, at + 1)
+    return False
+
+
+def _one_line(error: Any) -> str:
+    if isinstance(error, Mapping):
+        inner = error.get("message")
+        error = inner if isinstance(inner, str) and inner else msgspec.json.encode(error).decode()
+    text = " ".join(str(error).split())
+    return text[:_ERROR_CHARS] or "an error without a message"
