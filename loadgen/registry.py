@@ -9,17 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ModelWrapValidatorHandler,
+    SerializationInfo,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from loadgen.errors import UnknownKind, nearest
 
 
-class Plugin(BaseModel):
-    """Base of every kind: immutable, and an unknown key is an error."""
+class Block(BaseModel):
+    """A mapping in a file: immutable, and an unknown key is an error that names the nearest one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_unknown_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(data)
+        except ValidationError as error:
+            details = error.errors()
+            if all(detail["type"] != "extra_forbidden" for detail in details):
+                raise
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        lines = []
+        for detail in details:
+            kind, message = detail["type"], detail["msg"]
+            if kind == "extra_forbidden":
+                key = str(detail["loc"][-1])
+                kind, message = "unknown_key", f"unknown key '{key}'; {nearest(key, known)}"
+            lines.append(_line_error(kind, message, detail["loc"], detail["input"]))
+        raise ValidationError.from_exception_data(cls.__name__, lines)
+
+
+class Plugin(Block):
+    """Base of every kind: its fields are its keys, and `kind` is the name it is found by."""
+
     kind: ClassVar[str]
 
 
@@ -28,7 +61,11 @@ P = TypeVar("P", bound=Plugin)
 
 class Registry(Generic[P]):
     """The kinds of one family. `noun` is the word for messages; `shorthand` turns a bare YAML
-    value into a mapping."""
+    value into a mapping.
+
+    As a pydantic annotation (`arrivals: Annotated[Arrivals, ARRIVALS]`) it builds the field from
+    what a file says and writes it back, with the key path of every mistake inside it.
+    """
 
     def __init__(
         self,
@@ -76,5 +113,37 @@ class Registry(Generic[P]):
         parameters: dict[str, Any] = {k: v for k, v in spec.items() if k != "kind"}
         return self.get(spec["kind"]).model_validate(parameters)
 
+    def dump(self, plugin: P, info: SerializationInfo) -> dict[str, object]:
+        """The inverse of `build`: `{kind: …, **parameters}`, `kind` first."""
+        parameters = plugin.model_dump(
+            mode=info.mode, by_alias=True, exclude_defaults=info.exclude_defaults
+        )
+        return {"kind": plugin.kind, **parameters}
+
     def __iter__(self) -> Iterator[type[P]]:
         return (self.get(name) for name in self.names())
+
+    def __get_pydantic_core_schema__(
+        self, source: type[P], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.chain_schema(
+            [
+                core_schema.no_info_plain_validator_function(self._build_field),
+                core_schema.is_instance_schema(source),
+            ],
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                self.dump, info_arg=True
+            ),
+        )
+
+    def _build_field(self, spec: object) -> P:
+        try:
+            return self.build(spec)
+        except UnknownKind as error:  # the mistake sits at the key `kind`, not at the block
+            line = _line_error("unknown_kind", str(error), ("kind",), spec)
+            raise ValidationError.from_exception_data(self.noun, [line]) from None
+
+
+def _line_error(kind: str, message: str, loc: tuple[int | str, ...], got: Any) -> InitErrorDetails:
+    text = PydanticCustomError(kind, "{message}", {"message": message})
+    return InitErrorDetails(type=text, loc=loc, input=got)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PlainSerializer
 
 _SECONDS = {
     "ns": 1e-9,
@@ -92,9 +93,47 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration_s)]
+def write_duration(seconds: float) -> str:
+    """The shortest duration string that `parse_duration_s` reads back as exactly this value:
+    `0.5` → `'500ms'`, `300.0` → `'5m'`."""
+    return _shortest(seconds, ("ms", "s", "us", "m", "h", "d"), "", parse_duration_s)
+
+
+def write_rate(rate_per_s: float) -> str:
+    """The shortest rate string that `parse_rate_per_s` reads back as exactly this value:
+    `12.0` → `'12/s'`."""
+    return _shortest(rate_per_s, ("s", "min", "h", "d"), "/", parse_rate_per_s)
+
+
+def write_share(share: float) -> str:
+    """A percentage that `parse_share` reads back as exactly this value, else the plain number:
+    `0.02` → `'2%'`."""
+    percent = f"{share * 100:.12g}%"
+    return percent if parse_share(percent) == share else repr(share)
+
+
+def _shortest(
+    value: float, units: tuple[str, ...], separator: str, parse: Callable[[object], float]
+) -> str:
+    exact = f"{value!r}{separator}s"  # repr of a float always reads back
+    texts = []
+    for unit in units:
+        scale = _SECONDS[unit] if separator else 1 / _SECONDS[unit]
+        texts.append(f"{value * scale:.12g}{separator}{unit}")
+    readable = [text for text in texts if parse(text) == value]
+    # 500ms reads better than 0.5s: a leading "0." counts as one more letter
+    return min(readable, key=lambda text: len(text) + text.startswith("0."), default=exact)
+
+
+Seconds = Annotated[
+    float, BeforeValidator(parse_duration_s), PlainSerializer(write_duration, when_used="json")
+]
 """A pydantic field written as a duration string, read as seconds."""
-Rate = Annotated[float, BeforeValidator(parse_rate_per_s)]
+Rate = Annotated[
+    float, BeforeValidator(parse_rate_per_s), PlainSerializer(write_rate, when_used="json")
+]
 """A pydantic field written as a rate string, read as events per second."""
-Share = Annotated[float, BeforeValidator(parse_share)]
+Share = Annotated[
+    float, BeforeValidator(parse_share), PlainSerializer(write_share, when_used="json")
+]
 """A pydantic field written as a percentage or a fraction, read as a fraction in [0, 1]."""
