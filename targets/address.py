@@ -1,0 +1,91 @@
+"""A server's base URL, taken apart once. Whatever a user pastes (with or without `/v1`, with the
+whole endpoint path) means the same base; what cannot be meant is refused in one line that never
+repeats a password.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from loadgen.errors import TargetFileError
+
+_ENDPOINTS = ("/chat/completions", "/completions", "/models", "/v1")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Address(NamedTuple):
+    """Where to connect and what to put before every API path. `base_path` is empty or starts with
+    `/`, no `/v1`.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    base_path: str
+
+    @property
+    def ssl(self) -> bool:
+        return self.scheme == "https"
+
+    @property
+    def host_header(self) -> str:
+        """RFC 9110 §7.2: the default port is left out, an IPv6 literal keeps its brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.host_header}{self.base_path}"
+
+    def path(self, api_path: str) -> str:
+        """The request target of an API path such as `/v1/models`."""
+        return self.base_path + api_path
+
+
+def parse_url(text: str) -> Address:
+    """Take a base URL apart. Raises TargetFileError, one line, for what cannot be meant."""
+    shown = f"target URL {_shown(text)!r}"
+    if any(c.isspace() or not c.isprintable() for c in text):
+        raise TargetFileError(f"{shown}: contains white space; write e.g. http://localhost:8000")
+    if "://" not in text:
+        raise TargetFileError(f"{shown}: has no scheme; write http://{_shown(text) or 'localhost'}")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+        host = (
+            (parts.hostname or "").encode("ascii" if ":" in parts.netloc[:1] else "idna").decode()
+        )
+    except ValueError as error:  # UnicodeError, a bad port and a half-open [IPv6] are ValueErrors
+        raise TargetFileError(f"{shown}: {error}; write e.g. http://localhost:8000") from None
+    _refuse_unusable(shown, parts.scheme, host, port, parts.netloc, parts.query or parts.fragment)
+    path = parts.path.rstrip("/")
+    for ending in _ENDPOINTS:
+        path = path.removesuffix(ending).rstrip("/")
+    return Address(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], path)
+
+
+def _refuse_unusable(
+    shown: str, scheme: str, host: str, port: int | None, netloc: str, extra: str
+) -> None:
+    if scheme not in _DEFAULT_PORTS:
+        raise TargetFileError(f"{shown}: scheme '{scheme}' is neither http nor https")
+    if not host:
+        raise TargetFileError(f"{shown}: has no host; write e.g. {scheme}://localhost:8000")
+    if port == 0:
+        raise TargetFileError(f"{shown}: port 0 cannot be connected to; ports are 1 to 65535")
+    if "@" in netloc:
+        raise TargetFileError(
+            f"{shown}: holds a user name or password; put the key in an environment variable "
+            "and name it in a target file (api_key_env)"
+        )
+    if extra:
+        raise TargetFileError(
+            f"{shown}: has a query or fragment, which API paths cannot follow; remove it"
+        )
+
+
+def _shown(text: str) -> str:
+    """The URL as it may be repeated: without user information, query and fragment."""
+    return re.sub(r"[?#].*", "?…", re.sub(r"//[^/@]*@", "//…@", text), flags=re.DOTALL)[:200]

@@ -1,0 +1,182 @@
+"""The endpoint under test: a URL or a target file, checked once, with its secrets kept apart.
+
+A target file says where the server is and what it runs on; the scenario says what is asked of it.
+The API key is read from the environment variable the file names; it and the values of extra headers
+never reach a dump, a repr or a log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
+
+from loadgen.errors import TargetFileError
+from targets.address import Address, parse_url
+from targets.base import TARGETS, Adapter
+from targets.target_file import explain, parse_target_file
+
+DEFAULT_KEY_ENV = "OPENAI_API_KEY"
+_SUFFIXES = (".yaml", ".yml")
+
+
+class Labels(BaseModel):
+    """What the endpoint runs on, as declared: a client cannot see a remote GPU. Baselines are keyed
+    by it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu: str | None = None
+    gpus: int | None = Field(default=None, ge=1)
+    engine: str | None = None
+    version: str | None = None
+    flags: str | None = None
+
+
+class Endpoint(BaseModel):
+    """Where requests go and how. `url` is the base without `/v1`; build one with `load_target`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: str
+    api: str = "chat"
+    model: str = ""
+    api_key_env: str | None = None
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    ca_cert: Path | None = None
+    connections: Literal["reuse", "per_session", "never"] = "reuse"
+    labels: Labels = Labels()
+    _api_key: SecretStr | None = PrivateAttr(default=None)  # no field: in no dump, repr or file
+
+    @field_validator("url")
+    @classmethod
+    def _normalise(cls, url: str) -> str:
+        try:
+            return parse_url(url).url
+        except TargetFileError as error:
+            raise ValueError(str(error)) from None  # pydantic attaches the key to a ValueError
+
+    @field_validator("api")
+    @classmethod
+    def _known_api(cls, api: str) -> str:
+        TARGETS.get(api)
+        return api
+
+    @field_validator("headers")
+    @classmethod
+    def _printable(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in headers.items():
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+                raise ValueError(f"{name!r} is not a header name")
+            _check_header(f"header {name}", value.get_secret_value())
+        return headers
+
+    @property
+    def has_key(self) -> bool:
+        return self._api_key is not None
+
+    @property
+    def address(self) -> Address:
+        return parse_url(self.url)
+
+    def adapter(self, **changes: Any) -> Adapter:
+        """The codec of this endpoint's API with its model and extra body; `changes` are the codec's
+        other fields.
+        """
+        fields = {"model": self.model, "extra_body": self.extra_body, **changes}
+        return TARGETS.get(self.api).model_validate(fields)
+
+    def request_headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers every request carries besides the codec's own, **secrets in clear**: for the
+        socket only.
+        """
+        named = [(name, value.get_secret_value()) for name, value in self.headers.items()]
+        if self._api_key is not None and not any(n.lower() == "authorization" for n, _ in named):
+            named.append(("authorization", f"Bearer {self._api_key.get_secret_value()}"))
+        return tuple(named)
+
+    def to_manifest(self) -> dict[str, Any]:
+        """What a run records about its target: JSON, header names without values, the key's
+        variable without its value.
+        """
+        shown = self.model_dump(mode="json", exclude={"headers", "labels", "ca_cert"})
+        shown["headers"] = sorted(self.headers)
+        shown["labels"] = self.labels.model_dump(exclude_none=True)
+        return shown
+
+
+def load_target(spec: str, environ: Mapping[str, str]) -> Endpoint:
+    """The endpoint a user names: a URL, or the path of a YAML target file.
+
+    `environ` is where the API key is looked up: under the file's `api_key_env`, else under
+    OPENAI_API_KEY if that is set. Raises TargetFileError with one line per mistake.
+    """
+    path = Path(spec)
+    if "://" in spec or not (path.suffix in _SUFFIXES or path.is_file()):
+        return _with_key(Endpoint(url=parse_url(spec).url), environ, "")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise TargetFileError(f"target file {spec}: {reason}") from None
+    return read_target(text, spec, environ, folder=path.parent)
+
+
+def read_target(
+    text: str, name: str, environ: Mapping[str, str], folder: Path = Path()
+) -> Endpoint:
+    """The endpoint of a target file's text; `name` is for messages, `ca_cert` is relative to
+    `folder`.
+    """
+    file = parse_target_file(text, name)
+    try:
+        endpoint = Endpoint.model_validate(dict(file.values))
+    except ValidationError as error:
+        raise explain(error, file, Endpoint) from None
+    if endpoint.ca_cert is not None:
+        found = folder / endpoint.ca_cert
+        if not found.is_file():
+            raise TargetFileError(f"{file.at(('ca_cert',))}: no such file: {found}")
+        endpoint = endpoint.model_copy(update={"ca_cert": found})
+    return _with_key(endpoint, environ, file.at(("api_key_env",)) + ": ")
+
+
+def _with_key(endpoint: Endpoint, environ: Mapping[str, str], where: str) -> Endpoint:
+    """The endpoint with its API key, if the environment has one; a variable the file names must be
+    set.
+    """
+    variable = endpoint.api_key_env or DEFAULT_KEY_ENV
+    key = environ.get(variable, "").strip()
+    if not key:
+        if endpoint.api_key_env is None:
+            return endpoint
+        raise TargetFileError(
+            f"{where}environment variable {variable} is not set; "
+            f"export {variable}=… or remove the line"
+        )
+    try:
+        _check_header(f"the value of {variable}", key)
+    except ValueError as error:
+        raise TargetFileError(f"{where}{error}") from None
+    keyed = endpoint.model_copy(update={"api_key_env": variable})
+    keyed._api_key = SecretStr(key)
+    return keyed
+
+
+def _check_header(name: str, value: str) -> None:
+    """Raises ValueError, which never quotes the value, for what HTTP cannot carry (RFC 9110 §5.5)."""
+    if not value.isascii() or not value.isprintable():
+        raise ValueError(f"{name} has characters that an HTTP header cannot carry")
