@@ -1,1 +1,1 @@
-"""From a schedule to recorded rows: the dispatcher, the one socket file, the recorder, the run directory."""
+"""From a schedule to recorded rows: dispatcher, the one socket file, recorder, run directory."""

@@ -1,0 +1,284 @@
+"""The one socket file: streaming HTTP/1.1 POSTs over kept-alive connections.
+
+A read is stamped before anything else looks at it; then llhttp (through httptools) finds the body
+fragments, which are kept as they came. No task, no future and no JSON per token: decoding happens
+after the request (`decode`), away from the measured moments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Literal
+
+import httptools
+
+from loadgen.drive.exchange import Exchange
+from loadgen.records import Status
+
+OnEnd = Callable[[Exchange], None]
+MAX_BODY_BYTES = 256 << 20  # a runaway response is cut here, so that one request cannot eat the run
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to connect. `tls` None means plain TCP."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Connection(asyncio.Protocol):
+    """One TCP connection, at most one exchange at a time."""
+
+    def __init__(self, pool: Client) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._read_ns = 0
+        self._body_until_eof = True
+        self.remote = ""
+        self.key = 0
+
+    # asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+
+    def data_received(self, data: bytes) -> None:
+        self._read_ns = monotonic_ns()
+        if self._exchange is None:  # bytes nobody asked for: this connection cannot be trusted
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(Status.stream_error, f"not HTTP/1.1: {error or type(error).__name__}")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        exchange = self._exchange
+        if exchange is None:
+            return
+        now_ns = monotonic_ns()
+        if exc is None and exchange.headers_ns and self._body_until_eof:
+            self._finish(exchange, now_ns)
+            return
+        how = f" ({exc})" if exc else ""
+        if exchange.headers_ns:
+            what = f"connection closed in the middle of the response{how}"
+        elif exchange.reused:
+            what = f"the server closed a kept-alive connection instead of answering{how}"
+        else:
+            what = f"connection closed without an answer{how}"
+        self._end(Status.stream_error, what)
+
+    # httptools callbacks
+    def on_header(self, name: bytes, value: bytes) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        key = name.lower()
+        if key == b"content-type":
+            exchange.content_type = value.decode("latin-1")
+        elif key == b"content-encoding":
+            exchange.content_encoding = value.decode("latin-1").strip().lower()
+        elif key in (b"content-length", b"transfer-encoding"):
+            self._body_until_eof = False
+
+    def on_headers_complete(self) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        exchange.http_status = self._parser.get_status_code()
+        exchange.headers_ns = self._read_ns
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        exchange.times.append(self._read_ns)
+        exchange.parts.append(body)
+        exchange.n_bytes += len(body)
+        if not exchange.first_guess_ns and self._pool.looks_like_token(body):
+            exchange.first_guess_ns = self._read_ns
+        if exchange.n_bytes > MAX_BODY_BYTES:
+            self._end(Status.stream_error, f"response body over {MAX_BODY_BYTES >> 20} MiB")
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if 100 <= exchange.http_status < 200:  # informational: the answer is still to come
+            exchange.http_status = exchange.headers_ns = 0
+            self._body_until_eof = True
+            return
+        keep = self._parser.should_keep_alive()
+        self._finish(exchange, self._read_ns, keep=keep)
+
+    # ours
+    def start(self, exchange: Exchange, payload: bytes) -> None:
+        """Send one request; its end is reported to the pool."""
+        assert self._transport is not None
+        assert self._exchange is None, f"connection busy with request {self._exchange}"
+        self._exchange = exchange
+        self._body_until_eof = True
+        exchange.remote = self.remote
+        if not exchange.sent_ns:
+            exchange.sent_ns = monotonic_ns()
+        self._transport.write(payload)
+
+    def fail(self, outcome: Status, reason: str) -> None:
+        """Give up the exchange in flight (timeout, cancel) and the connection with it."""
+        self._end(outcome, reason)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def is_usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _finish(self, exchange: Exchange, now_ns: int, *, keep: bool = False) -> None:
+        self._exchange = None
+        exchange.done_ns = now_ns
+        if not keep:
+            self.abort()
+        self._pool.ended(self, exchange, reusable=keep)
+
+    def _end(self, outcome: Status, reason: str) -> None:
+        exchange, self._exchange = self._exchange, None
+        self.abort()
+        if exchange is not None:
+            exchange.fail(outcome, reason, monotonic_ns())
+            self._pool.ended(self, exchange, reusable=False)
+
+
+class Client:
+    """The connections of one shard to one address.
+
+    `connections`: `reuse` keeps them for whoever is next, `per_session` for the same session,
+    `never` opens one for each request. Set `on_end` before the first `send`: it is called once
+    per sent exchange, on the loop.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: Address,
+        *,
+        looks_like_token: Callable[[bytes], bool],
+        connections: Literal["reuse", "per_session", "never"] = "reuse",
+    ) -> None:
+        self._loop, self._address = loop, address
+        self.on_end: OnEnd = lambda exchange: None
+        self.looks_like_token = looks_like_token
+        self._mode = connections
+        self._idle: dict[int, list[Connection]] = defaultdict(list)
+        self._busy: dict[int, Connection] = {}
+        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._given_up: dict[int, tuple[Status, str]] = {}
+        self.n_opened = 0
+        self.n_reused = 0
+
+    async def open(self, n: int) -> int:
+        """Open connections before the clock starts; returns how many it got (failures are silent
+        here, the first request that needs a connection reports them)."""
+        if self._mode != "reuse":
+            return 0
+        made = await asyncio.gather(*(self._connect() for _ in range(n)), return_exceptions=True)
+        for connection in made:
+            if isinstance(connection, Connection):
+                self._idle[0].append(connection)
+        return sum(isinstance(connection, Connection) for connection in made)
+
+    def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
+        """Send now on a kept connection, or on one opened for it. `is_last`: no later request of
+        this session will want the connection."""
+        exchange = Exchange(row)
+        key = self._key(session)
+        idle = self._idle.get(key) or []
+        while idle:
+            connection = idle.pop()
+            if connection.is_usable():
+                exchange.reused = True
+                self.n_reused += 1
+                self._busy[row] = connection
+                connection.key = -1 if self._mode == "per_session" and is_last else key
+                connection.start(exchange, payload)
+                return
+        exchange.sent_ns = monotonic_ns()
+        keep_key = -1 if self._mode == "never" or (key and is_last) else key
+        task = self._loop.create_task(self._connect_and_start(exchange, payload, keep_key))
+        self._connecting[row] = task
+
+    def abort(self, row: int, outcome: Status, reason: str) -> None:
+        """End a request from our side; a request that is already over is left as it is."""
+        if (connection := self._busy.get(row)) is not None:
+            connection.fail(outcome, reason)
+        elif (task := self._connecting.get(row)) is not None:
+            self._given_up[row] = (outcome, f"{reason} (while connecting)")
+            task.cancel()
+
+    def close(self) -> None:
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        for task in self._connecting.values():
+            task.cancel()
+
+    # called by connections
+    def ended(self, connection: Connection, exchange: Exchange, *, reusable: bool) -> None:
+        self._busy.pop(exchange.row, None)
+        if reusable and connection.key >= 0:
+            self._idle[connection.key].append(connection)
+        else:
+            connection.abort()
+        self.on_end(exchange)
+
+    def forget(self, connection: Connection) -> None:
+        idle = self._idle.get(connection.key)
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    def _key(self, session: int) -> int:
+        return session + 1 if self._mode == "per_session" else 0
+
+    async def _connect(self) -> Connection:
+        _, connection = await self._loop.create_connection(
+            lambda: Connection(self), self._address.host, self._address.port, ssl=self._address.tls
+        )
+        self.n_opened += 1
+        return connection
+
+    async def _connect_and_start(self, exchange: Exchange, payload: bytes, key: int) -> None:
+        row = exchange.row
+        try:
+            connection = await self._connect()
+        except asyncio.CancelledError:
+            outcome, reason = self._given_up.pop(row, (Status.cancelled, "client closed"))
+            exchange.fail(outcome, reason, monotonic_ns())
+        except OSError as error:  # refused, unreachable, DNS, TLS
+            what = error.strerror or str(error) or type(error).__name__
+            reason = f"connect to {self._address}: {what}"
+            exchange.fail(Status.connect_error, reason, monotonic_ns())
+        else:
+            exchange.connected_ns = monotonic_ns()
+            connection.key = key
+            del self._connecting[row]
+            self._busy[row] = connection
+            connection.start(exchange, payload)
+            return
+        del self._connecting[row]
+        self.on_end(exchange)

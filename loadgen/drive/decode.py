@@ -1,0 +1,167 @@
+"""From raw bytes with stamps to what they say: tokens, usage, errors. Runs after the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from loadgen.drive.exchange import Exchange
+from loadgen.drive.sse import Event, SseDecoder
+from loadgen.records import FinishReason, Status, TokenSource
+from targets.base import Adapter, Delta
+
+_EXCERPT = 200
+
+
+@dataclass(slots=True)
+class Decoded:
+    """One request, understood. Instants as in Exchange; `chunk_*`: one entry per token chunk."""
+
+    status: Status = Status.ok
+    error: str = ""
+    first_token_ns: int = 0
+    first_answer_ns: int = 0
+    last_token_ns: int = 0
+    chunk_ns: list[int] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    output_tokens: int = 0
+    token_source: TokenSource = TokenSource.none
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: FinishReason = FinishReason.none
+    server: dict[str, float] = field(default_factory=dict)
+
+    def fail(self, status: Status, error: str) -> None:
+        """The first failure is the one that is told."""
+        if self.status is Status.ok:
+            self.status, self.error = status, error
+
+
+def quick_status(exchange: Exchange) -> Status:
+    """The status as far as the transport can tell, without decoding: for live views, stop rules
+    and children that must be released now."""
+    if exchange.outcome is not None:
+        return exchange.outcome
+    if exchange.http_status != 200:
+        return Status.http_error
+    return Status.ok if exchange.first_guess_ns else Status.stream_error
+
+
+def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
+    """Everything the bytes say. Never raises: a body that is not what the API promises is a
+    `stream_error` with an excerpt, and tokens that came before it are kept."""
+    result = Decoded()
+    if exchange.outcome is not None:
+        result.fail(exchange.outcome, exchange.error)
+    if exchange.http_status not in (0, 200):
+        result.fail(Status.http_error, _http_error(exchange, adapter))
+        return result
+    if not exchange.headers_ns:
+        return result
+    if exchange.content_encoding not in ("", "identity"):
+        encoding = exchange.content_encoding
+        result.fail(Status.stream_error, f"content-encoding {encoding}, though identity was asked")
+        return result
+    if "text/event-stream" not in exchange.content_type.lower():
+        kind = exchange.content_type or "no content-type"
+        result.fail(Status.stream_error, f"not an event stream ({kind}): {_head(exchange)}")
+        return result
+    _read_stream(exchange, adapter, result)
+    return result
+
+
+def _read_stream(exchange: Exchange, adapter: Adapter, result: Decoded) -> None:
+    sse = SseDecoder()
+    running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
+    usage_tokens: int | None = None
+    is_done = False
+    stamped = [
+        (ns, sse.feed(part)) for ns, part in zip(exchange.times, exchange.parts, strict=True)
+    ]
+    if exchange.times and (last := sse.flush()) is not None:
+        stamped.append((exchange.times[-1], [last]))
+    for received_ns, events in stamped:
+        for event in events:
+            delta = _delta(event, adapter, result)
+            if delta is None:
+                continue
+            is_done = is_done or delta.is_done
+            if delta.usage is not None:
+                usage = delta.usage
+                result.input_tokens = usage.input_tokens or result.input_tokens
+                result.cached_tokens = usage.cached_tokens or result.cached_tokens
+                if usage.output_tokens is not None:
+                    usage_tokens = usage.output_tokens
+            if delta.is_token:
+                _add_token(result, received_ns, delta)
+                running_tokens.append(usage_tokens if delta.usage and usage_tokens else 0)
+            if delta.finish_reason is not FinishReason.none:
+                result.finish_reason = delta.finish_reason
+            result.server.update(delta.server)
+    _count(result, usage_tokens, running_tokens)
+    _judge_end(result, is_done)
+
+
+def _delta(event: Event, adapter: Adapter, result: Decoded) -> Delta | None:
+    try:
+        delta = adapter.decode(event.data)
+    except ValueError as error:
+        result.fail(Status.stream_error, f"event not understood: {error}")
+        return None
+    if delta.error is not None or event.name == b"error":
+        message = delta.error or _excerpt(event.data)
+        result.fail(Status.stream_error, f"error in the stream: {message}")
+    return delta
+
+
+def _add_token(result: Decoded, received_ns: int, delta: Delta) -> None:
+    result.first_token_ns = result.first_token_ns or received_ns
+    if delta.is_answer:
+        result.first_answer_ns = result.first_answer_ns or received_ns
+    result.last_token_ns = received_ns
+    result.chunk_ns.append(received_ns)
+
+
+def _count(result: Decoded, usage_tokens: int | None, running: list[int]) -> None:
+    """Output tokens, from usage before chunks; tokens per chunk where they are known, else 0."""
+    n_chunks = len(result.chunk_ns)
+    if usage_tokens is not None:
+        result.output_tokens, result.token_source = usage_tokens, TokenSource.usage
+    elif n_chunks:
+        result.output_tokens, result.token_source = n_chunks, TokenSource.chunks
+    if running and all(running) and running == sorted(running):
+        before = [0, *running[:-1]]
+        result.chunk_tokens = [now - then for now, then in zip(running, before, strict=True)]
+    else:
+        known = usage_tokens == n_chunks
+        result.chunk_tokens = [1 if known else 0] * n_chunks
+
+
+def _judge_end(result: Decoded, is_done: bool) -> None:
+    ended_properly = is_done or result.finish_reason is not FinishReason.none
+    if not ended_properly:
+        n = len(result.chunk_ns)
+        result.fail(
+            Status.stream_error,
+            f"stream ended after {n} token chunks, without finish_reason and [DONE]",
+        )
+    elif not result.chunk_ns:
+        result.fail(Status.stream_error, "stream ended without a single token")
+
+
+def _http_error(exchange: Exchange, adapter: Adapter) -> str:
+    """The server's own message where its body has one in OpenAI's shape, else the body's head."""
+    body = b"".join(exchange.parts)
+    try:
+        message = adapter.decode(body).error
+    except ValueError:
+        message = None
+    return f"HTTP {exchange.http_status}: {message or _head(exchange) or 'empty body'}"
+
+
+def _head(exchange: Exchange) -> str:
+    return _excerpt(b"".join(exchange.parts[:8]))
+
+
+def _excerpt(data: bytes) -> str:
+    text = " ".join(data[:_EXCERPT].decode("utf-8", "replace").split())
+    return text + ("…" if len(data) > _EXCERPT else "")

@@ -1,0 +1,234 @@
+"""When each row goes out: one rule for open loop, closed loop and multi-turn.
+
+A row is released at `scheduled_s`, or, if it has parents, at `max(done_s of parents) + think_s`.
+Instants are absolute, so a late alarm delays one row and never the ones behind it. What cannot be
+sent is recorded with its cause, and never silently shifted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from loadgen.drive.timer import Timer
+from loadgen.records import Edges, Schedule, Status
+
+
+class Sender(Protocol):
+    """What the dispatcher needs of a client; every `send` is answered by `Dispatcher.ended`."""
+
+    def send(self, row: int) -> None: ...
+    def abort(self, row: int, outcome: Status, reason: str) -> None: ...
+
+
+class Recorder(Protocol):
+    """Where releases and rows that were never sent are written down."""
+
+    def released(self, row: int, release_s: float) -> None: ...
+    def unsent(self, row: int, status: Status, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """`timeout_s` counts from the release. `horizon_s` ends releasing, `drain_s` after it ends all.
+
+    At `max_concurrency` requests in flight a row is dropped and counted, or waits; a waiting row
+    keeps its release instant, so that the wait shows as latency.
+    """
+
+    timeout_s: float
+    max_concurrency: int
+    when_full: Literal["drop", "wait"]
+    horizon_s: float
+    drain_s: float
+
+
+class Dispatcher:
+    """Releases the rows of one shard; `on_finished` is called once every row is accounted for.
+
+    Rows are indices into `schedule`. All methods run on the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        edges: Edges,
+        *,
+        sender: Sender,
+        recorder: Recorder,
+        timer: Timer,
+        bounds: Bounds,
+        on_finished: Callable[[], None],
+    ) -> None:
+        self._sender, self._recorder, self._timer = sender, recorder, timer
+        self._bounds, self._on_finished = bounds, on_finished
+        self._children, self._n_waiting_for = _families(schedule, edges)
+        self._think_s: list[float] = schedule["think_s"].astype(float).tolist()
+        scheduled_s: list[float] = schedule["scheduled_s"].tolist()
+        roots = np.flatnonzero(schedule["n_parents"] == 0)
+        order = roots[np.argsort(schedule["scheduled_s"][roots], kind="stable")].tolist()
+        # Invariant: `_planned` is a heap of (release_s, row); a sorted list already is one.
+        self._planned: list[tuple[float, int]] = [(scheduled_s[row], row) for row in order]
+        self._parents_done_s = [0.0] * len(schedule)
+        self._unaccounted = len(schedule)
+        self._in_flight: set[int] = set()
+        self._waiting: deque[tuple[float, int]] = deque()  # released, no slot yet
+        self._deadlines: deque[tuple[float, int]] = deque()  # in order of release
+        self._stop_reason = ""
+        self._end_s = bounds.horizon_s + bounds.drain_s
+        self._finished = False
+        self._orphans = set(np.flatnonzero(schedule["n_parents"] > 0).tolist())
+
+    @property
+    def n_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def start(self) -> None:
+        self._tick()
+
+    def stop(self, reason: str, drain_s: float | None = None) -> None:
+        """Release nothing more; what is in flight may finish within `drain_s` from now."""
+        if self._stop_reason:
+            self._end_s = min(self._end_s, self._timer.now_s() + (drain_s or 0.0))
+        else:
+            self._stop_reason = reason
+            left_s = self._bounds.drain_s if drain_s is None else drain_s
+            self._end_s = min(self._end_s, self._timer.now_s() + left_s)
+            self._give_up_unreleased(reason)
+        self._tick()
+
+    def ended(self, row: int, status: Status, done_s: float) -> None:
+        """A sent row is over; releases its children and whoever waits for its slot."""
+        self._in_flight.discard(row)
+        self._unaccounted -= 1
+        for child in self._children.get(row, ()):
+            self._parent_ended(child, row, status, done_s)
+        while self._waiting and len(self._in_flight) < self._bounds.max_concurrency:
+            self._send(self._waiting.popleft()[1])
+        if self._children or not self._unaccounted:
+            self._tick()
+
+    def _tick(self) -> None:
+        if self._finished:
+            return
+        now_s = self._timer.now_s()
+        while self._planned and self._planned[0][0] <= now_s:
+            release_s, row = heapq.heappop(self._planned)
+            self._release(row, release_s)
+        self._expire(now_s)
+        if now_s >= self._end_s:
+            self._give_up_everything()
+        if not self._unaccounted and not self._finished:
+            self._finished = True
+            self._on_finished()
+        elif not self._finished:
+            self._timer.arm(self._next_s(), self._tick)
+
+    def _next_s(self) -> float:
+        while (
+            self._deadlines and self._deadlines[0][1] not in self._in_flight and not self._waiting
+        ):
+            self._deadlines.popleft()
+        next_s = self._end_s
+        if self._planned:
+            next_s = min(next_s, self._planned[0][0])
+        if self._deadlines:
+            next_s = min(next_s, self._deadlines[0][0])
+        return next_s
+
+    def _release(self, row: int, release_s: float) -> None:
+        self._recorder.released(row, release_s)
+        if len(self._in_flight) < self._bounds.max_concurrency:
+            self._deadlines.append((release_s + self._bounds.timeout_s, row))
+            self._send(row)
+        elif self._bounds.when_full == "wait":
+            self._deadlines.append((release_s + self._bounds.timeout_s, row))
+            self._waiting.append((release_s, row))
+        else:
+            limit = self._bounds.max_concurrency
+            self._unsent(
+                row, Status.dropped, f"{limit} requests in flight (limits.max_concurrency)"
+            )
+
+    def _send(self, row: int) -> None:
+        self._in_flight.add(row)
+        self._sender.send(row)
+
+    def _expire(self, now_s: float) -> None:
+        reason = f"no complete answer within {self._bounds.timeout_s:g} s (limits.timeout)"
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, row = self._deadlines.popleft()
+            if row in self._in_flight:
+                self._sender.abort(row, Status.timeout, reason)
+            elif any(waiting == row for _, waiting in self._waiting):
+                self._waiting = deque(item for item in self._waiting if item[1] != row)
+                self._unsent(row, Status.timeout, f"{reason}; it never got a slot")
+
+    def _parent_ended(self, child: int, parent: int, status: Status, done_s: float) -> None:
+        if child not in self._orphans:
+            return
+        if status != Status.ok:
+            self._orphans.discard(child)
+            cause = f"its parent, request {parent}, ended with {status.name}"
+            self._unsent(child, Status.not_released, cause)
+            return
+        self._parents_done_s[child] = max(self._parents_done_s[child], done_s)
+        self._n_waiting_for[child] -= 1
+        if self._n_waiting_for[child]:
+            return
+        self._orphans.discard(child)
+        release_s = self._parents_done_s[child] + self._think_s[child]
+        if self._stop_reason or release_s >= self._bounds.horizon_s:
+            cause = self._stop_reason or "its parent ended after the window"
+            self._unsent(child, Status.not_released, cause)
+        else:
+            heapq.heappush(self._planned, (release_s, child))
+
+    def _unsent(self, row: int, status: Status, reason: str) -> None:
+        """A row that will never be sent; its children cannot be released either."""
+        self._recorder.unsent(row, status, reason)
+        self._unaccounted -= 1
+        for child in self._children.get(row, ()):
+            self._parent_ended(child, row, status, 0.0)
+
+    def _give_up_unreleased(self, reason: str) -> None:
+        planned, self._planned = self._planned, []
+        for _, row in planned:
+            self._unsent(row, Status.not_released, reason)
+
+    def _give_up_everything(self) -> None:
+        """The drain is over: nothing may hang past it."""
+        reason = self._stop_reason or "the run's end"
+        self._give_up_unreleased(reason)
+        waiting, self._waiting = self._waiting, deque()
+        for _, row in waiting:
+            self._unsent(row, Status.cancelled, f"never got a slot before {reason}")
+        for row in sorted(self._in_flight):
+            self._sender.abort(
+                row, Status.cancelled, f"still running when the drain after {reason} ended"
+            )
+        for row in sorted(self._orphans):
+            if row in self._orphans:
+                self._orphans.discard(row)
+                self._unsent(row, Status.not_released, "its parent did not finish in the window")
+        self._end_s = float("inf") if self._unaccounted else self._end_s
+
+
+def _families(schedule: Schedule, edges: Edges) -> tuple[dict[int, list[int]], list[int]]:
+    """Children of each row and the number of parents each row waits for, in row indices."""
+    row_of = {int(request_id): row for row, request_id in enumerate(schedule["request_id"])}
+    children: dict[int, list[int]] = {}
+    for request_id, after in zip(
+        edges["request_id"].tolist(), edges["after"].tolist(), strict=True
+    ):
+        children.setdefault(row_of[after], []).append(row_of[request_id])
+    return children, schedule["n_parents"].astype(int).tolist()

@@ -1,0 +1,166 @@
+"""What the client measures about itself while it measures the server.
+
+A stall the client suffered is the client's and must not be charged to the server. Whether these
+numbers are good enough is judged in `loadgen.measure.validity`; here they are only taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_PROBE_S = 0.01
+
+
+class LoopLag:
+    """How late the event loop runs a callback due every 10 ms: the delay any socket read can
+    suffer. The loop's own timer rounds to 1 ms, which is included."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lags_s: list[float] = []
+        self._due_s = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._due_s = self._loop.time() + _PROBE_S
+        self._handle = self._loop.call_at(self._due_s, self._probe)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def summary(self) -> dict[str, float | int]:
+        lags = np.sort(np.array(self._lags_s)) if self._lags_s else np.zeros(1)
+        rank = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+        quantiles = {
+            k: float(lags[max(0, int(np.ceil(q * len(lags))) - 1)]) for k, q in rank.items()
+        }
+        return {"n": len(self._lags_s), **quantiles}
+
+    def _probe(self) -> None:
+        now_s = self._loop.time()
+        self._lags_s.append(max(0.0, now_s - self._due_s))
+        self._due_s = max(self._due_s, now_s - _PROBE_S) + _PROBE_S
+        self._handle = self._loop.call_at(self._due_s, self._probe)
+
+
+class Meter:
+    """CPU share, run-queue delay and throttling of this thread between `start` and `stop`.
+
+    Source: proc(5) `/proc/<pid>/schedstat` (second field: nanoseconds spent waiting on a run
+    queue), Linux cgroup-v2 `cpu.stat`. `None` where the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, float | None] = {}
+        self._shares: dict[str, Any] = {}
+
+    def start(self) -> None:
+        self._before = _readings()
+
+    def stop(self) -> None:
+        after, before = _readings(), self._before
+        wall_s = (after["wall_s"] or 0.0) - (before["wall_s"] or 0.0)
+        self._shares = {"window_s": wall_s}
+        for reading, share in (
+            ("cpu_s", "cpu_share"),
+            ("run_delay_s", "run_delay_share"),
+            ("throttled_s", "throttled_share"),
+        ):
+            now, then = after[reading], before[reading]
+            known = now is not None and then is not None and wall_s > 0
+            self._shares[share] = (now - then) / wall_s if known else None  # type: ignore[operator]  # both are known
+
+    def summary(self) -> dict[str, Any]:
+        return dict(self._shares)
+
+
+class GcPauses:
+    """Garbage collection frozen and off while measuring; what still happens is recorded."""
+
+    def __init__(self) -> None:
+        self._started_ns = 0
+        self._pauses_s: list[float] = []
+
+    def start(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        gc.callbacks.append(self._note)
+
+    def stop(self) -> None:
+        gc.callbacks.remove(self._note)
+        gc.enable()
+        gc.unfreeze()
+
+    def summary(self) -> dict[str, float | int]:
+        return {
+            "collections": len(self._pauses_s),
+            "pause_max_s": max(self._pauses_s, default=0.0),
+        }
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._started_ns = time.monotonic_ns()
+        else:
+            self._pauses_s.append((time.monotonic_ns() - self._started_ns) * 1e-9)
+
+
+def _readings() -> dict[str, float | None]:
+    return {
+        "wall_s": time.monotonic(),
+        "cpu_s": time.thread_time(),
+        "run_delay_s": _run_delay_s(),
+        "throttled_s": _throttled_s(),
+    }
+
+
+def _run_delay_s() -> float | None:
+    path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    try:
+        return int(path.read_text().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _throttled_s() -> float | None:
+    try:
+        group = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].splitlines()[0]
+        stat = Path(f"/sys/fs/cgroup{group}/cpu.stat").read_text()
+    except (OSError, IndexError):
+        return None
+    for line in stat.splitlines():
+        if line.startswith("throttled_usec"):
+            return int(line.split()[1]) * 1e-6
+    return None
+
+
+def host() -> dict[str, Any]:
+    """The machine, for the manifest."""
+    import platform
+
+    cpu_model = ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                cpu_model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        cpu_model = platform.processor()
+    return {
+        "hostname": platform.node(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "cpu_model": cpu_model,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,289 @@
+"""One load-generating process: `python -m loadgen.drive.shard`, started by `shards`.
+
+It gets its whole share of the schedule once, on stdin; after that only `GO`, `STOP` and `ABORT`
+lines come in, and a JSON line goes out a few times a second. When stdin closes, the parent is gone
+and the shard stops by itself. A process of its own keeps whatever draws progress off this clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from loadgen.drive.client import Address, Client
+from loadgen.drive.decode import quick_status
+from loadgen.drive.dispatch import Bounds, Dispatcher
+from loadgen.drive.exchange import Exchange
+from loadgen.drive.instrument import GcPauses, LoopLag, Meter
+from loadgen.drive.payloads import HttpHead, Payloads
+from loadgen.drive.recorder import ShardRecorder
+from loadgen.drive.store import write_part
+from loadgen.drive.timer import make_timer
+from loadgen.records import Edges, Schedule, Status
+from targets.base import Adapter
+
+_BEAT_S = 0.25
+
+
+@dataclass(frozen=True, repr=False)
+class ShardTask:
+    """Everything one shard needs, handed over once. Holds the API key in `head`: no repr."""
+
+    shard: int
+    schedule: Schedule
+    edges: Edges
+    host: str
+    port: int
+    is_tls: bool
+    ca_cert: str | None
+    head: HttpHead
+    adapter: Adapter
+    render: Callable[[int], str]
+    run_name: str
+    temperature: float
+    bounds: Bounds
+    connections: Literal["reuse", "per_session", "never"]
+    n_preopen: int
+    part_path: Path
+
+
+@dataclass
+class _Live:
+    """Counters since the start, and samples since the last beat."""
+
+    released: int = 0
+    sent: int = 0
+    by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
+    ttft_s: list[float] = field(default_factory=list)
+    lateness_s: list[float] = field(default_factory=list)
+    n_bytes: int = 0
+    n_reads: int = 0
+
+
+class Shard:
+    """Wires dispatcher, client, recorder and instrument on one event loop, from a known epoch."""
+
+    def __init__(
+        self,
+        task: ShardTask,
+        epoch_ns: int,
+        loop: asyncio.AbstractEventLoop,
+        client: Client,
+        payloads: Payloads,
+        say: Callable[..., None],
+    ) -> None:
+        self._loop, self._epoch_ns, self._say = loop, epoch_ns, say
+        self._client, self._payloads = client, payloads
+        self._part_path, self._number = task.part_path, task.shard
+        self._finished = asyncio.Event()
+        self._live = _Live()
+        self._sessions: list[int] = task.schedule["session_id"].tolist()
+        last = {session: row for row, session in enumerate(self._sessions)}
+        self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
+        self._lag, self._meter, self._gc = LoopLag(loop), Meter(), GcPauses()
+        self._recorder = ShardRecorder(task.schedule, task.adapter, epoch_ns, task.shard)
+        self._timer = make_timer(loop, epoch_ns)
+        self._dispatcher = Dispatcher(
+            task.schedule,
+            task.edges,
+            sender=self,
+            recorder=self,
+            timer=self._timer,
+            bounds=task.bounds,
+            on_finished=self._finished.set,
+        )
+        client.on_end = self._on_end
+
+    def start(self) -> None:
+        """Arm the first release and begin to measure ourselves."""
+        for meter in (self._gc, self._meter, self._lag):
+            meter.start()
+        self._loop.call_later(_BEAT_S, self._beat)
+        self._dispatcher.start()
+
+    def stop(self, reason: str, drain_s: float) -> None:
+        self._dispatcher.stop(reason, drain_s)
+
+    async def finish(self) -> dict[str, Any]:
+        """Waits for the last row, writes the part file, and returns what the parent should know."""
+        await self._finished.wait()
+        for meter in (self._lag, self._meter, self._gc):
+            meter.stop()
+        self._timer.close()
+        self._client.close()
+        self._report()
+        requests, chunks, names = self._recorder.finish()
+        write_part(self._part_path, requests, chunks, names)
+        return {
+            "shard": self._number,
+            **self._meter.summary(),
+            "loop_lag_s": self._lag.summary(),
+            "gc": self._gc.summary(),
+            "connections": {"opened": self._client.n_opened, "reused": self._client.n_reused},
+            "encoded_late": self._payloads.n_late,
+            "decoded_in_run_bytes": self._recorder.decoded_in_run_bytes,
+        }
+
+    # dispatch.Sender
+    def send(self, row: int) -> None:
+        self._live.sent += 1
+        payload = self._payloads.take(row)
+        self._client.send(row, payload, self._sessions[row], self._is_last[row])
+
+    def abort(self, row: int, outcome: Status, reason: str) -> None:
+        self._client.abort(row, outcome, reason)
+
+    # dispatch.Recorder
+    def released(self, row: int, release_s: float) -> None:
+        self._live.released += 1
+        self._recorder.released(row, release_s)
+
+    def unsent(self, row: int, status: Status, reason: str) -> None:
+        self._live.by_status[status] += 1
+        self._recorder.unsent(row, status, reason)
+
+    def _on_end(self, exchange: Exchange) -> None:
+        status, live = quick_status(exchange), self._live
+        live.by_status[status] += 1
+        live.n_bytes += exchange.n_bytes
+        live.n_reads += len(exchange.times)
+        released_s = float(self._recorder.rows["released_s"][exchange.row])
+        live.lateness_s.append(self._seconds(exchange.sent_ns) - released_s)
+        if exchange.first_guess_ns:
+            live.ttft_s.append(self._seconds(exchange.first_guess_ns) - released_s)
+        self._recorder.ended(exchange)
+        self._dispatcher.ended(exchange.row, status, self._seconds(exchange.done_ns))
+
+    def _beat(self) -> None:
+        """Progress out, and the small chores that must not wait for the end."""
+        if self._finished.is_set():
+            return
+        self._report()
+        self._payloads.extend(self._timer.now_s(), at_most=64)
+        self._recorder.relieve()
+        self._loop.call_later(_BEAT_S, self._beat)
+
+    def _report(self) -> None:
+        live = self._live
+        self._say(
+            "beat",
+            now_s=self._timer.now_s(),
+            released=live.released,
+            sent=live.sent,
+            in_flight=self._dispatcher.n_in_flight,
+            waiting=self._dispatcher.n_waiting,
+            by_status=live.by_status,
+            n_bytes=live.n_bytes,
+            n_reads=live.n_reads,
+            ttft_s=[round(value, 6) for value in live.ttft_s],
+            lateness_s=[round(value, 6) for value in live.lateness_s],
+        )
+        live.ttft_s, live.lateness_s = [], []
+
+    def _seconds(self, ns: int) -> float:
+        return (ns - self._epoch_ns) * 1e-9
+
+
+def _tls(task: ShardTask) -> Any:
+    if not task.is_tls:
+        return None
+    import ssl
+
+    return ssl.create_default_context(cafile=task.ca_cert)
+
+
+async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> None:
+    loop = asyncio.get_running_loop()
+    client = Client(
+        loop,
+        Address(task.host, task.port, _tls(task)),
+        looks_like_token=task.adapter.looks_like_token,
+        connections=task.connections,
+    )
+    payloads = Payloads(
+        task.schedule, task.render, task.adapter, task.head, task.run_name, task.temperature
+    )
+    payloads.extend(0.0)
+    opened = await client.open(task.n_preopen)
+    commands: asyncio.Queue[bytes] = asyncio.Queue()
+    os.set_blocking(stdin_fd, False)
+    loop.add_reader(stdin_fd, _read_commands, stdin_fd, commands, loop)
+    say("ready", opened=opened)
+    word, _, argument = (await commands.get()).partition(b" ")
+    if word != b"GO":
+        client.close()
+        return
+    shard = Shard(task, int(argument), loop, client, payloads, say)
+    shard.start()
+    listener = loop.create_task(_obey(commands, shard))
+    say("done", instrument=await shard.finish())
+    listener.cancel()
+
+
+async def _obey(commands: asyncio.Queue[bytes], shard: Shard) -> None:
+    while True:
+        word, _, argument = (await commands.get()).partition(b" ")
+        if word == b"STOP":
+            drain_s, _, reason = argument.decode().partition(" ")
+            shard.stop(reason, float(drain_s))
+        elif word == b"":
+            shard.stop("the controlling process ended", 0.0)
+            return
+
+
+def _read_commands(
+    fd: int, commands: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop
+) -> None:
+    try:
+        data = os.read(fd, 65536)
+    except BlockingIOError:
+        return
+    if not data:
+        loop.remove_reader(fd)
+        commands.put_nowait(b"")
+    for line in data.splitlines():
+        commands.put_nowait(line)
+
+
+def main() -> None:
+    """The process: reads the pickled task (length first), runs it, exits 0 when its part is
+    written. SIGINT is ignored: Ctrl-C reaches the whole process group, the parent decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stdin_fd = sys.stdin.fileno()
+    size = int.from_bytes(_read_exactly(stdin_fd, 8), "big")
+    task: ShardTask = pickle.loads(_read_exactly(stdin_fd, size))
+
+    def say(kind: str, **fields: object) -> None:
+        os.write(1, json.dumps({"kind": kind, **fields}).encode() + b"\n")
+
+    try:
+        import uvloop
+
+        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    except ImportError:  # platforms uvloop does not build for
+        factory = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_serve(task, stdin_fd, say))
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    pieces = []
+    while size:
+        piece = os.read(fd, min(size, 1 << 20))
+        if not piece:
+            raise SystemExit("loadgen.drive.shard: the task on stdin is incomplete")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+if __name__ == "__main__":
+    main()

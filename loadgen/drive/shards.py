@@ -1,0 +1,178 @@
+"""The controlling side of the load-generating processes: start them, hand the schedule over once,
+agree on an epoch, pass on stops, and notice at once when one of them dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadgen.drive.shard import ShardTask
+from loadgen.errors import RunInvalid
+
+_LEAD_NS = 50_000_000  # from "GO" to the epoch: every shard has armed its first alarm by then
+_READY_S = 60.0
+_LAST_WORDS_S = 10.0
+
+OnBeat = Callable[[int, dict[str, Any]], None]
+
+
+@dataclass
+class _Child:
+    task: ShardTask
+    process: subprocess.Popen[bytes]
+    buffer: bytes = b""
+    is_ready: bool = False
+    instrument: dict[str, Any] | None = None
+    has_ended: bool = False
+
+
+@dataclass
+class Outcome:
+    """What came of the shards: the instrument readings of those that finished, and who died."""
+
+    epoch_ns: int
+    instruments: list[dict[str, Any]] = field(default_factory=list)
+    dead: dict[int, str] = field(default_factory=dict)
+
+
+class Shards:
+    """A set of running shards; a context manager, so that no process outlives it.
+
+    `run` returns when every shard has written its part or died. `stop` may be called from the
+    `on_beat` callback or from a signal handler of the main thread.
+    """
+
+    def __init__(self, tasks: Sequence[ShardTask], log_dir: Path) -> None:
+        self._tasks, self._log_dir = tasks, log_dir
+        self._children: list[_Child] = []
+        self._selector = selectors.DefaultSelector()
+        self._stop_line = b""
+
+    def __enter__(self) -> Shards:
+        for task in self._tasks:
+            self._children.append(_Child(task, self._spawn(task)))
+        for child in self._children:
+            assert child.process.stdout is not None
+            os.set_blocking(child.process.stdout.fileno(), False)
+            self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
+            self._hand_over(child)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._selector.close()
+        for child in self._children:
+            for pipe in (child.process.stdin, child.process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            try:
+                child.process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+
+    def run(self, on_beat: OnBeat, on_start: Callable[[int], None]) -> Outcome:
+        """Start together and collect. `on_start` gets the epoch (monotonic ns); `on_beat` a shard's
+        number and its progress, about four times a second each."""
+        self._await_ready()
+        outcome = Outcome(epoch_ns=time.monotonic_ns() + _LEAD_NS)
+        self._tell(b"GO %d\n" % outcome.epoch_ns)
+        on_start(outcome.epoch_ns)
+        for child, message in self._messages():
+            if message["kind"] == "beat":
+                on_beat(child.task.shard, message)
+            elif message["kind"] == "done":
+                child.instrument = message["instrument"]
+        for child in self._children:
+            if child.instrument is not None:
+                outcome.instruments.append(child.instrument)
+            else:
+                outcome.dead[child.task.shard] = self._last_words(child)
+        return outcome
+
+    def stop(self, reason: str, drain_s: float) -> None:
+        """Release nothing more; requests in flight have `drain_s` to finish."""
+        self._stop_line = b"STOP %f %s\n" % (drain_s, reason.encode())
+        self._tell(self._stop_line)
+
+    def _spawn(self, task: ShardTask) -> subprocess.Popen[bytes]:
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        with (self._log_dir / f"shard-{task.shard}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "loadgen.drive.shard"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                process_group=0,  # Ctrl-C is the parent's to interpret
+            )
+
+    def _hand_over(self, child: _Child) -> None:
+        data = pickle.dumps(child.task, protocol=5)
+        assert child.process.stdin is not None
+        try:
+            view = memoryview(len(data).to_bytes(8, "big") + data)
+            while view:
+                view = view[os.write(child.process.stdin.fileno(), view) :]
+        except BrokenPipeError:
+            raise RunInvalid(
+                f"load-generating process {child.task.shard} died at its start: "
+                f"{self._last_words(child)}"
+            ) from None
+
+    def _await_ready(self) -> None:
+        deadline_s = time.monotonic() + _READY_S
+        for child, message in self._messages(deadline_s):
+            child.is_ready = child.is_ready or message["kind"] == "ready"
+            if all(child.is_ready for child in self._children):
+                return
+        not_ready = [child for child in self._children if not child.is_ready]
+        raise RunInvalid(
+            f"load-generating process {not_ready[0].task.shard} was not ready "
+            f"within {_READY_S:g} s: {self._last_words(not_ready[0])}"
+        )
+
+    def _messages(
+        self, deadline_s: float = float("inf")
+    ) -> Iterator[tuple[_Child, dict[str, Any]]]:
+        """Messages as they come, until every shard has closed its output or the deadline."""
+        while any(not child.has_ended for child in self._children):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            for key, _ in self._selector.select(min(left_s, 1.0)):
+                child: _Child = key.data
+                assert child.process.stdout is not None
+                data = child.process.stdout.read(1 << 16)
+                if not data:
+                    child.has_ended = True
+                    self._selector.unregister(child.process.stdout)
+                    continue
+                *lines, child.buffer = (child.buffer + data).split(b"\n")
+                for line in lines:
+                    yield child, json.loads(line)
+
+    def _tell(self, line: bytes) -> None:
+        for child in self._children:
+            if child.process.stdin is not None and not child.has_ended:
+                with contextlib.suppress(BrokenPipeError):  # its death is noticed by `_messages`
+                    os.write(child.process.stdin.fileno(), line)
+
+    def _last_words(self, child: _Child) -> str:
+        try:
+            code = child.process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            return "it is still running but says nothing"
+        log = (self._log_dir / f"shard-{child.task.shard}.log").read_text(errors="replace").strip()
+        last = log.splitlines()[-1] if log else "nothing in its log"
+        return f"exit status {code}; {last}"

@@ -1,0 +1,76 @@
+"""Bytes to server-sent events, in whatever pieces the bytes come.
+
+Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream": lines end with CR, LF or CRLF,
+`data` lines are joined with LF, comments and unknown fields are ignored, a leading BOM is skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class Event(NamedTuple):
+    """One event: its `event:` name (b"" if none) and its data, undecoded."""
+
+    name: bytes
+    data: bytes
+
+
+@dataclass(slots=True)
+class SseDecoder:
+    """Feed it reads, get the events each read completes; the result does not depend on the cuts.
+
+    `pending` tells whether the stream stopped inside an event; `flush` returns that event, which
+    the specification would drop but careless servers do send last.
+    """
+
+    _rest: bytes = b""
+    _after_cr: bool = False
+    _at_start: bool = True
+    _name: bytes = b""
+    _data: list[bytes] = field(default_factory=list)
+
+    def feed(self, piece: bytes) -> list[Event]:
+        if self._at_start:
+            piece = self._rest + piece
+            self._rest = b""
+            if len(piece) < 3 and _BOM.startswith(piece):
+                self._rest = piece
+                return []
+            self._at_start = False
+            piece = piece.removeprefix(_BOM)
+        if self._after_cr and piece:
+            self._after_cr = False
+            piece = piece.removeprefix(b"\n")
+        if b"\r" in piece:
+            self._after_cr = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        return [event for line in lines if (event := self._take(line)) is not None]
+
+    def flush(self) -> Event | None:
+        """The event the stream stopped in, if it had any data."""
+        if self._rest:
+            self._take(self._rest)
+            self._rest = b""
+        return self._take(b"")
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._rest or self._data)
+
+    def _take(self, line: bytes) -> Event | None:
+        if not line:
+            event = Event(self._name, b"\n".join(self._data)) if self._data else None
+            self._name, self._data = b"", []
+            return event
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+        elif name == b"event":
+            self._name = value.removeprefix(b" ")
+        return None

@@ -1,0 +1,212 @@
+"""The run directory: three Parquet tables, a manifest, and parts of shards on their way to them.
+
+    manifest.json  schedule.parquet  edges.parquet  requests.parquet  chunks.parquet
+    summary.json  report.html  logs/
+
+Parquet files read well in a notebook: status, class, tenant, error and remote address are
+dictionary strings, and `ttft_s tpot_s e2e_s slo_met` stand beside the instants they come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.errors import RunInvalid, UsageError
+from loadgen.records import (
+    CHUNKS,
+    EDGES,
+    REQUESTS,
+    SCHEDULE,
+    SCHEMA,
+    Chunks,
+    FinishReason,
+    Names,
+    Requests,
+    Run,
+    Schedule,
+    Status,
+    TokenSource,
+    empty_requests,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
+_NAMED = {
+    "class_id": "classes",
+    "tenant_id": "tenants",
+    "error_id": "errors",
+    "remote_id": "remotes",
+}
+Part = tuple[Requests, Chunks, Names]
+
+
+def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> None:
+    """One shard's rows, for `read_part` in the parent; written whole or not at all."""
+    partial = path.with_suffix(".partial.npz")
+    np.savez(
+        partial,
+        requests=requests,
+        chunks=chunks,
+        errors=np.array(names.errors),
+        remotes=np.array(names.remotes),
+    )
+    partial.rename(path)
+
+
+def read_part(path: Path) -> Part:
+    with np.load(path) as arrays:
+        names = Names(errors=tuple(arrays["errors"]), remotes=tuple(arrays["remotes"]))
+        return arrays["requests"], arrays["chunks"], names
+
+
+def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
+    """All shards' rows in one table, sorted by request id; ids no part has are `lost`.
+
+    Raises RunInvalid if a part holds an id that was never scheduled, or two parts the same one.
+    """
+    ids = np.concatenate([np.empty(0, "u4"), *(part[0]["request_id"] for part in parts)])
+    if len(np.unique(ids)) != len(ids) or not np.isin(ids, schedule["request_id"]).all():
+        raise RunInvalid("the shards' records do not add up: a request appears twice or uninvited")
+    errors: dict[str, int] = {"": 0}
+    remotes: dict[str, int] = {"": 0}
+    merged = empty_requests(schedule)
+    merged["status"] = Status.lost
+    merged["error_id"] = errors.setdefault("its load-generating process died", 1)
+    for requests, _, names in parts:
+        rows = requests.copy()
+        rows["error_id"] = _renumber(rows["error_id"], names.errors, errors)
+        rows["remote_id"] = _renumber(rows["remote_id"], names.remotes, remotes)
+        merged[np.searchsorted(schedule["request_id"], rows["request_id"])] = rows
+    chunks = np.concatenate([np.empty(0, CHUNKS), *(part[1] for part in parts)])
+    chunks = chunks[np.argsort(chunks["request_id"], kind="stable")]
+    return merged, chunks, Names(errors=tuple(errors), remotes=tuple(remotes))
+
+
+def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    _write_text(directory / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+
+def write_schedule(directory: Path, run: Run) -> None:
+    """The plan, before the first request goes out."""
+    write_manifest(directory, run.manifest)
+    _write_table(directory / "schedule.parquet", run.schedule_rows, run.names, {})
+    _write_table(directory / "edges.parquet", run.edge_rows, run.names, {})
+
+
+def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> None:
+    """Everything measured. `derived` are extra columns of the requests table (ttft_s, …)."""
+    write_manifest(directory, {**run.manifest, "instrument": run.instrument})
+    _write_table(directory / "requests.parquet", run.request_rows, run.names, derived)
+    _write_table(directory / "chunks.parquet", run.chunk_rows, run.names, {})
+
+
+def write_summary(directory: Path, summary: dict[str, Any]) -> None:
+    _write_text(directory / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+
+def read_run(directory: Path | str) -> Run:
+    """A recorded run. Raises UsageError if it is no run directory, RunInvalid if it is damaged."""
+    directory = Path(directory)
+    manifest_path = directory / "manifest.json"
+    if not manifest_path.is_file():
+        raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
+    try:
+        manifest = json.loads(manifest_path.read_text())
+        if manifest["schema"] > SCHEMA:
+            raise RunInvalid(
+                f"{manifest_path}: schema {manifest['schema']} was written by slobench "
+                f"{manifest.get('slobench')}; this version reads up to {SCHEMA}"
+            )
+        known = Names(**{key: tuple(words) for key, words in manifest.get("names", {}).items()})
+        schedule, names = _read_table(directory / "schedule.parquet", SCHEDULE, known)
+        edges, _ = _read_table(directory / "edges.parquet", EDGES, names)
+        requests, names = _read_table(directory / "requests.parquet", REQUESTS, names)
+        chunks, _ = _read_table(directory / "chunks.parquet", CHUNKS, names)
+    except FileNotFoundError as error:
+        raise UsageError(f"{directory}: this run was never finished ({error})") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise RunInvalid(f"{directory}: damaged run directory: {error}") from error
+    instrument = manifest.pop("instrument", {})
+    return Run(manifest, schedule, requests, chunks, edges, names, instrument)
+
+
+def _renumber(
+    ids: NDArray[np.unsignedinteger[Any]], texts: Sequence[str], into: dict[str, int]
+) -> NDArray[np.int64]:
+    return _lookup([into.setdefault(str(text), len(into)) for text in texts], ids)
+
+
+def _lookup(numbers: Sequence[int], codes: NDArray[Any]) -> NDArray[np.int64]:
+    table = np.array(numbers or [0], np.int64)
+    looked_up: NDArray[np.int64] = table[codes]
+    return looked_up
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def _write_table(
+    path: Path, rows: NDArray[Any], names: Names, derived: dict[str, NDArray[Any]]
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns: dict[str, pa.Array] = {}
+    for field in rows.dtype.names or ():
+        column = np.ascontiguousarray(rows[field])
+        if field in _ENUMS:
+            columns[field] = _dictionary(column, [member.name for member in _ENUMS[field]])
+        elif field in _NAMED:
+            columns[field.removesuffix("_id")] = _dictionary(column, getattr(names, _NAMED[field]))
+        else:
+            columns[field] = pa.array(column)
+    columns |= {name: pa.array(column) for name, column in derived.items()}
+    table = pa.table(columns).replace_schema_metadata({"slobench": str(SCHEMA)})
+    partial = path.with_suffix(".partial")
+    parquet.write_table(table, partial, compression="zstd")
+    partial.rename(path)
+
+
+def _dictionary(codes: NDArray[Any], words: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(words)))
+
+
+def _read_table(path: Path, dtype: np.dtype[Any], names: Names) -> tuple[NDArray[Any], Names]:
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    rows = np.zeros(table.num_rows, dtype)
+    for field in dtype.names or ():
+        if field in _ENUMS:
+            codes, words = _codes(table, field)
+            rows[field] = _lookup([int(_ENUMS[field][word]) for word in words], codes)
+        elif field in _NAMED:
+            codes, words = _codes(table, field.removesuffix("_id"))
+            known = list(getattr(names, _NAMED[field]))
+            known += [word for word in words if word not in known]
+            rows[field] = _lookup([known.index(word) for word in words], codes)
+            names = replace(names, **{_NAMED[field]: tuple(known)})
+        else:
+            rows[field] = table.column(field).to_numpy()
+    return rows, names
+
+
+def _codes(table: pa.Table, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    encoded = table.column(column).combine_chunks()
+    if not table.num_rows:
+        return np.empty(0, np.int64), ()
+    return encoded.indices.to_numpy().astype(np.int64), tuple(encoded.dictionary.to_pylist())
