@@ -1,1 +1,1 @@
-"""From recorded rows to numbers with intervals and a verdict: pure functions over the three tables."""
+"""From recorded rows to numbers with intervals and a verdict: pure functions over the tables."""

@@ -1,0 +1,158 @@
+"""SLO expressions: `ttft <= 500ms` is asked of each request, `p99(ttft) <= 500ms` of the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from loadgen.errors import nearest
+from loadgen.measure.catalog import BY_SLO_WORD, METRICS, Metric
+from loadgen.units import parse_duration_s, parse_rate_per_s, parse_share
+
+_SHAPE = re.compile(
+    r"\s*(?P<left>[^<>=≤≥]+?)\s*(?P<op><=|>=|≤|≥|[<>=]+)\s*(?P<limit>[^<>=≤≥]*?)\s*"
+)
+_CALL = re.compile(r"(?P<function>[\w.]+)\s*\(\s*(?P<word>[^()]*?)\s*\)")
+_PERCENTILE = re.compile(r"p(?P<percent>\d+(?:\.\d+)?)")
+_OPERATORS = {"<=": "<=", "≤": "<=", ">=": ">=", "≥": ">="}
+_BETTER = {"lower": "<=", "higher": ">="}
+_PER_REQUEST_WORD = {"itl": "max_itl", "icl": "max_stall"}
+_SYNONYMS = {
+    "throughput": "'requests_per_s' or 'output_tokens_per_s'",
+    "latency": "'e2e'",
+    "avg": "'mean'",
+    "average": "'mean'",
+    "median": "'p50'",
+    "errors": "'error_rate'",
+}
+_EXAMPLES = "'ttft <= 500ms', 'p99(ttft) <= 500ms', 'attainment >= 99%'"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """One promise. `metric` is a catalogue name, `limit` in its unit (seconds, per second, share).
+
+    `scope` request: `metric` of each request; run: `aggregate` ("p99", "mean", "max") of `metric`,
+    or, where `aggregate` is None, the run's own `metric`. `quantile` is set for percentiles only.
+    """
+
+    text: str
+    scope: Literal["request", "run"]
+    metric: str
+    operator: Literal["<=", ">="]
+    limit: float
+    aggregate: str | None = None
+    quantile: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a value keeps the promise; NaN does not."""
+        return value <= self.limit if self.operator == "<=" else value >= self.limit
+
+
+def parse_slo(text: str) -> Slo:
+    """The promise an expression states.
+
+    Raises ValueError saying what is wrong and the nearest expression that is right: an unknown
+    metric or aggregate, a limit without its unit, a direction that promises the worse, a metric
+    that has no single value per request.
+    """
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an SLO; write e.g. {_EXAMPLES}")
+    operator = _OPERATORS.get(match["op"])
+    if operator is None:
+        raise ValueError(f"{text!r}: '{match['op']}' is not a promise; write '<=' or '>='")
+    aggregate, quantile, word = _left_side(match["left"], text)
+    metric = _metric(word, text)
+    _check_scope(metric, aggregate, text)
+    if operator != _BETTER[metric.direction]:
+        better = _BETTER[metric.direction]
+        raise ValueError(
+            f"{text!r}: {metric.direction} is better for '{word}';"
+            f" write '{match['left']} {better} …'"
+        )
+    return Slo(
+        text=text.strip(),
+        scope="request" if metric.scope == "request" and aggregate is None else "run",
+        metric=metric.name,
+        operator=">=" if operator == ">=" else "<=",
+        limit=_limit(metric, match["limit"], text),
+        aggregate=aggregate,
+        quantile=quantile,
+    )
+
+
+def _left_side(left: str, text: str) -> tuple[str | None, float | None, str]:
+    call = _CALL.fullmatch(left)
+    if call is None:
+        return None, None, left
+    function, word = call["function"], call["word"]
+    if function in ("mean", "max"):
+        return function, None, word
+    percentile = _PERCENTILE.fullmatch(function)
+    if percentile is None:
+        raise ValueError(
+            f"{text!r}: unknown aggregate '{function}'; "
+            + _nearest(function, ("mean", "max", "p50", "p90", "p99", "p99.9"))
+        )
+    quantile = float(percentile["percent"] + "e-2")  # 99.9 / 100 is not 0.999
+    if not 0 < quantile < 1:
+        raise ValueError(f"{text!r}: a percentile lies between p0 and p100, both excluded")
+    return function, quantile, word
+
+
+def _metric(word: str, text: str) -> Metric:
+    if word in BY_SLO_WORD:
+        return BY_SLO_WORD[word]
+    if word in METRICS:
+        metric = METRICS[word]
+        hint = (
+            f"write '{metric.slo}'"
+            if metric.slo
+            else "it describes the client, so it cannot be promised"
+        )
+        raise ValueError(f"{text!r}: '{word}' is a column; {hint}")
+    raise ValueError(f"{text!r}: unknown metric '{word}'; {_nearest(word, BY_SLO_WORD)}")
+
+
+def _check_scope(metric: Metric, aggregate: str | None, text: str) -> None:
+    word = metric.slo
+    if metric.scope == "run" and aggregate is not None:
+        raise ValueError(
+            f"{text!r}: '{word}' is one number of the run;"
+            f" write '{word} {_BETTER[metric.direction]} …'"
+        )
+    if metric.scope == "gap" and aggregate is None:
+        raise ValueError(
+            f"{text!r}: '{word}' has many values per request; write"
+            f" '{_PER_REQUEST_WORD[word]} <= …' for the worst of each request,"
+            f" or 'p99({word}) <= …' for the run"
+        )
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    meant = _SYNONYMS.get(word)
+    return f"did you mean {meant}?" if meant else nearest(word, known)
+
+
+def _limit(metric: Metric, limit: str, text: str) -> float:
+    parse: Callable[[object], float] = {
+        "s": parse_duration_s,
+        "per_s": parse_rate_per_s,
+        "share": parse_share,
+    }[metric.unit]
+    try:
+        return parse(_bare_number(limit) if metric.unit != "share" else limit)
+    except ValueError as problem:
+        raise ValueError(f"{text!r}: {problem}") from None
+
+
+def _bare_number(limit: str) -> object:
+    """A number where the text is only that, so that loadgen.units refuses it in its own words."""
+    try:
+        value = float(limit)
+    except ValueError:
+        return limit
+    return int(value) if value.is_integer() else value
