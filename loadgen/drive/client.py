@@ -187,8 +187,7 @@ class Client:
         self._mode = connections
         self._idle: dict[int, list[Connection]] = defaultdict(list)
         self._busy: dict[int, Connection] = {}
-        self._connecting: dict[int, asyncio.Task[None]] = {}
-        self._given_up: dict[int, tuple[Status, str]] = {}
+        self._connecting: dict[int, tuple[Exchange, asyncio.Task[None]]] = {}
         self.n_opened = 0
         self.n_reused = 0
 
@@ -221,21 +220,23 @@ class Client:
         exchange.sent_ns = monotonic_ns()
         keep_key = -1 if self._mode == "never" or (key and is_last) else key
         task = self._loop.create_task(self._connect_and_start(exchange, payload, keep_key))
-        self._connecting[row] = task
+        self._connecting[row] = (exchange, task)
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         """End a request from our side; a request that is already over is left as it is."""
         if (connection := self._busy.get(row)) is not None:
             connection.fail(outcome, reason)
-        elif (task := self._connecting.get(row)) is not None:
-            self._given_up[row] = (outcome, f"{reason} (while connecting)")
+        elif row in self._connecting:
+            exchange, task = self._connecting.pop(row)
             task.cancel()
+            exchange.fail(outcome, f"{reason} (while connecting)", monotonic_ns())
+            self.on_end(exchange)
 
     def close(self) -> None:
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()
-        for task in self._connecting.values():
+        for _, task in self._connecting.values():
             task.cancel()
 
     # called by connections
@@ -263,22 +264,17 @@ class Client:
         return connection
 
     async def _connect_and_start(self, exchange: Exchange, payload: bytes, key: int) -> None:
-        row = exchange.row
         try:
             connection = await self._connect()
-        except asyncio.CancelledError:
-            outcome, reason = self._given_up.pop(row, (Status.cancelled, "client closed"))
-            exchange.fail(outcome, reason, monotonic_ns())
         except OSError as error:  # refused, unreachable, DNS, TLS
+            del self._connecting[exchange.row]
             what = error.strerror or str(error) or type(error).__name__
             reason = f"connect to {self._address}: {what}"
             exchange.fail(Status.connect_error, reason, monotonic_ns())
-        else:
-            exchange.connected_ns = monotonic_ns()
-            connection.key = key
-            del self._connecting[row]
-            self._busy[row] = connection
-            connection.start(exchange, payload)
+            self.on_end(exchange)
             return
-        del self._connecting[row]
-        self.on_end(exchange)
+        del self._connecting[exchange.row]
+        exchange.connected_ns = monotonic_ns()
+        connection.key = key
+        self._busy[exchange.row] = connection
+        connection.start(exchange, payload)

@@ -81,7 +81,7 @@ class Dispatcher:
         self._deadlines: deque[tuple[float, int]] = deque()  # in order of release
         self._stop_reason = ""
         self._end_s = bounds.horizon_s + bounds.drain_s
-        self._finished = False
+        self._finished = self._is_ticking = False
         self._orphans = set(np.flatnonzero(schedule["n_parents"] > 0).tolist())
 
     @property
@@ -118,8 +118,20 @@ class Dispatcher:
             self._tick()
 
     def _tick(self) -> None:
-        if self._finished:
+        """Does what is due now and arms the next alarm. Aborting a row reports its end from inside
+        here; that inner call leaves everything to the outer one."""
+        if self._finished or self._is_ticking:
             return
+        self._is_ticking = True
+        self._do_what_is_due()
+        self._is_ticking = False
+        if self._unaccounted:
+            self._timer.arm(self._next_s(), self._tick)
+        else:
+            self._finished = True
+            self._on_finished()
+
+    def _do_what_is_due(self) -> None:
         now_s = self._timer.now_s()
         while self._planned and self._planned[0][0] <= now_s:
             release_s, row = heapq.heappop(self._planned)
@@ -127,11 +139,6 @@ class Dispatcher:
         self._expire(now_s)
         if now_s >= self._end_s:
             self._give_up_everything()
-        if not self._unaccounted and not self._finished:
-            self._finished = True
-            self._on_finished()
-        elif not self._finished:
-            self._timer.arm(self._next_s(), self._tick)
 
     def _next_s(self) -> float:
         while (

@@ -1,0 +1,215 @@
+"""The socket file against servers that misbehave in every way a server can. Each server here is a
+few lines of scripted bytes on a loopback port of the test's own event loop."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from loadgen.drive.client import Address, Client
+from loadgen.records import Status
+
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 2\r\n\r\n{}"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunk(data):
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def exchange_with(server, n=1, act=None, **options):
+    """Runs `n` requests one after another against `server(reader, writer)`; their exchanges."""
+    served = []
+
+    async def tracked(reader, writer):
+        served.append(asyncio.current_task())
+        try:
+            await server(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    listener = await asyncio.start_server(tracked, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    loop = asyncio.get_running_loop()
+    client = Client(
+        loop, Address("127.0.0.1", port), looks_like_token=lambda data: b"token" in data, **options
+    )
+    ended = []
+    try:
+        for row in range(n):
+            over = asyncio.Event()
+            client.on_end = lambda exchange, over=over: (ended.append(exchange), over.set())
+            client.send(row, REQUEST)
+            if act is not None:
+                await act(client)
+            await asyncio.wait_for(over.wait(), 5)
+    finally:
+        client.close()
+        listener.close()
+        await asyncio.gather(*served, return_exceptions=True)
+    return ended, client
+
+
+def run(server, **options):
+    return asyncio.run(exchange_with(server, **options))
+
+
+def answering(*pieces, keep_open=True):
+    """A server that answers every request with these pieces, flushed one by one."""
+
+    async def serve(reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                await reader.readexactly(len(REQUEST))
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                if not keep_open:
+                    break
+
+    return serve
+
+
+def test_a_chunked_stream_is_kept_as_it_came_with_ordered_stamps():
+    body = [b"data: token 1\n\n", b"data: token 2\n\n"]
+    (exchange,), _ = run(answering(HEAD, chunk(body[0]), chunk(body[1]), b"0\r\n\r\n"))
+    assert exchange.outcome is None
+    assert b"".join(exchange.parts) == b"".join(body)
+    assert exchange.http_status == 200
+    assert exchange.content_type == "text/event-stream"
+    stamps = [exchange.sent_ns, exchange.connected_ns, exchange.headers_ns, *exchange.times]
+    assert stamps == sorted(stamps)
+    assert exchange.done_ns >= exchange.times[-1]
+    assert exchange.first_guess_ns == exchange.times[0]
+
+
+def test_a_response_cut_at_every_byte_is_the_same_response():
+    wire = HEAD + chunk(b"data: token\n\n") + b"0\r\n\r\n"
+    (exchange,), _ = run(answering(*(wire[i : i + 1] for i in range(len(wire)))))
+    assert exchange.outcome is None
+    assert b"".join(exchange.parts) == b"data: token\n\n"
+
+
+def test_connections_are_reused_and_say_so():
+    (first, second), client = run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), n=2)
+    assert (first.reused, second.reused) == (False, True)
+    assert (client.n_opened, client.n_reused) == (1, 1)
+    assert first.connected_ns > 0
+    assert second.connected_ns == 0
+
+
+def test_connections_never_reused_are_opened_for_each_request():
+    exchanges, client = run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), n=3, connections="never")
+    assert not any(exchange.reused for exchange in exchanges)
+    assert client.n_opened == 3
+
+
+def test_a_body_with_content_length_ends_by_its_length():
+    wire = b'HTTP/1.1 401 Unauthorized\r\ncontent-length: 9\r\n\r\n{"no": 1}'
+    (exchange, _), client = run(answering(wire), n=2)
+    assert exchange.http_status == 401
+    assert b"".join(exchange.parts) == b'{"no": 1}'
+    assert client.n_opened == 1
+
+
+def test_a_body_without_length_ends_with_the_connection():
+    wire = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: token\n\n"
+    (exchange,), _ = run(answering(wire, keep_open=False))
+    assert exchange.outcome is None
+    assert b"".join(exchange.parts) == b"data: token\n\n"
+
+
+def test_informational_responses_are_skipped():
+    wire = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + chunk(b"data: token\n\n") + b"0\r\n\r\n"
+    (exchange,), _ = run(answering(wire))
+    assert exchange.http_status == 200
+    assert b"".join(exchange.parts) == b"data: token\n\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ((HEAD, chunk(b"data: tok")), "in the middle of the response"),
+        ((HEAD, b"40\r\nshort"), "in the middle of the response"),
+        ((b"",), "without an answer"),
+        ((b"SSH-2.0-OpenSSH_9.2\r\n",), "not HTTP/1.1"),
+        ((HEAD, b"zz\r\n"), "not HTTP/1.1"),
+    ],
+)
+def test_a_broken_response_is_a_stream_error_with_its_reason(pieces, reason):
+    (exchange,), _ = run(answering(*pieces, keep_open=False))
+    assert exchange.outcome is Status.stream_error
+    assert reason in exchange.error
+    assert exchange.done_ns > 0
+
+
+def test_a_server_that_closes_a_kept_connection_is_named_as_such():
+    async def once(reader, writer):
+        await reader.readexactly(len(REQUEST))
+        writer.write(HEAD + chunk(b"x") + b"0\r\n\r\n")
+        await reader.readexactly(len(REQUEST))
+        writer.transport.abort()
+
+    (_, second), _ = run(once, n=2)
+    assert second.outcome is Status.stream_error
+    assert "kept-alive connection" in second.error
+
+
+def test_refused_connections_are_connect_errors_naming_the_address():
+    async def refused():
+        listener = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        listener.close()
+        await listener.wait_closed()
+        over = asyncio.Event()
+        ended = []
+        loop = asyncio.get_running_loop()
+        client = Client(loop, Address("127.0.0.1", port), looks_like_token=lambda data: False)
+        client.on_end = lambda exchange: (ended.append(exchange), over.set())
+        client.send(0, REQUEST)
+        await asyncio.wait_for(over.wait(), 5)
+        return ended, port
+
+    (exchange,), port = asyncio.run(refused())
+    assert exchange.outcome is Status.connect_error
+    assert f"127.0.0.1:{port}" in exchange.error
+
+
+def test_a_silent_server_is_given_up_when_told_to():
+    async def silent(reader, writer):
+        await reader.read()
+
+    async def give_up(client):
+        while not client._busy:
+            await asyncio.sleep(0)
+        client.abort(0, Status.timeout, "no answer")
+
+    (exchange,), _ = run(silent, act=give_up)
+    assert (exchange.outcome, exchange.error) == (Status.timeout, "no answer")
+
+
+def test_giving_up_while_connecting_is_recorded_too():
+    async def abort(client):
+        client.abort(0, Status.cancelled, "stopped")
+
+    (exchange,), _ = run(answering(HEAD), act=abort)
+    assert exchange.outcome is Status.cancelled
+    assert "while connecting" in exchange.error
+
+
+def test_bytes_nobody_asked_for_close_the_connection():
+    async def chatty(reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readexactly(len(REQUEST))
+            writer.write(HEAD + chunk(b"x") + b"0\r\n\r\n" + b"HTTP/1.1 200 OK\r\n\r\n")
+            await reader.readexactly(len(REQUEST))
+            writer.write(HEAD + chunk(b"y") + b"0\r\n\r\n")
+            await writer.drain()
+            await reader.read()
+
+    (first,), _ = run(chatty)
+    assert first.outcome is None
+    assert first.parts == [b"x"]

@@ -1,0 +1,230 @@
+import heapq
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.clock import VirtualClock
+from loadgen.drive.dispatch import Bounds, Dispatcher
+from loadgen.records import EDGES, SCHEDULE, Status
+
+
+class World:
+    """A timer, a server and a notebook in virtual time: each request takes `service_s[row]`."""
+
+    def __init__(self, scheduled_s, service_s, *, edges=(), think_s=0.0, status=None, **bounds):
+        n = len(scheduled_s)
+        self.clock, self.alarm, self.queue = VirtualClock(), None, []
+        self.service_s, self.status = service_s, status or {}
+        self.releases, self.sent, self.outcome, self.n_finished = {}, {}, {}, 0
+        schedule = np.zeros(n, SCHEDULE)
+        schedule["request_id"] = np.arange(n)
+        schedule["scheduled_s"] = scheduled_s
+        schedule["think_s"] = think_s
+        links = np.array(list(edges), EDGES) if edges else np.empty(0, EDGES)
+        for child in links["request_id"]:
+            schedule["n_parents"][child] += 1
+        limits = {
+            "timeout_s": 10.0,
+            "max_concurrency": 1000,
+            "when_full": "drop",
+            "horizon_s": 100.0,
+            "drain_s": 30.0,
+        } | bounds
+        self.dispatcher = Dispatcher(
+            schedule,
+            links,
+            sender=self,
+            recorder=self,
+            timer=self,
+            bounds=Bounds(**limits),
+            on_finished=self.finished,
+        )
+
+    def finished(self):
+        self.n_finished += 1
+
+    def now_s(self):
+        return self.clock.now_s()
+
+    def arm(self, at_s, callback):
+        self.alarm = (at_s, callback)
+
+    def send(self, row):
+        self.sent[row] = self.now_s()
+        heapq.heappush(self.queue, (self.now_s() + self.service_s[row], row))
+
+    def abort(self, row, outcome, reason):
+        self.queue = [item for item in self.queue if item[1] != row]
+        heapq.heapify(self.queue)
+        self.end(row, outcome, reason)
+
+    def released(self, row, release_s):
+        assert row not in self.releases, "released twice"
+        self.releases[row] = release_s
+
+    def unsent(self, row, status, reason):
+        assert row not in self.outcome
+        self.outcome[row] = (status, reason, self.now_s())
+
+    def end(self, row, status, reason=""):
+        assert row not in self.outcome, "ended twice"
+        self.outcome[row] = (status, reason, self.now_s())
+        self.dispatcher.ended(row, status, self.now_s())
+
+    def run(self, until_s=1000.0):
+        self.dispatcher.start()
+        self.resume(until_s)
+        return self
+
+    def resume(self, until_s=1000.0):
+        while not self.n_finished:
+            alarm_s = self.alarm[0] if self.alarm else np.inf
+            end_s = self.queue[0][0] if self.queue else np.inf
+            if min(alarm_s, end_s) > until_s:
+                self.clock.advance_to(max(until_s, self.now_s()))
+                return
+            if end_s <= alarm_s:
+                self.clock.advance_to(max(end_s, self.now_s()))
+                row = heapq.heappop(self.queue)[1]
+                self.end(row, self.status.get(row, Status.ok))
+            else:
+                self.clock.advance_to(max(alarm_s, self.now_s()))
+                callback, self.alarm = self.alarm[1], None
+                callback()
+
+    def statuses(self):
+        return [self.outcome[row][0] for row in sorted(self.outcome)]
+
+
+def test_rows_go_out_at_their_absolute_instants():
+    world = World([0.5, 1.0, 1.0, 7.25], [2.0] * 4).run()
+    assert world.sent == {0: 0.5, 1: 1.0, 2: 1.0, 3: 7.25}
+    assert world.statuses() == [Status.ok] * 4
+    assert world.n_finished == 1
+
+
+def test_dropped_requests_are_counted_not_delayed():
+    world = World([0.0, 0.1, 0.2, 5.0], [1.0] * 4, max_concurrency=1).run()
+    assert world.statuses() == [Status.ok, Status.dropped, Status.dropped, Status.ok]
+    assert world.sent == {0: 0.0, 3: 5.0}
+    assert "max_concurrency" in world.outcome[1][1]
+
+
+def test_waiting_rows_keep_their_release_instant():
+    world = World([0.0, 0.1, 0.2], [1.0] * 3, max_concurrency=1, when_full="wait").run()
+    assert world.releases == {0: 0.0, 1: 0.1, 2: 0.2}
+    assert world.sent == {0: 0.0, 1: 1.0, 2: 2.0}
+
+
+def test_the_timeout_counts_from_the_release_even_while_waiting():
+    world = World([0.0, 0.5], [60.0, 1.0], max_concurrency=1, when_full="wait", timeout_s=3.0).run()
+    assert world.outcome[0][::2] == (Status.timeout, 3.0)
+    assert world.sent[1] == 3.0
+    world = World([0.0, 0.5], [3.4, 1.0], max_concurrency=1, when_full="wait", timeout_s=3.5)
+    world.service_s[0] = 60.0
+    assert world.run().outcome[0][2] == 3.5
+
+
+def test_a_waiting_row_that_never_gets_a_slot_times_out():
+    world = World([0.0, 0.5], [9.0, 1.0], max_concurrency=1, when_full="wait", timeout_s=9.5).run()
+    assert world.statuses() == [Status.ok, Status.timeout] or world.sent[1] == 9.0
+    world = World([0.0, 0.0, 1.0], [9.9, 9.9, 1.0], max_concurrency=1, when_full="wait").run()
+    assert world.outcome[1][::2] == (Status.timeout, 10.0)
+    assert world.outcome[2][0] is Status.ok
+
+
+def test_a_child_is_released_after_its_last_parent_and_its_think_time():
+    nan = float("nan")
+    world = World(
+        [0.0, 0.0, nan], [1.0, 4.0, 1.0], edges=[(2, 0), (2, 1)], think_s=[0, 0, 2.5]
+    ).run()
+    assert world.releases[2] == 6.5
+    assert world.statuses() == [Status.ok] * 3
+
+
+def test_a_failed_parent_leaves_its_descendants_unreleased_with_the_cause():
+    nan = float("nan")
+    world = World(
+        [0.0, nan, nan], [1.0] * 3, edges=[(1, 0), (2, 1)], status={0: Status.http_error}
+    ).run()
+    assert world.statuses() == [Status.http_error, Status.not_released, Status.not_released]
+    assert "request 0" in world.outcome[1][1]
+    assert "request 1" in world.outcome[2][1]
+
+
+def test_nothing_hangs_past_the_drain():
+    world = World([1.0, 2.0], [500.0, 1.0], horizon_s=5.0, drain_s=3.0, timeout_s=400.0).run()
+    assert world.outcome[0][::2] == (Status.cancelled, 8.0)
+    assert world.n_finished == 1
+
+
+def test_stopping_releases_nothing_more_and_drains_what_is_in_flight():
+    world = World([1.0, 2.0, 50.0], [1.0, 8.0, 1.0], timeout_s=60.0)
+    world.run(until_s=2.5)
+    world.dispatcher.stop("interrupted", drain_s=4.0)
+    world.resume()
+    assert world.statuses() == [Status.ok, Status.cancelled, Status.not_released]
+    assert world.outcome[1][2] == 6.5
+    assert world.outcome[2][1] == "interrupted"
+
+
+def test_a_second_stop_shortens_the_drain():
+    world = World([1.0], [50.0], timeout_s=60.0)
+    world.run(until_s=2.0)
+    world.dispatcher.stop("interrupted", drain_s=20.0)
+    world.dispatcher.stop("interrupted again", drain_s=0.0)
+    world.resume()
+    assert world.outcome[0][0] is Status.cancelled
+    assert world.n_finished == 1
+
+
+@st.composite
+def worlds(draw):
+    n = draw(st.integers(1, 25))
+    instants = st.floats(0, 20, allow_nan=False).map(lambda s: round(s, 3))
+    scheduled = [draw(instants) for _ in range(n)]
+    edges = []
+    for child in range(1, n):
+        parents = draw(st.sets(st.integers(0, child - 1), max_size=2))
+        if parents and draw(st.booleans()):
+            edges += [(child, parent) for parent in sorted(parents)]
+            scheduled[child] = float("nan")
+    return World(
+        scheduled,
+        [draw(st.floats(0.01, 30)) for _ in range(n)],
+        edges=edges,
+        think_s=draw(st.floats(0, 5)),
+        status={r: Status.stream_error for r in draw(st.sets(st.integers(0, n - 1), max_size=3))},
+        max_concurrency=draw(st.integers(1, 6)),
+        when_full=draw(st.sampled_from(["drop", "wait"])),
+        horizon_s=20.0,
+        drain_s=draw(st.floats(0, 10)),
+        timeout_s=draw(st.floats(0.5, 20)),
+    )
+
+
+@given(worlds(), st.floats(0, 40) | st.none())
+def test_every_row_is_accounted_for_exactly_once(world, stop_at_s):
+    n = len(world.service_s)
+    if stop_at_s is None:
+        world.run()
+    else:
+        world.run(until_s=stop_at_s)
+        if not world.n_finished:
+            world.dispatcher.stop("stopped", drain_s=1.0)
+        world.resume()
+    assert sorted(world.outcome) == list(range(n))
+    assert world.n_finished == 1
+    assert set(world.sent) <= set(world.releases)
+    for row, (status, _, _) in world.outcome.items():
+        assert (status in (Status.not_released,)) <= (row not in world.releases)
+    assert world.clock.now_s() <= 20.0 + 10.0 + 1e-6 or not world.n_finished
+
+
+def test_a_row_is_never_sent_before_its_release():
+    rng = np.random.default_rng(5)
+    scheduled = np.sort(rng.uniform(0, 20, 200)).tolist()
+    world = World(scheduled, rng.exponential(1.0, 200).tolist()).run()
+    assert all(world.sent[row] == pytest.approx(scheduled[row], abs=1e-12) for row in world.sent)

@@ -1,0 +1,57 @@
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from loadgen.drive.sse import Event, SseDecoder
+
+STREAM = (
+    b"\xef\xbb\xbf: a comment\r\n"
+    b"data: one\n\n"
+    b"event: error\rdata: two\r\r"
+    b"data: first line\r\ndata:second line\r\n\r\n"
+    b"id: 7\nretry: 10\ndata\n\n"
+    b"event: nothing follows\n\n"
+    b"data: [DONE]\n\n"
+)
+EVENTS = [
+    Event(b"", b"one"),
+    Event(b"error", b"two"),
+    Event(b"", b"first line\nsecond line"),
+    Event(b"", b""),
+    Event(b"", b"[DONE]"),
+]
+
+
+def decode(pieces):
+    decoder = SseDecoder()
+    return [event for piece in pieces for event in decoder.feed(piece)], decoder
+
+
+def test_a_whole_stream_gives_its_events():
+    events, decoder = decode([STREAM])
+    assert events == EVENTS
+    assert not decoder.pending
+    assert decoder.flush() is None
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+@example(list(range(len(STREAM))))
+def test_the_events_do_not_depend_on_where_the_bytes_are_cut(cuts):
+    edges = [0, *sorted(cuts), len(STREAM)]
+    pieces = [STREAM[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    assert decode(pieces)[0] == EVENTS
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
+def test_arbitrary_bytes_decode_the_same_whole_and_cut(data, cuts):
+    edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    pieces = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    cut, whole = decode(pieces), decode([data])
+    assert cut[0] == whole[0]
+    assert cut[1].flush() == whole[1].flush()
+
+
+def test_a_stream_that_stops_inside_an_event_gives_it_on_flush():
+    events, decoder = decode([b'data: {"a": 1}\n\ndata: {"b"'])
+    assert events == [Event(b"", b'{"a": 1}')]
+    assert decoder.pending
+    assert decoder.flush() == Event(b"", b'{"b"')

@@ -1,0 +1,113 @@
+"""Who may import whom. The table is the documentation; `docs/architecture.md` tells the reasons."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WORDS = (
+    "loadgen.registry loadgen.records loadgen.clock loadgen.errors loadgen.units loadgen.document"
+).split()
+
+# A module may import what stands under the longest prefix of its name, itself and third parties.
+# "=" before a name: that module only, not what is under it.
+ALLOWED: dict[str, list[str]] = {
+    # words: importable by everyone, importing nothing of ours but each other
+    **dict.fromkeys(WORDS, WORDS),
+    # cores (pure)
+    "loadgen.workload": [*WORDS, "loadgen.workload", "loadgen.measure.slo"],
+    "loadgen.measure": [*WORDS, "loadgen.measure"],
+    "targets": [*WORDS, "targets"],
+    "reference_engine": [*WORDS, "reference_engine"],
+    # shells
+    "loadgen.drive": [*WORDS, "loadgen.drive", "targets.base"],
+    "reports": [*WORDS, "reports", "loadgen.measure"],
+    # wiring and edge
+    "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
+    "loadgen.cli": [*WORDS, "loadgen", "targets", "reports", "reference_engine.serve"],
+    "slobench": [*WORDS, "loadgen"],
+    "scenarios": [],
+}
+PURE = [
+    "loadgen.workload",
+    "loadgen.measure",
+    "targets.base",
+    "targets.openai_chat",
+    "targets.openai_completions",
+    "targets.openai_wire",
+    "reference_engine.sequence",
+    "reference_engine.kv",
+    "reference_engine.plan",
+    "reference_engine.policies",
+    "reference_engine.core",
+    "reference_engine.explain",
+    "reference_engine.wire",
+    "reports.frames",
+    "reports.charts",
+]
+IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
+TORCH_IN = (
+    "reference_engine.executors.torch_",
+    "reference_engine.model",
+    "reference_engine.kernels",
+)
+OURS = ("loadgen", "targets", "reference_engine", "reports", "scenarios", "slobench")
+
+
+def modules():
+    for package in OURS:
+        for path in sorted([ROOT / f"{package}.py", *(ROOT / package).rglob("*.py")]):
+            if path.exists():
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(path):
+    """Every module a file names in an import, at any depth, but not under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text())
+    for node in list(ast.walk(tree)):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+
+
+def is_under(module, prefix):
+    return module == prefix or module.startswith(prefix + ".")
+
+
+@pytest.mark.parametrize(("module", "path"), modules())
+def test_imports_point_downwards(module, path):
+    rule = max((name for name in ALLOWED if is_under(module, name)), key=len, default=None)
+    if module in OURS and path.name == "__init__.py":
+        assert list(imports(path)) == [], "an __init__.py holds its docstring and nothing else"
+        return
+    assert rule is not None, f"{module} has no line in ALLOWED"
+    for imported in imports(path):
+        if imported.split(".")[0] in OURS:
+            allowed = any(is_under(imported, name) for name in ALLOWED[rule])
+            assert allowed, f"{module} may not import {imported}"
+
+
+@pytest.mark.parametrize(("module", "path"), modules())
+def test_pure_modules_import_no_clock_chance_or_socket(module, path):
+    if any(is_under(module, name) for name in PURE):
+        assert not {name.split(".")[0] for name in imports(path)} & IMPURE
+    if not module.startswith(TORCH_IN):
+        assert "torch" not in {name.split(".")[0] for name in imports(path)}
+
+
+def test_importing_the_load_generator_loads_nothing_heavy():
+    import subprocess
+
+    code = "import sys, loadgen.cli, slobench; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"locust", "gevent", "torch", "pandas", "scipy", "pyarrow"} & set(loaded)
