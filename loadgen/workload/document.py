@@ -1,0 +1,268 @@
+"""YAML text as plain values that remember where they stood, so that a mistake can be told with its
+file, line and key path.
+
+The subset is what a scenario needs. What YAML 1.1 parsers are feared for is switched off: `on`,
+`off`, `yes` and `no` are words, `1:30` is no number in base 60, a duplicate key is a mistake, and
+there are no anchors, tags or dates.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from loadgen.errors import ScenarioError
+
+KeyPath = tuple[str | int, ...]
+
+_CORE_SCALARS = {  # the YAML 1.2 core schema: pattern, and the letters it may begin with
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "null": (r"null|Null|NULL|~|", ("n", "N", "~", "")),
+    "int": (r"[-+]?[0-9]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+        "-+.0123456789",
+    ),
+}
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    by_letter: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for tag, (pattern, letters) in _CORE_SCALARS.items():
+        entry = (f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{pattern})$"))
+        for letter in letters:
+            by_letter.setdefault(letter, []).append(entry)
+    return by_letter
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = _resolvers()
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it so
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            problem = "anchors and aliases are not part of the format; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = _resolvers()
+
+
+def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    text = repr(value).removesuffix(".0")
+    kind = "int" if text.removeprefix("-").isdecimal() else "float"  # 220, not 220.0
+    return dumper.represent_scalar(f"tag:yaml.org,2002:{kind}", text)
+
+
+_Dumper.add_representer(float, _represent_float)
+
+
+@dataclass(frozen=True, order=True)
+class Mistake:
+    """One thing wrong with a document; the order is that of the lines."""
+
+    line: int
+    where: str
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.where, self.path, self.problem) if part)
+
+
+@dataclass
+class Document:
+    """Plain values, the line each came from, and the mistakes found while reading them.
+
+    `label` names the file in messages. `sources` says which values did not come from it but from
+    somewhere else (`--set`, `--rate`); they are told under that name, without a line.
+    """
+
+    label: str
+    values: dict[str, Any]
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    sources: dict[KeyPath, str] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def note(self, path: KeyPath, problem: str) -> None:
+        """Record a mistake at a key path; a missing key is told at the block it is missing from."""
+        dotted = ".".join(str(part) for part in path)
+        for length in range(len(path), -1, -1):
+            origin = path[:length]
+            if origin in self.sources:
+                self.mistakes.append(Mistake(0, self.sources[origin], dotted, problem))
+                return
+            if origin in self.lines:
+                line = self.lines[origin]
+                self.mistakes.append(Mistake(line, f"{self.label}:{line}", dotted, problem))
+                return
+        self.mistakes.append(Mistake(0, self.label, dotted, problem))
+
+    def note_validation(self, error: ValidationError) -> None:
+        """Record every line of a pydantic error in our words."""
+        for detail in error.errors(include_url=False):
+            self.note(detail["loc"], _in_words(detail))
+
+    def raise_mistakes(self) -> None:
+        """Raises ScenarioError with one line per mistake, if there are any."""
+        if self.mistakes:
+            raise ScenarioError("\n".join(str(mistake) for mistake in sorted(set(self.mistakes))))
+
+
+def parse_document(text: str, label: str) -> Document:
+    """A mapping from YAML text. Raises ScenarioError where the text is no YAML mapping at all;
+    smaller mistakes (duplicate keys, tags) are noted in the document."""
+    document = Document(label, {})
+    try:
+        node = _Loader(text).get_single_node()
+        if node is None:
+            raise ScenarioError(f"{label}: is empty; a scenario is a mapping of keys")
+        values = _plain(node, (), document)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ScenarioError(f"{label}{line}: {problem}") from None
+    except yaml.reader.ReaderError as error:
+        line_number = text.count("\n", 0, error.position) + 1
+        raise ScenarioError(f"{label}:{line_number}: {error.reason}") from None
+    except RecursionError:
+        raise ScenarioError(f"{label}: is nested too deeply to be a scenario") from None
+    if not isinstance(values, dict):
+        raise ScenarioError(f"{label}:1: expected a mapping of keys, got {_shown(values)}")
+    document.values = values
+    return document
+
+
+def override(document: Document, settings: Sequence[str] | Mapping[str, object]) -> None:
+    """Set values by dotted path: `arrivals.rate=20/s` with YAML syntax on the right, or a mapping
+    from path to value. Raises ScenarioError where a setting cannot be read."""
+    pairs = settings.items() if isinstance(settings, Mapping) else map(_split_setting, settings)
+    for dotted, value in pairs:
+        _set(document, dotted, value)
+
+
+def write_document(values: Mapping[str, object]) -> str:
+    """YAML text of a mapping, as people write it: inner blocks on one line, lists one per line."""
+    return "".join(
+        yaml.dump(
+            {key: value},
+            Dumper=_Dumper,
+            default_flow_style=None if isinstance(value, dict) else False,
+            sort_keys=False,
+            allow_unicode=True,
+            width=100,
+        )
+        for key, value in values.items()
+    )
+
+
+def _plain(node: yaml.Node, path: KeyPath, document: Document) -> Any:
+    document.lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        return _plain_mapping(node, path, document)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*path, i), document) for i, item in enumerate(node.value)]
+    return _plain_scalar(node, path, document)
+
+
+def _plain_mapping(node: yaml.MappingNode, path: KeyPath, document: Document) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+        here = (*path, key)
+        if key in values:
+            first = document.lines[here]
+            document.mistakes.append(
+                Mistake(
+                    line,
+                    f"{document.label}:{line}",
+                    ".".join(map(str, here)),
+                    f"duplicate key, first on line {first}; keep one",
+                )
+            )
+            continue
+        document.lines[here] = line
+        values[key] = _plain(value_node, here, document)
+    return values
+
+
+def _plain_scalar(node: yaml.Node, path: KeyPath, document: Document) -> Any:
+    text = str(node.value)
+    match node.tag.removeprefix("tag:yaml.org,2002:"):
+        case "str":
+            return text
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int" if len(text) < 30:
+            return int(text)
+        case "int" | "float":
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    document.note(path, f"the tag {node.tag} is not part of the format; write the plain value")
+    return text
+
+
+def _split_setting(setting: str) -> tuple[str, Any]:
+    dotted, equals, text = setting.partition("=")
+    if not equals or not dotted.strip():
+        raise ScenarioError(f"--set {setting}: expected key.path=value, e.g. arrivals.rate=20/s")
+    label = f"--set {setting}"
+    parsed = parse_document(f"value: {text}", label)
+    parsed.raise_mistakes()
+    return dotted.strip(), parsed.values["value"]
+
+
+def _set(document: Document, dotted: str, value: object) -> None:
+    path: KeyPath = tuple(int(p) if p.isdecimal() else p for p in dotted.split("."))
+    block: Any = document.values
+    for depth, part in enumerate(path[:-1], start=1):
+        if isinstance(block, dict) and block.get(str(part)) is None:
+            block[str(part)] = {}
+        block = _member(block, part, dotted, path[:depth])
+    if isinstance(block, dict):
+        block[str(path[-1])] = value
+    else:
+        _member(block, path[-1], dotted, path)
+        block[path[-1]] = value
+    document.sources[path] = "--set"
+
+
+def _member(block: Any, part: str | int, dotted: str, path: KeyPath) -> Any:
+    if isinstance(block, dict):
+        return block[str(part)]
+    if isinstance(block, list) and isinstance(part, int) and part < len(block):
+        return block[part]
+    above = ".".join(map(str, path[:-1]))
+    raise ScenarioError(f"--set {dotted}: {above} is {_shown(block)}, which has no '{part}'")
+
+
+def _in_words(detail: ErrorDetails) -> str:
+    message, got = detail["msg"], _shown(detail["input"])
+    match detail["type"]:
+        case "missing":
+            return "this key is required"
+        case "unknown_key" | "unknown_kind":
+            return message
+        case "model_type" | "dict_type":
+            return f"expected a mapping of keys, got {got}"
+        case "value_error":
+            return message.removeprefix("Value error, ")
+    return f"expected {message.removeprefix('Input should be ')}, got {got}"
+
+
+def _shown(value: object) -> str:
+    shortened = reprlib.Repr()
+    shortened.maxstring = shortened.maxother = 60
+    return "nothing" if value is None else shortened.repr(value)
