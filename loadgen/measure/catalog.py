@@ -17,7 +17,7 @@ Unit = Literal["s", "per_s", "share"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One entry. `scope` says what has a value of its own: a request, a gap between chunks, the run.
+    """One entry. `scope` says what has a value of its own: a request, a gap of chunks, the run.
 
     `slo` is the word in an SLO expression; "" where it would be a promise about the client.
     """

@@ -1,0 +1,207 @@
+"""Percentiles, shares and means, each with the interval it is good for.
+
+Intervals of percentiles are between order statistics (exact binomial, no shape assumed), shares
+get Wilson's interval, and a promise is *proven* by the exact one-sided binomial bound, the rule of
+MLPerf's early stopping. All take the samples as exchangeable; the gaps of one request are not, so
+they count as the smaller number of independent ones they are worth (`effective_n`).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its ends; an end is None where it does not exist (open)."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """An order statistic with its interval; `few` when fewer than ten samples lie beyond it."""
+
+    value: float
+    low: float | None
+    high: float | None
+    few: bool
+
+
+def nearest_rank(n: int, quantile: float) -> int:
+    """The 1-based rank ⌈q·n⌉ of the q-quantile among n ≥ 1 sorted samples."""
+    return min(n, max(1, math.ceil(round(quantile * n, 9))))
+
+
+def has_few(n: float, quantile: float) -> bool:
+    """Whether n < 10 / (1 − q): the percentile rests on fewer than ten samples beyond it."""
+    return n * (1 - quantile) < 10 - 1e-9
+
+
+def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None, int | None]:
+    """1-based ranks (l, u) with P(X₍l₎ > ξ) ≤ α/2 and P(X₍u₎ < ξ) ≤ α/2; None where no rank does.
+
+    B ~ Bin(n, q) samples lie at or below the true quantile ξ: l is the largest rank with
+    P(B < l) ≤ α/2, u the smallest with P(B ≥ u) ≤ α/2, α = 1 − confidence.
+
+    Source: David & Nagaraja, Order Statistics (3rd ed.), §7.1.
+    """
+    from scipy.special import bdtr, bdtrc
+
+    tail = (1 - confidence) / 2
+    low = bisect_right(range(1, n + 1), tail, key=lambda rank: bdtr(rank - 1, n, quantile))
+    high = bisect_left(range(1, n + 1), -tail, key=lambda rank: -bdtrc(rank - 1, n, quantile))
+    return low or None, high + 1 if high < n else None
+
+
+def percentile(
+    ordered: Values,
+    quantile: float,
+    confidence: float,
+    n_infinite: int = 0,
+    n_effective: float | None = None,
+) -> Percentile:
+    """Nearest-rank percentile of `ordered` (ascending) followed by `n_infinite` samples of +inf.
+
+    `n_effective` is how many independent samples these are worth (default: all of them). Without
+    samples the value is NaN and both ends are open.
+    """
+    n = len(ordered) + n_infinite
+    if n == 0:
+        return Percentile(math.nan, None, None, True)
+    worth = n if n_effective is None else max(1, min(n, int(n_effective)))
+    low, high = order_ranks(worth, quantile, confidence)
+
+    def at(rank: int) -> float:
+        return float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
+
+    return Percentile(
+        value=at(nearest_rank(n, quantile)),
+        low=None if low is None else at(max(1, low * n // worth)),
+        high=None if high is None else at(min(n, -(-high * n // worth))),
+        few=has_few(worth, quantile),
+    )
+
+
+def effective_n(hits: Values, sizes: Values) -> float:
+    """How many independent samples Σ sizes clustered ones are worth for their share below a value.
+
+    Per cluster (request): `hits` of its `sizes` samples lie at or below the value. With the share
+    p = Σ hits / Σ sizes and V = G/(G−1) · Σ(hitsᵢ − p·sizesᵢ)² / (Σ sizes)² its clustered variance
+    over G clusters, the worth is p(1−p)/V, at most Σ sizes; G where the variance vanishes.
+
+    Source: Korn & Graubard, Survey Methodology 24(2), 1998.
+    """
+    total, n_clusters = float(sizes.sum()), len(sizes)
+    share = float(hits.sum()) / total
+    if n_clusters < 2:
+        return 1.0
+    spread = float(np.square(hits - share * sizes).sum()) * n_clusters / (n_clusters - 1)
+    if spread <= 0 or not 0 < share < 1:
+        return float(n_clusters)
+    return min(total, share * (1 - share) * total * total / spread)
+
+
+def wilson(hits: int, n: int, confidence: float) -> Interval:
+    """The share hits / n with Wilson's score interval; NaN and open ends when n = 0.
+
+    Source: Brown, Cai & DasGupta, Statistical Science 16(2), 2001, §3.1.1.
+    """
+    if n == 0:
+        return Interval(math.nan)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = hits / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def exact_bounds(hits: int, n: int, confidence: float) -> Interval:
+    """The share hits / n with two one-sided Clopper-Pearson bounds, each good at `confidence`."""
+    from scipy.special import betaincinv
+
+    if n == 0:
+        return Interval(math.nan)
+    low = float(betaincinv(hits, n - hits + 1, 1 - confidence)) if hits > 0 else 0.0
+    high = float(betaincinv(hits + 1, n - hits, confidence)) if hits < n else 1.0
+    return Interval(hits / n, low, high)
+
+
+def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
+    """The mean Σ sums / Σ sizes with two one-sided bounds, by clusters (requests); Student's t.
+
+    `sums` and `sizes` are per cluster; with one sample each this is the ordinary mean. Fewer than
+    two clusters leave both ends open.
+    """
+    n_clusters, total = len(sums), float(sizes.sum())
+    if total == 0:
+        return Interval(math.nan)
+    mean = float(sums.sum()) / total
+    if n_clusters < 2:
+        return Interval(mean)
+    from scipy.special import stdtrit
+
+    spread = float(np.square(sums - mean * sizes).sum()) * n_clusters / (n_clusters - 1)
+    half = float(stdtrit(n_clusters - 1, confidence)) * math.sqrt(spread) / total
+    return Interval(mean, mean - half, mean + half)
+
+
+def least_n(misses: int, quantile: float, confidence: float) -> int:
+    """The smallest n at which `misses` misses still prove that a share ≥ q keeps the promise.
+
+    Proven means P(Bin(n, 1 − q) ≤ misses) ≤ 1 − confidence. Zero misses: 299 for P99 at 95 %,
+    459 at 99 %.
+
+    Source: MLPerf inference rules, early stopping.
+    """
+    return _first(lambda n: _proves(misses, n, 1 - quantile, confidence), misses + 1) or 0
+
+
+def needed_n(misses: int, n: int, quantile: float, confidence: float) -> int | None:
+    """About how many samples would settle whether a share ≥ q keeps the promise.
+
+    Taking misses / n as it is: proven kept, or proven broken. None where the share of misses equals 1 − q exactly
+    (or within what 10⁹ samples could tell), or without samples.
+    """
+    allowed = 1 - quantile
+    if n == 0 or math.isclose(misses / n, allowed, rel_tol=1e-9):
+        return None
+    rate = misses / n
+    if rate < allowed:
+        return _first(lambda m: _proves(math.ceil(rate * m - 1e-9), m, allowed, confidence), 1)
+    return _first(lambda m: _refutes(math.floor(rate * m + 1e-9), m, allowed, confidence), 1)
+
+
+def _proves(misses: int, n: int, allowed: float, confidence: float) -> bool:
+    """Whether ≤ `misses` of n would be too rare at a miss share of `allowed`."""
+    from scipy.special import bdtr
+
+    return bool(misses < n and bdtr(misses, n, allowed) <= 1 - confidence)
+
+
+def _refutes(misses: int, n: int, allowed: float, confidence: float) -> bool:
+    """Whether ≥ `misses` of n would be too rare at a miss share of `allowed`."""
+    from scipy.special import bdtrc
+
+    return bool(misses > 0 and bdtrc(misses - 1, n, allowed) <= 1 - confidence)
+
+
+def _first(holds: Callable[[int], bool], start: int) -> int | None:
+    """The smallest n ≥ start that holds, for a predicate that stays true (nearly) once it is."""
+    high = start
+    while not holds(high):
+        if high > 10**9:
+            return None
+        high *= 2
+    return start + bisect_left(range(start, high + 1), True, key=holds)
