@@ -1,0 +1,89 @@
+"""`python -m reference_engine`: serve a model from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from pydantic import ValidationError
+
+from loadgen.errors import UsageError
+from reference_engine.serve import ServeOptions, first_problem, run
+
+_HELP = {
+    "mode": "batching mode",
+    "shape": "random-weight shape (nano, tiny, 10m, 110m, …) or a local model directory",
+    "device": "cpu (torch) or toy (deterministic tokens, no torch)",
+    "threads": "threads for torch",
+    "host": "address to listen on",
+    "port": "port to listen on; 0 takes a free one, printed after READY",
+    "max_model_len": "longest prompt plus output, tokens",
+    "kv_blocks": "KV memory, blocks of 16 tokens",
+    "max_num_seqs": "most sequences in one step",
+    "token_budget": "most tokens in one step",
+    "seed": "seed of the random weights",
+    "model_name": "the model id to answer to",
+    "api_key_env": "environment variable that holds the API key to ask for",
+    "parent_pid": "stop when this process ends",
+    "drain_s": "seconds that running requests get at SIGTERM",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, serve, return the exit code."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    given = _parser().parse_args(arguments)
+    try:
+        values = {name: value for name, value in vars(given).items() if value is not None}
+        for name in ("policy_args", "executor_args"):
+            values[name] = dict(
+                _pair(text, name) for text in values.get(name, "").split(",") if text
+            )
+        options = ServeOptions.model_validate(values)
+    except ValidationError as error:
+        print(first_problem(error, "options", ServeOptions.model_fields), file=sys.stderr)  # noqa: T201 - usage error
+        return 2
+    except UsageError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - usage error
+        return error.exit_code
+    return run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m reference_engine",
+        description="Serve a small LLM over the OpenAI API with a chosen batching mode.",
+        epilog="example: python -m reference_engine --mode chunked --shape tiny --port 8000",
+    )
+    for name, text in _HELP.items():
+        default = ServeOptions.model_fields[name].default
+        shown = "" if default is None else f" (default {default})"
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text + shown, metavar="X")
+    for name in ("policy_args", "executor_args"):
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", help="further parameters, key=value,…", metavar="K=V"
+        )
+    parser.add_argument(
+        "--no-prefix-cache", dest="prefix_cache", action="store_false", help="recompute prefixes"
+    )
+    parser.add_argument(
+        "--no-printable",
+        dest="printable",
+        action="store_false",
+        help="random shapes answer in raw bytes instead of one printable character per token",
+    )
+    return parser
+
+
+def _pair(text: str, name: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"{name}: expected key=value, got '{text}'")
+    return key.strip(), value.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Batches on the CPU with torch, in float32."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from reference_engine.executors.base import Executor, ExecutorKind, Site, StepBatch, StepResult
+from reference_engine.model.attention import flatten
+from reference_engine.model.llama import Llama
+from reference_engine.model.sampling import sample
+from reference_engine.model.weights import load
+
+
+class TorchCpuExecutor(ExecutorKind):
+    """`threads` of torch's own pool; `seed` of the random weights (unused with a directory)."""
+
+    kind: ClassVar[str] = "torch_cpu"
+
+    threads: int = Field(1, ge=1)
+    seed: int = Field(0, ge=0)
+
+    def build(self, site: Site) -> Executor:
+        torch.set_num_threads(self.threads)
+        weights = load(site.model, self.seed)
+        return _TorchCpu(
+            Llama(site.model.config, weights, site.n_blocks, site.block_tokens, site.max_model_len)
+        )
+
+
+class _TorchCpu:
+    def __init__(self, model: Llama) -> None:
+        self._model = model
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> StepResult:
+        step = flatten(batch.rows, self._model.block_tokens)
+        sampling = [i for i in step.order if batch.rows[i].samples]
+        if not sampling:
+            self._model.forward(step)
+            return StepResult(())
+        tokens = sample(self._model.forward(step), [batch.rows[i].request for i in sampling])
+        by_row = dict(zip(sampling, tokens, strict=True))
+        return StepResult(tuple(by_row[i] for i in sorted(by_row)))

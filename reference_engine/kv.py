@@ -1,0 +1,162 @@
+"""Paged KV memory as bookkeeping: which request holds which block. Integers only, no tensors.
+
+A block is either owned (reference count ≥ 1) or on the free list. A free block may still hold the
+KV of a full, hashed block; it is then a prefix-cache entry until it is taken for something else.
+
+    free list, next to be taken first:  [no content …] [cached, least recently freed … most recent]
+
+The hash of block i covers everything before it: h_i = blake2b(h_{i-1} ‖ tokens_i), h_{-1} =
+blake2b(tenant), so equal hashes mean equal prefixes, and tenants never share (a hit is visible as
+a shorter TTFT, so sharing would tell one tenant what another asked).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from reference_engine.sequence import Request
+
+BLOCK_TOKENS = 16
+
+
+class KvPool:
+    """`n_blocks` blocks of `block_tokens` tokens. All changes are all-or-nothing."""
+
+    def __init__(
+        self, n_blocks: int, block_tokens: int = BLOCK_TOKENS, prefix_cache: bool = True
+    ) -> None:
+        assert n_blocks > 0, f"a pool needs at least one block, got {n_blocks}"
+        assert block_tokens > 0, f"a block holds at least one token, got {block_tokens}"
+        self.n_blocks, self.block_tokens, self.prefix_cache = n_blocks, block_tokens, prefix_cache
+        self._references = [0] * n_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_blocks))
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    @property
+    def n_free(self) -> int:
+        """Blocks that can be taken now, cached prefixes included."""
+        return len(self._free)
+
+    def blocks_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self.block_tokens)
+
+    def missing(self, request: Request, n_tokens: int) -> int:
+        """Free blocks that `n_tokens` more computed tokens would take from the pool."""
+        return max(0, self.blocks_for(request.n_computed + n_tokens) - len(request.blocks))
+
+    def missing_to_admit(self, request: Request, n_tokens: int) -> int:
+        """As `missing`, for a request outside: cached blocks nobody owns leave the free list
+        too."""
+        hits = self._hits(request)
+        idle = sum(1 for block in hits if self._references[block] == 0)
+        return self.blocks_for(len(hits) * self.block_tokens + n_tokens) - len(hits) + idle
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a request outside the pool that are already in it. At least one token is
+        always left to compute: without it there would be no logits to sample from."""
+        return len(self._hits(request)) * self.block_tokens
+
+    def admit(self, request: Request, n_tokens: int) -> bool:
+        """Give an outside request its cached prefix and room for `n_tokens` after it; False, and
+        nothing changed, when there is no room."""
+        assert not request.blocks, f"{request.id} already holds {len(request.blocks)} blocks"
+        if self.missing_to_admit(request, n_tokens) > self.n_free:
+            return False
+        request.blocks = self._hits(request)
+        for block in request.blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+        request.n_published = len(request.blocks)
+        request.n_computed = len(request.blocks) * self.block_tokens
+        grown = self.grow(request, n_tokens)
+        assert grown, f"{request.id}: {n_tokens} tokens were promised room"
+        return True
+
+    def grow(self, request: Request, n_tokens: int) -> bool:
+        """Room for `n_tokens` more computed tokens; False, and nothing changed, when there is
+        none."""
+        n_missing = self.missing(request, n_tokens)
+        if n_missing > len(self._free):
+            return False
+        for _ in range(n_missing):
+            block, _none = self._free.popitem(last=False)
+            stale = self._hash_of.pop(block, None)
+            if stale is not None:
+                del self._block_of[stale]
+            self._references[block] = 1
+            request.blocks.append(block)
+        return True
+
+    def publish(self, request: Request) -> None:
+        """Offer the blocks that became full to the prefix cache. Of two equal blocks the first
+        one computed is the entry."""
+        if not self.prefix_cache:
+            return
+        n_full = request.n_computed // self.block_tokens
+        for i in range(request.n_published, n_full):
+            key, block = self._chain(request, i + 1)[i], request.blocks[i]
+            if key not in self._block_of:
+                self._block_of[key], self._hash_of[block] = block, key
+        request.n_published = max(request.n_published, n_full)
+
+    def free(self, request: Request) -> None:
+        """Take everything back. The tail is freed first, so that it is also evicted first: a
+        prefix is worth more than what follows it."""
+        for block in reversed(request.blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if block not in self._hash_of:
+                    self._free.move_to_end(block, last=False)
+        request.blocks = []
+        request.n_computed = request.n_published = 0
+
+    def check(self, owners: Iterable[Request]) -> None:
+        """Assert that every block is either free or owned exactly as often as `owners` say, and
+        that no request computed more than it has room for."""
+        owned: Counter[int] = Counter()
+        for request in owners:
+            assert len(set(request.blocks)) == len(request.blocks), (
+                f"{request.id} has a block twice"
+            )
+            room = len(request.blocks) * self.block_tokens
+            assert request.n_computed <= room, f"{request.id}: {request.n_computed} in {room}"
+            owned.update(request.blocks)
+        for block, references in enumerate(self._references):
+            assert references == owned[block], f"block {block}: {references} != {owned[block]}"
+            assert (references == 0) == (block in self._free), (
+                f"block {block} leaked or freed twice"
+            )
+        cached = {block: key for key, block in self._block_of.items()}
+        assert cached == self._hash_of, "the prefix index and its inverse disagree"
+
+    def _hits(self, request: Request) -> list[int]:
+        if not self.prefix_cache:
+            return []
+        hits: list[int] = []
+        n_usable = (request.n_tokens - 1) // self.block_tokens
+        for key in self._chain(request, n_usable)[:n_usable]:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def _chain(self, request: Request, n: int) -> list[bytes]:
+        """Hashes of the first `n` (or more) full blocks; tokens only ever get appended, so they
+        stay valid."""
+        chain, size = request.chain, self.block_tokens
+        while len(chain) < n:
+            before = chain[-1] if chain else _digest(request.tenant.encode())
+            i = len(chain) * size
+            chain.append(_digest(before + array("I", request.tokens[i : i + size]).tobytes()))
+        return chain
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

@@ -1,0 +1,124 @@
+"""The shape of a Llama block, as numbers: read from a Hugging Face `config.json` or named in the
+zoo. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.errors import UsageError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3's stretching of the low rotary frequencies; all dimensionless but
+    `original_context` (tokens)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything the forward pass needs to know. `head_dim` need not be `d_model / n_heads`."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ffn: int
+    vocab_size: int
+    max_model_len: int = 4096
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    rms_eps: float = 1e-5
+    qk_norm: bool = False
+    tied: bool = False
+    eos_ids: frozenset[int] = frozenset()
+
+    @property
+    def n_params(self) -> int:
+        attention = self.d_model * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
+        block = attention + 3 * self.d_model * self.d_ffn + 2 * self.d_model
+        embeddings = self.vocab_size * self.d_model * (1 if self.tied else 2)
+        return self.n_layers * block + embeddings + self.d_model
+
+    def kv_bytes_per_token(self, bytes_per_number: int = 4) -> int:
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * bytes_per_number
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model to serve: its name, its shape, and where its weights are (`None`: random)."""
+
+    name: str
+    config: ModelConfig
+    directory: Path | None = None
+
+
+_ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}  # name: has qk-norm
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The config of a local Hugging Face directory. Raises UsageError naming file and key."""
+    try:
+        return config_from(json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not JSON: {error}") from error
+    except KeyError as error:
+        raise UsageError(
+            f"{path}: key {error} is missing; expected a Llama or Qwen3 config"
+        ) from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def config_from(data: Mapping[str, Any]) -> ModelConfig:
+    """A config from the keys transformers writes, v4 (`rope_theta`, `rope_scaling`) and v5
+    (`rope_parameters`). Raises KeyError, or UsageError for what this engine cannot compute."""
+    architecture = (data.get("architectures") or ["none"])[0]
+    if architecture not in _ARCHITECTURES:
+        hint = nearest(architecture, _ARCHITECTURES)
+        raise UsageError(f"architectures: cannot run '{architecture}'; {hint}")
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
+        if data.get(key):
+            raise UsageError(f"{key}: true is not supported by this engine")
+    n_heads = int(data["num_attention_heads"])
+    rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
+    eos = data.get("eos_token_id")
+    return ModelConfig(
+        n_layers=int(data["num_hidden_layers"]),
+        d_model=int(data["hidden_size"]),
+        n_heads=n_heads,
+        n_kv_heads=int(data.get("num_key_value_heads") or n_heads),
+        head_dim=int(data.get("head_dim") or data["hidden_size"] // n_heads),
+        d_ffn=int(data["intermediate_size"]),
+        vocab_size=int(data["vocab_size"]),
+        max_model_len=int(data.get("max_position_embeddings") or 4096),
+        rope_theta=float(rope.get("rope_theta") or data.get("rope_theta") or 10_000.0),
+        rope_scaling=_rope_scaling(rope),
+        rms_eps=float(data.get("rms_norm_eps") or 1e-6),
+        qk_norm=_ARCHITECTURES[architecture],
+        tied=bool(data.get("tie_word_embeddings", False)),
+        eos_ids=frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos]),
+    )
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise UsageError(f"rope: cannot compute type '{kind}' (known: default, llama3)")
+    return RopeScaling(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_context=int(rope["original_max_position_embeddings"]),
+    )

@@ -1,0 +1,66 @@
+"""From logits to tokens: greedy, or temperature / top-k / top-p with one uniform number per token.
+
+The number is a hash of (request seed, output position), so a request's tokens depend on nothing
+else in the batch, on no generator state, and survive a preemption unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from reference_engine.sequence import Request, Sampling
+
+_MASK = (1 << 64) - 1
+
+
+def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    """One token per row of `logits` [S, vocab] float32, which is overwritten."""
+    for row, request in enumerate(requests):
+        banned = list(request.banned_ids())
+        if banned:
+            logits[row, banned] = float("-inf")
+    tokens: list[int] = logits.argmax(-1).tolist()
+    drawn = [i for i, request in enumerate(requests) if request.sampling.temperature > 0]
+    if drawn:
+        uniforms = [uniform(requests[i].sampling.seed, requests[i].n_output) for i in drawn]
+        chosen = _draw(logits[drawn], [requests[i].sampling for i in drawn], uniforms)
+        for i, token in zip(drawn, chosen, strict=True):
+            tokens[i] = token
+    return tokens
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, a pure function of its arguments.
+
+    Source: splitmix64's finaliser (Steele, Lea, Flood, OOPSLA'14), applied twice.
+    """
+    return (_mix(_mix(seed & _MASK) + position) >> 11) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = (z + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def _draw(logits: torch.Tensor, how: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+    """Inverse transform sampling on the sorted, cut distribution of each row. Top-k is applied
+    before top-p, as vLLM does; the token that crosses top-p stays in, so one always does."""
+    temperature = torch.tensor([s.temperature for s in how]).unsqueeze(1)
+    ordered, ids = (logits / temperature).sort(dim=-1, descending=True, stable=True)
+    n_vocab = logits.shape[1]
+    kept = torch.tensor([s.top_k or n_vocab for s in how]).unsqueeze(1)
+    ordered.masked_fill_(torch.arange(n_vocab) >= kept, float("-inf"))
+    p = ordered.softmax(-1, dtype=torch.float64)
+    before = p.cumsum(-1) - p
+    p.masked_fill_(before >= torch.tensor([s.top_p for s in how]).unsqueeze(1), 0.0)
+    cumulative = p.cumsum(-1)
+    targets = torch.tensor(uniforms, dtype=torch.float64).unsqueeze(1) * cumulative[:, -1:]
+    at = torch.searchsorted(cumulative, targets, right=True)
+    # Rounding may put a target on the very end; the last token with any mass is then meant.
+    at = torch.minimum(at, (p > 0).sum(-1, keepdim=True) - 1)
+    chosen: list[int] = ids.gather(1, at).squeeze(1).tolist()
+    return chosen

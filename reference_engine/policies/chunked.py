@@ -1,0 +1,73 @@
+"""Continuous batching with chunked prefill: decodes never stop for a long prompt."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from reference_engine.plan import Cause, Item, Plan, View, Why
+from reference_engine.policies.base import Policy
+from reference_engine.sequence import Request
+
+
+class Chunked(Policy):
+    """Each step hands `token_budget` tokens to the running requests in order of admission (one to
+    each decode, the rest to an unfinished prompt), then to new requests first come first served;
+    the last prompt is cut to what is left. Nobody is admitted in a step that must preempt.
+
+    `watermark` is the share of KV blocks an admission leaves free for the running ones to grow
+    into; `long_prefill_tokens` caps a prompt's share of one step (0: no cap).
+
+    Source: Sarathi-Serve (OSDI'24) §4; vLLM V1 `scheduler.schedule`.
+    """
+
+    kind: ClassVar[str] = "chunked"
+
+    token_budget: int = Field(2048, ge=1)
+    max_num_seqs: int = Field(256, ge=1)
+    watermark: float = Field(0.01, ge=0, lt=1)
+    long_prefill_tokens: int = Field(0, ge=0)
+
+    def plan(self, view: View) -> Plan:
+        budget = min(self.token_budget, view.limits.max_step_tokens)
+        free, items = view.kv.n_free, []
+        for request in view.running:
+            n_tokens = self._share(request.n_remaining, budget)
+            if n_tokens:
+                items.append(Item(request.id, n_tokens))
+                budget -= n_tokens
+                free -= view.kv.missing(request, n_tokens)
+        if free < 0:
+            return Plan(tuple(items), rest=Cause(Why.no_kv_blocks))
+        return self._admit(view, items, budget, free)
+
+    def _admit(self, view: View, items: list[Item], budget: int, free: int) -> Plan:
+        # One decode token for each running sequence must always fit into a step.
+        slots = min(self.max_num_seqs, view.limits.max_num_seqs, self.token_budget)
+        slots -= len(view.running)
+        for request in view.waiting:
+            if slots <= 0:
+                return Plan(tuple(items), rest=Cause(Why.no_seq_slot))
+            n_tokens = self._share(view.to_compute(request), budget)
+            if not n_tokens:
+                return Plan(tuple(items), rest=Cause(Why.no_token_budget))
+            n_blocks = view.kv.missing_to_admit(request, n_tokens)
+            # With nothing scheduled yet the watermark would guard nobody and could block for ever.
+            spare = self.watermark * view.kv.n_blocks if items else 0
+            if n_blocks + spare > free:
+                return self._head_without_blocks(request, items)
+            items.append(Item(request.id, n_tokens))
+            slots, budget, free = slots - 1, budget - n_tokens, free - n_blocks
+        return Plan(tuple(items))
+
+    def _share(self, wanted: int, budget: int) -> int:
+        cap = self.long_prefill_tokens or wanted
+        return min(wanted, budget, cap)
+
+    def _head_without_blocks(self, head: Request, items: list[Item]) -> Plan:
+        return Plan(
+            tuple(items),
+            causes=((head.id, Cause(Why.no_kv_blocks)),),
+            rest=Cause(Why.behind, head.id),
+        )

@@ -1,0 +1,116 @@
+"""One request inside the engine: what was asked, how far it is, and which KV blocks are its own.
+
+    waiting ─plan─▶ running ─▶ finished_stop | finished_length
+       ▲               │
+       └── preempted ◀─┘            any of them ─cancel─▶ finished_abort
+    rejected: never entered (it could not fit even an empty engine)
+
+There are no prefill and decode phases: a request has `n_tokens` known tokens, `n_computed` of them
+in KV, and each step computes some of the difference. Computing the last known token samples the
+next one. Chunking, prefix hits and recomputation after a preemption all follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class State(Enum):
+    """Where a request is; the value of a finished state is its OpenAI `finish_reason`."""
+
+    waiting = "waiting"
+    running = "running"
+    preempted = "preempted"
+    swapped = "swapped"
+    finished_stop = "stop"
+    finished_length = "length"
+    finished_abort = "abort"
+    rejected = "rejected"
+
+    @property
+    def is_over(self) -> bool:
+        return self in _OVER
+
+
+_OVER = frozenset(
+    {State.finished_stop, State.finished_length, State.finished_abort, State.rejected}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut
+    nothing. Equal seeds give equal tokens, whatever else is in the batch."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its progress. Policies read it; only the core writes to it.
+
+    Times are seconds on the engine's clock, `None` until they happen. `tokens` is the prompt
+    followed by the output; `chain` the hashes of its full blocks (see `kv`).
+    """
+
+    id: str
+    tokens: list[int]
+    max_tokens: int
+    arrived_s: float
+    min_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+    tenant: str = "default"
+    priority: int = 0  # lower goes first, as in vLLM
+    # --- owned by the core
+    n_prompt: int = field(init=False)
+    state: State = State.waiting
+    n_computed: int = 0
+    n_cached: int = 0  # prompt tokens found in the prefix cache at first admission
+    n_preemptions: int = 0
+    blocks: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    n_published: int = 0  # leading blocks already offered to the prefix cache
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.n_prompt = len(self.tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_remaining(self) -> int:
+        """Known tokens not in KV yet; 1 while decoding."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :]
+
+    @property
+    def n_most(self) -> int:
+        """The most tokens that can ever be in KV: the last generated one is never computed."""
+        return self.n_prompt + self.max_tokens - 1
+
+    def verdict_on(self, token: int) -> State | None:
+        """The finished state that `token`, already appended, brings; `None` to go on."""
+        if token in self.stop_ids and self.n_output > self.min_tokens:
+            return State.finished_stop
+        return State.finished_length if self.n_output >= self.max_tokens else None
+
+    def banned_ids(self) -> Iterable[int]:
+        """Token ids the next sample must avoid: stop ids before `min_tokens` are out."""
+        return self.stop_ids if self.n_output < self.min_tokens else ()

@@ -1,0 +1,200 @@
+"""Text to token ids and back, one token at a time.
+
+ByteTokenizer       a byte is a token; for random weights and directories without tokenizer.json
+  with Printable    every id is one printable character, so each token is exactly one delta
+  with Utf8Stream   ids below 256 are bytes; incomplete characters are held back
+HuggingFaceTokenizer  a local directory's tokenizer.json, through the `tokenizers` package
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from loadgen.errors import MissingDependency, UsageError
+
+BOS_ID, EOS_ID, PAD_ID = 256, 257, 258
+BYTE_VOCAB = 320  # 256 bytes and 3 specials, padded to a multiple of 64
+
+Messages = Sequence[tuple[str, str]]  # (role, content)
+
+
+class Detokenizer(Protocol):
+    """The text of one stream. Whatever is pushed and flushed adds up to the whole text."""
+
+    def push(self, token: int) -> str:
+        """Text that is certain after this token; may be empty."""
+
+    def flush(self) -> str:
+        """What was still held back, at the end of the stream."""
+
+
+class Tokenizer(Protocol):
+    """`encode` and `render` return at least one id: a model cannot start from nothing."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def render(self, messages: Messages) -> list[int]:
+        """The ids of a chat, ready for the assistant's turn."""
+
+    def detokenizer(self) -> Detokenizer: ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0-255. No special token is added, so n bytes are n tokens.
+
+    The chat template is one line per message and the opening of the assistant's:
+    `user: <content>\\nassistant: `.
+    """
+
+    eos_ids = frozenset({EOS_ID})
+
+    def __init__(self, printable: bool) -> None:
+        self._printable = printable
+
+    def encode(self, text: str) -> list[int]:
+        # Lone surrogates are valid JSON and no valid UTF-8; they become '?' like any editor's.
+        return list(text.encode("utf-8", errors="replace")) or [BOS_ID]
+
+    def render(self, messages: Messages) -> list[int]:
+        lines = [f"{role}: {content}\n" for role, content in messages]
+        return self.encode("".join(lines) + "assistant: ")
+
+    def detokenizer(self) -> Detokenizer:
+        return Printable() if self._printable else Utf8Stream()
+
+
+class Printable:
+    """One printable ASCII character per id: itself where it is one, else 32 + id mod 95."""
+
+    def push(self, token: int) -> str:
+        return chr(token if 32 <= token < 127 else 32 + token % 95)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Utf8Stream:
+    """Bytes to text as they come; an incomplete character waits for its end, an impossible one
+    becomes U+FFFD. Ids above 255 have no text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(bytes((token,))) if token < 256 else ""
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class HuggingFaceTokenizer:
+    """A local `tokenizer.json`, with the chat template of `chat_template.jinja` or
+    `tokenizer_config.json` if there is one.
+
+    Raises MissingDependency without the `tokenizers` package.
+    """
+
+    def __init__(self, directory: Path, eos_ids: frozenset[int]) -> None:
+        try:
+            from tokenizers import Tokenizer as Backend
+        except ImportError as error:
+            raise MissingDependency(
+                f"{directory / 'tokenizer.json'} needs the 'tokenizers' package: "
+                "pip install tokenizers"
+            ) from error
+        self._backend = Backend.from_file(str(directory / "tokenizer.json"))
+        self._specials, self._template = _chat_template(directory)
+        self.eos_ids = eos_ids
+
+    def encode(self, text: str) -> list[int]:
+        ids = list(self._backend.encode(text).ids)
+        return ids or sorted(self.eos_ids)[:1] or [0]
+
+    def render(self, messages: Messages) -> list[int]:
+        if self._template is None:
+            lines = [f"{role}: {content}\n" for role, content in messages]
+            return self.encode("".join(lines) + "assistant: ")
+        text = self._template.render(
+            messages=[{"role": role, "content": content} for role, content in messages],
+            add_generation_prompt=True,
+            **self._specials,
+        )
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def detokenizer(self) -> Detokenizer:
+        return _WindowStream(self._backend)
+
+
+class _WindowStream:
+    """Decodes a window of the last tokens twice, with and without the newest: what a token adds
+    can depend on the one before it (leading spaces, characters split over tokens)."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._ids: list[int] = []
+        self._shown = 0
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        before, now = self._decode(self._ids[: self._shown]), self._decode(self._ids)
+        if now.endswith("\ufffd") or len(now) <= len(before):
+            return ""
+        # Keep the tokens just shown as context for the next one, forget what came before them.
+        self._ids = self._ids[self._shown :]
+        self._shown = len(self._ids)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        before, now = self._decode(self._ids[: self._shown]), self._decode(self._ids)
+        self._shown = len(self._ids)
+        return now[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=True)) if ids else ""
+
+
+def load_tokenizer(
+    directory: Path | None, printable: bool, eos_ids: frozenset[int] = frozenset()
+) -> Tokenizer:
+    """The tokenizer of a local directory that has one, else bytes; `eos_ids` come from the model's
+    config."""
+    if directory is not None and (directory / "tokenizer.json").is_file():
+        return HuggingFaceTokenizer(directory, eos_ids)
+    return ByteTokenizer(printable)
+
+
+def _chat_template(directory: Path) -> tuple[dict[str, str], Any]:
+    """The special tokens by name, and the compiled template or None. Templates are programs from
+    the model's author, hence the sandbox."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    file = directory / "chat_template.jinja"
+    text = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    specials = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            specials[name] = value
+    if not isinstance(text, str):
+        return specials, None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment.globals["raise_exception"] = raise_exception
+    try:
+        return specials, environment.from_string(text)
+    except TemplateError as error:
+        raise UsageError(f"{directory}: chat template: {error}") from error
