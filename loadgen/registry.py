@@ -20,7 +20,13 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import (
+    CoreSchema,
+    ErrorDetails,
+    InitErrorDetails,
+    PydanticCustomError,
+    core_schema,
+)
 
 from loadgen.errors import UnknownKind, nearest
 
@@ -40,14 +46,7 @@ class Block(BaseModel):
             if all(detail["type"] != "extra_forbidden" for detail in details):
                 raise
         known = [field.alias or name for name, field in cls.model_fields.items()]
-        lines = []
-        for detail in details:
-            kind, message = detail["type"], detail["msg"]
-            if kind == "extra_forbidden":
-                key = str(detail["loc"][-1])
-                kind, message = "unknown_key", f"unknown key '{key}'; {nearest(key, known)}"
-            lines.append(_line_error(kind, message, detail["loc"], detail["input"]))
-        raise ValidationError.from_exception_data(cls.__name__, lines)
+        raise ValidationError.from_exception_data(cls.__name__, _named(details, known))
 
 
 class Plugin(Block):
@@ -142,6 +141,21 @@ class Registry(Generic[P]):
         except UnknownKind as error:  # the mistake sits at the key `kind`, not at the block
             line = _line_error("unknown_kind", str(error), ("kind",), spec)
             raise ValidationError.from_exception_data(self.noun, [line]) from None
+
+
+def _named(details: list[ErrorDetails], known: list[str]) -> list[InitErrorDetails]:
+    """The same mistakes with each unknown key's nearest neighbour, less the required keys that were
+    only misspelt: those are one mistake, not two."""
+    unknown = {d["loc"]: str(d["loc"][-1]) for d in details if d["type"] == "extra_forbidden"}
+    hints = {loc: f"unknown key '{key}'; {nearest(key, known)}" for loc, key in unknown.items()}
+    told = "".join(hints.values())
+    return [
+        _line_error("unknown_key", hints[detail["loc"]], detail["loc"], detail["input"])
+        if detail["loc"] in hints
+        else _line_error(detail["type"], detail["msg"], detail["loc"], detail["input"])
+        for detail in details
+        if detail["type"] != "missing" or f"did you mean '{detail['loc'][-1]}'?" not in told
+    ]
 
 
 def _line_error(kind: str, message: str, loc: tuple[int | str, ...], got: Any) -> InitErrorDetails:

@@ -3,13 +3,13 @@ many requests its promises need for a proven verdict."""
 
 from __future__ import annotations
 
-from math import ceil, log, log1p
 from typing import Any
 
 import numpy as np
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo
+from loadgen.measure.stats import least_n
 from loadgen.records import Phase, Schedule, Times
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.scenario import Scenario
@@ -23,7 +23,8 @@ def preview(scenario: Scenario, schedule: Schedule, confidence: float = 0.95) ->
     kind that states no rate).
 
     `n` and everything about arrivals and lengths covers warm-up and measured window alike; `slo`
-    counts the measured window only.
+    counts the measured window only. n_needed is the least number of requests that prove a promise
+    about a share of them if not one misses; it is None for a promise of another kind, or of 100 %.
     """
     asked, horizon_s, n = scenario.requests, scenario.horizon_s, len(schedule)
     prefix_tokens = asked.shared_prefix.tokens if asked.shared_prefix else 0
@@ -80,19 +81,6 @@ def describe_arrivals(times: Times, horizon_s: float) -> dict[str, Any]:
     }
 
 
-def requests_for_proof(quantile: float, confidence: float) -> int | None:
-    """The smallest n for which n requests without one miss prove that a share `quantile` meets the
-    promise: quantile^n ≤ 1 − confidence, the zero-miss binomial bound. p99 at 95 %: 299; at 99 %:
-    459. None for a share of 1, which no sample proves.
-
-    Source: Clopper and Pearson, Biometrika 26 (1934); MLPerf Inference early stopping.
-    """
-    assert 0 < confidence < 1, f"a confidence of {confidence}"
-    if quantile >= 1:
-        return None
-    return max(1, ceil(log1p(-confidence) / log(quantile))) if quantile > 0 else 1
-
-
 def _lengths(asked_mean: float, tokens: TokenCounts) -> dict[str, float]:
     p50, p90, p99 = np.quantile(tokens, (0.5, 0.9, 0.99), method="inverted_cdf")
     return {
@@ -107,7 +95,7 @@ def _lengths(asked_mean: float, tokens: TokenCounts) -> dict[str, float]:
 
 def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, Any]:
     share = _promised_share(slo)
-    n_needed = None if share is None else requests_for_proof(share, confidence)
+    n_needed = None if share is None else least_n(0, share, confidence) or None
     minutes = None if n_needed is None else n_needed * measure_s / n / 60
     return {
         "text": slo.text,

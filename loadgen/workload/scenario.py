@@ -23,12 +23,12 @@ from pydantic import (
     ValidationError,
 )
 
+from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.registry import Block
 from loadgen.units import Seconds, Share
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
-from loadgen.workload.document import Document, override, parse_document, write_document
 from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
 
 _OF_MET_REQUESTS = ("attainment", "goodput", "goodput_output_tokens_per_s")
@@ -119,6 +119,15 @@ class Instrument(_Strict):
     run_delay: Annotated[Share, Field(gt=0)] = 0.01
 
 
+def _fit_for_a_folder(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", name):
+        raise ValueError(
+            f"{name!r} cannot name a run's folder; begin with a letter and use up to 64 letters, "
+            "digits, '_', '.' and '-'"
+        )
+    return name
+
+
 def _or_never(value: object) -> object:
     return None if value == "never" else value
 
@@ -133,7 +142,7 @@ class Scenario(_Strict):
     """One traffic situation and its promise; equal scenarios give equal schedules."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
-    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
+    name: Annotated[str, AfterValidator(_fit_for_a_folder)]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     arrivals: Annotated[Arrivals, ARRIVALS]
     requests: Requests
@@ -184,7 +193,7 @@ def load_scenario(
     Raises ScenarioError with one `file:line: key.path: problem` line for every mistake.
     """
     label, text = read_source(path_or_name)
-    document = parse_document(text, label)
+    document = parse_document(text, label, ScenarioError)
     document.values.setdefault("name", _name_from(label))
     override(document, overrides)
     return _checked(document)
@@ -214,7 +223,7 @@ def scenario_from_flags(
         "limits": {} if max_concurrency is None else {"max_concurrency": max_concurrency},
         "slo": list(slo),
     }
-    document = Document("command line", values)
+    document = Document("command line", ScenarioError, values)
     document.sources = {
         ("seed",): "--seed",
         ("arrivals", "rate"): "--rate",

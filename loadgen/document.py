@@ -1,9 +1,9 @@
 """YAML text as plain values that remember where they stood, so that a mistake can be told with its
 file, line and key path.
 
-The subset is what a scenario needs. What YAML 1.1 parsers are feared for is switched off: `on`,
-`off`, `yes` and `no` are words, `1:30` is no number in base 60, a duplicate key is a mistake, and
-there are no anchors, tags or dates.
+For every file that people write. What YAML 1.1 parsers are feared for is switched off: `on`, `off`,
+`yes` and `no` are words, `1:30` is no number in base 60, a duplicate key is a mistake, and there
+are no anchors, tags or dates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from loadgen.errors import ScenarioError
+from loadgen.errors import UsageError
 
 KeyPath = tuple[str | int, ...]
 
@@ -83,12 +83,14 @@ class Mistake:
 class Document:
     """Plain values, the line each came from, and the mistakes found while reading them.
 
-    `label` names the file in messages. `sources` says which values did not come from it but from
-    somewhere else (`--set`, `--rate`); they are told under that name, without a line.
+    `label` names the file in messages and `error` is what it raises. `sources` says which values
+    did not come from it but from somewhere else (`--set`, `--rate`); they are told under that name,
+    without a line.
     """
 
     label: str
-    values: dict[str, Any]
+    error: type[UsageError]
+    values: dict[str, Any] = field(default_factory=dict)
     lines: dict[KeyPath, int] = field(default_factory=dict)
     sources: dict[KeyPath, str] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
@@ -113,40 +115,44 @@ class Document:
             self.note(detail["loc"], _in_words(detail))
 
     def raise_mistakes(self) -> None:
-        """Raises ScenarioError with one line per mistake, if there are any."""
+        """Raises `error` with one line per mistake, if there are any."""
         if self.mistakes:
-            raise ScenarioError("\n".join(str(mistake) for mistake in sorted(set(self.mistakes))))
+            raise self.error("\n".join(str(mistake) for mistake in sorted(set(self.mistakes))))
 
 
-def parse_document(text: str, label: str) -> Document:
-    """A mapping from YAML text. Raises ScenarioError where the text is no YAML mapping at all;
-    smaller mistakes (duplicate keys, tags) are noted in the document."""
-    document = Document(label, {})
+def parse_document(text: str, label: str, error: type[UsageError]) -> Document:
+    """A mapping from YAML text. Raises `error` where the text is no YAML mapping at all; smaller
+    mistakes (duplicate keys, tags) are noted in the document."""
+    document = Document(label, error)
     try:
         node = _Loader(text).get_single_node()
         if node is None:
-            raise ScenarioError(f"{label}: is empty; a scenario is a mapping of keys")
+            raise error(f"{label}: is empty; expected a mapping of keys")
         values = _plain(node, (), document)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+    except yaml.MarkedYAMLError as wrong:
+        mark = wrong.problem_mark or wrong.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ScenarioError(f"{label}{line}: {problem}") from None
-    except yaml.reader.ReaderError as error:
-        line_number = text.count("\n", 0, error.position) + 1
-        raise ScenarioError(f"{label}:{line_number}: {error.reason}") from None
+        problem = ", ".join(part for part in (wrong.context, wrong.problem) if part)
+        raise error(f"{label}{line}: {problem}") from None
+    except yaml.reader.ReaderError as wrong:
+        line_number = text.count("\n", 0, wrong.position) + 1
+        raise error(f"{label}:{line_number}: {wrong.reason} (U+{wrong.character:04X})") from None
     except RecursionError:
-        raise ScenarioError(f"{label}: is nested too deeply to be a scenario") from None
+        raise error(f"{label}: is nested too deeply") from None
     if not isinstance(values, dict):
-        raise ScenarioError(f"{label}:1: expected a mapping of keys, got {_shown(values)}")
+        raise error(f"{label}:1: expected a mapping of keys, got {_shown(values)}")
     document.values = values
     return document
 
 
 def override(document: Document, settings: Sequence[str] | Mapping[str, object]) -> None:
     """Set values by dotted path: `arrivals.rate=20/s` with YAML syntax on the right, or a mapping
-    from path to value. Raises ScenarioError where a setting cannot be read."""
-    pairs = settings.items() if isinstance(settings, Mapping) else map(_split_setting, settings)
+    from path to value. Raises the document's error where a setting cannot be read."""
+    pairs = (
+        list(settings.items())
+        if isinstance(settings, Mapping)
+        else [_split_setting(setting, document.error) for setting in settings]
+    )
     for dotted, value in pairs:
         _set(document, dotted, value)
 
@@ -214,12 +220,12 @@ def _plain_scalar(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     return text
 
 
-def _split_setting(setting: str) -> tuple[str, Any]:
+def _split_setting(setting: str, error: type[UsageError]) -> tuple[str, Any]:
     dotted, equals, text = setting.partition("=")
     if not equals or not dotted.strip():
-        raise ScenarioError(f"--set {setting}: expected key.path=value, e.g. arrivals.rate=20/s")
+        raise error(f"--set {setting}: expected key.path=value, e.g. arrivals.rate=20/s")
     label = f"--set {setting}"
-    parsed = parse_document(f"value: {text}", label)
+    parsed = parse_document(f"value: {text}", label, error)
     parsed.raise_mistakes()
     return dotted.strip(), parsed.values["value"]
 
@@ -230,22 +236,23 @@ def _set(document: Document, dotted: str, value: object) -> None:
     for depth, part in enumerate(path[:-1], start=1):
         if isinstance(block, dict) and block.get(str(part)) is None:
             block[str(part)] = {}
-        block = _member(block, part, dotted, path[:depth])
+        block = _member(document, block, path[:depth])
     if isinstance(block, dict):
         block[str(path[-1])] = value
     else:
-        _member(block, path[-1], dotted, path)
+        _member(document, block, path)
         block[path[-1]] = value
     document.sources[path] = "--set"
 
 
-def _member(block: Any, part: str | int, dotted: str, path: KeyPath) -> Any:
+def _member(document: Document, block: Any, path: KeyPath) -> Any:
+    part = path[-1]
     if isinstance(block, dict):
         return block[str(part)]
     if isinstance(block, list) and isinstance(part, int) and part < len(block):
         return block[part]
-    above = ".".join(map(str, path[:-1]))
-    raise ScenarioError(f"--set {dotted}: {above} is {_shown(block)}, which has no '{part}'")
+    dotted, above = (".".join(map(str, p)) for p in (path, path[:-1]))
+    raise document.error(f"--set {dotted}: {above} is {_shown(block)}, which has no '{part}'")
 
 
 def _in_words(detail: ErrorDetails) -> str:
@@ -259,7 +266,9 @@ def _in_words(detail: ErrorDetails) -> str:
             return f"expected a mapping of keys, got {got}"
         case "value_error":
             return message.removeprefix("Value error, ")
-    return f"expected {message.removeprefix('Input should be ')}, got {got}"
+        case "tuple_type" | "list_type":
+            return f"must be a list, got {got}"
+    return f"{message.replace('Input should', 'must', 1)}, got {got}"
 
 
 def _shown(value: object) -> str:
