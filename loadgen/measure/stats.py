@@ -171,7 +171,7 @@ def least_n(misses: int, quantile: float, confidence: float) -> int:
 def needed_n(misses: int, n: int, quantile: float, confidence: float) -> int | None:
     """About how many samples would settle whether a share ≥ q keeps the promise.
 
-    Taking misses / n as it is: proven kept, or proven broken. None where the share of misses equals 1 − q exactly
+    Taking misses / n as it is: proven kept, or proven broken. None where the share is 1 − q exactly
     (or within what 10⁹ samples could tell), or without samples.
     """
     allowed = 1 - quantile

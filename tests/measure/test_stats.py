@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats as oracle
 
 from loadgen.measure.stats import (
+    Percentile,
     effective_n,
     exact_bounds,
     has_few,
@@ -136,7 +137,7 @@ def test_gaps_of_one_request_are_not_counted_as_independent() -> None:
     assert ours / 400 > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 400), "seed=21"
 
 
-def _covers(found, truth: float) -> bool:  # type: ignore[no-untyped-def]  # a Percentile
+def _covers(found: Percentile, truth: float) -> bool:
     return (found.low is None or found.low <= truth) and (found.high is None or found.high >= truth)
 
 

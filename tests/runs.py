@@ -1,0 +1,198 @@
+"""Runs for tests: one that looks like a measured run, and any run hypothesis can think of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from loadgen.records import (
+    CHUNKS,
+    REQUESTS,
+    SCHEDULE,
+    Chunks,
+    Names,
+    Phase,
+    Requests,
+    Run,
+    Schedule,
+    Status,
+    TokenSource,
+    empty_requests,
+)
+
+MANIFEST: dict[str, Any] = {
+    "schema": 1,
+    "run": "evening-chat-1",
+    "slobench": "0.1.0",
+    "scenario": {
+        "source": "scenarios/quickstart.yaml",
+        "text": "# A small chat load.\nschema: 1\nname: quickstart\n",
+        "resolved": {"name": "quickstart", "limits": {"when_full": "drop"}},
+        "sha256": "5f" * 32,
+    },
+    "seed": 7,
+    "salt": "b2c4",
+    "schedule_sha256": "ab" * 32,
+    "target": {
+        "url": "http://127.0.0.1:8000",
+        "api": "chat",
+        "model": "tiny-llama",
+        "kind": "reference",
+        "labels": {"gpu": "none"},
+    },
+    "host": {"hostname": "bench-1", "cpus": 4, "platform": "Linux-6.1", "python": "3.11.7"},
+    "versions": {"numpy": "2.1.0"},
+    "git": None,
+    "clock": "monotonic",
+    "epoch_utc": "2026-01-05T10:00:00Z",
+    "started_utc": "2026-01-05T10:00:00Z",
+    "ended": "completed",
+    "end_reason": "",
+    "window": {"warmup_s": 2.0, "measure_s": 20.0, "drain_s": 10.0},
+    "slo": [],
+    "instrument_limits": {},
+    "preflight": [{"check": "reachable", "ok": True, "detail": "200 in 3 ms"}],
+    "command": ["slobench", "run", "scenarios/quickstart.yaml"],
+}
+INSTRUMENT: dict[str, Any] = {
+    "shards": [
+        {
+            "shard": 0,
+            "window_s": 32.0,
+            "loop_lag_s": {"n": 320, "p50": 0.0001, "p99": 0.0008, "max": 0.002},
+            "cpu_share": 0.21,
+            "run_delay_share": 0.001,
+            "throttled_share": 0.0,
+            "gc": {"collections": 3, "pause_max_s": 0.0004},
+            "connections": {"opened": 12, "reused": 188},
+        }
+    ],
+    "decode": {"during_run_bytes": 0},
+}
+
+
+def measured_run(
+    n_requests: int = 220,
+    rate_per_s: float = 10.0,
+    ttft_s: float = 0.1,
+    itl_s: float = 0.01,
+    n_tokens: int = 20,
+    n_failed: int = 0,
+    seed: int = 7,
+    slo: Sequence[str] = (),
+    manifest: Mapping[str, Any] | None = None,
+) -> Run:
+    """A steady run at an exact rate; lognormal spread of 20 %; the last rows of the window fail."""
+    rng = np.random.default_rng(seed)
+    schedule = schedule_rows(np.arange(n_requests) / rate_per_s, warmup_s=2.0, tokens=n_tokens)
+    rows = empty_requests(schedule)
+    released_s = schedule["scheduled_s"]
+    rows["released_s"], rows["sent_s"] = released_s, released_s + 0.0002
+    rows["connected_s"], rows["headers_s"] = released_s + 0.0004, released_s + 0.002
+    rows["reused_connection"], rows["remote_id"] = True, 1
+    first_s = released_s + ttft_s * rng.lognormal(0.0, 0.2, n_requests)
+    gaps_s = itl_s * rng.lognormal(0.0, 0.2, (n_requests, n_tokens - 1))
+    received_s = np.c_[first_s, first_s[:, None] + np.cumsum(gaps_s, axis=1)]
+    chunks = np.zeros(n_requests * n_tokens, CHUNKS)
+    chunks["request_id"] = np.repeat(schedule["request_id"], n_tokens)
+    chunks["received_s"] = received_s.ravel()
+    rows["first_chunk_s"] = rows["first_token_s"] = rows["first_answer_s"] = first_s
+    rows["last_token_s"], rows["done_s"] = received_s[:, -1], received_s[:, -1] + 0.0001
+    rows["status"], rows["http_status"] = Status.ok, 200
+    rows["output_tokens"] = rows["chunks"] = n_tokens
+    rows["token_source"], rows["input_tokens"] = TokenSource.usage, schedule["input_tokens"]
+    failed = np.arange(n_requests - n_failed, n_requests)
+    _fail(rows, failed)
+    return Run(
+        manifest={**copy.deepcopy(MANIFEST), "slo": list(slo), **(manifest or {})},
+        schedule_rows=schedule,
+        request_rows=rows,
+        chunk_rows=chunks[~np.isin(chunks["request_id"], failed)],
+        names=Names(errors=("", "HTTP 503: overloaded"), remotes=("", "127.0.0.1:8000")),
+        instrument=copy.deepcopy(INSTRUMENT),
+    )
+
+
+def schedule_rows(
+    scheduled_s: Sequence[float] | np.ndarray[Any, Any], warmup_s: float = 0.0, tokens: int = 20
+) -> Schedule:
+    rows = np.zeros(len(scheduled_s), SCHEDULE)
+    rows["request_id"] = rows["session_id"] = np.arange(len(rows))
+    rows["scheduled_s"], rows["input_tokens"], rows["output_tokens"] = scheduled_s, 100, tokens
+    rows["phase"] = np.where(rows["scheduled_s"] < warmup_s, Phase.warmup, Phase.measure)
+    return rows
+
+
+def with_manifest(run: Run, **changes: Any) -> Run:
+    return replace(run, manifest={**run.manifest, **changes})
+
+
+def with_shard(run: Run, **changes: Any) -> Run:
+    """The run with some readings of its only shard replaced."""
+    shards = [{**run.instrument["shards"][0], **changes}]
+    return replace(run, instrument={**run.instrument, "shards": shards})
+
+
+def _fail(rows: Requests, which: np.ndarray[Any, Any]) -> None:
+    rows["status"][which], rows["http_status"][which] = Status.http_error, 503
+    rows["error_id"][which] = 1
+    for name in ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s"):
+        rows[name][which] = np.nan
+    rows["done_s"][which] = rows["released_s"][which] + 0.01
+    for name in ("output_tokens", "chunks", "token_source", "input_tokens"):
+        rows[name][which] = 0
+
+
+_steps = st.floats(0.0, 2.0, allow_subnormal=False)
+
+
+@st.composite
+def requests(draw: st.DrawFn, scheduled_s: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One request row (as a dict) that got some way, and the chunks it received on that way."""
+    row: dict[str, Any] = {"released_s": scheduled_s, "status": Status.not_released}
+    if not draw(st.booleans() | st.just(True)):
+        return {**row, "released_s": np.nan}, []
+    row["sent_s"] = scheduled_s + draw(_steps)
+    row["status"] = draw(st.sampled_from([s for s in Status if s is not Status.not_released]))
+    row["reused_connection"] = draw(st.booleans())
+    now_s = row["connected_s"] = row["sent_s"] + draw(_steps)
+    chunks = []
+    for _ in range(draw(st.integers(0, 5))):
+        now_s += draw(_steps)
+        chunks.append({"received_s": now_s, "tokens": draw(st.integers(0, 3))})
+    row["chunks"] = len(chunks)
+    row["token_source"] = draw(st.sampled_from([TokenSource.none, TokenSource.usage]))
+    row["output_tokens"] = draw(st.integers(0, 12)) if row["token_source"] else 0
+    if chunks:
+        row["first_token_s"], row["last_token_s"] = chunks[0]["received_s"], now_s
+        row["first_chunk_tokens"] = chunks[0]["tokens"]
+        answer = draw(st.integers(0, len(chunks)))
+        if answer < len(chunks):
+            row["first_answer_s"] = chunks[answer]["received_s"]
+        row["done_s"] = now_s + draw(_steps)
+    return row, chunks
+
+
+@st.composite
+def runs(draw: st.DrawFn, max_requests: int = 8) -> Run:
+    """Any consistent run of a few requests, with gaps in the ids, failures, and chunks or none."""
+    n = draw(st.integers(0, max_requests))
+    scheduled_s = sorted(draw(st.lists(st.floats(0, 30), min_size=n, max_size=n)))
+    schedule = schedule_rows(scheduled_s, warmup_s=2.0)
+    schedule["request_id"] = sorted(
+        draw(st.lists(st.integers(0, 40), min_size=n, max_size=n, unique=True))
+    )
+    schedule["n_parents"] = draw(st.lists(st.sampled_from([0, 0, 1]), min_size=n, max_size=n))
+    rows, chunks = empty_requests(schedule), []
+    for position, id_ in enumerate(schedule["request_id"]):
+        values, received = draw(requests(float(scheduled_s[position])))
+        for name, value in values.items():
+            rows[name][position] = value
+        chunks += [(id_, chunk["received_s"], chunk["tokens"]) for chunk in received]
+    chunk_rows: Chunks = np.array(chunks, CHUNKS)
+    return Run({**copy.deepcopy(MANIFEST)}, schedule, rows.astype(REQUESTS), chunk_rows)
