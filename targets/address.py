@@ -54,10 +54,10 @@ def parse_url(text: str) -> Address:
     try:
         parts = urlsplit(text)
         port = parts.port
-        host = (
-            (parts.hostname or "").encode("ascii" if ":" in parts.netloc[:1] else "idna").decode()
-        )
-    except ValueError as error:  # UnicodeError, a bad port and a half-open [IPv6] are ValueErrors
+        host = (parts.hostname or "").encode("idna").decode()
+    except UnicodeError:
+        raise TargetFileError(f"{shown}: its host is not a valid name") from None
+    except ValueError as error:  # a bad port, a half-open [IPv6]
         raise TargetFileError(f"{shown}: {error}; write e.g. http://localhost:8000") from None
     _refuse_unusable(shown, parts.scheme, host, port, parts.netloc, parts.query or parts.fragment)
     path = parts.path.rstrip("/")

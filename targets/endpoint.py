@@ -177,6 +177,6 @@ def _with_key(endpoint: Endpoint, environ: Mapping[str, str], where: str) -> End
 
 
 def _check_header(name: str, value: str) -> None:
-    """Raises ValueError, which never quotes the value, for what HTTP cannot carry (RFC 9110 §5.5)."""
+    """Raises ValueError, which never quotes the value, for what no header holds (RFC 9110 §5.5)."""
     if not value.isascii() or not value.isprintable():
         raise ValueError(f"{name} has characters that an HTTP header cannot carry")

@@ -1,0 +1,187 @@
+"""The mock server's replies in progress: a head, then events at their deadlines, and what was
+really done when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Protocol
+
+from targets import mock_wire as wire
+from targets.mock_script import Script
+from targets.timer import DeadlineTimer
+
+_PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>"
+
+
+@dataclass
+class LogRow:
+    """What really happened to one request. Instants are CLOCK_MONOTONIC nanoseconds; 0 = it never
+    came to that.
+    """
+
+    seq: int
+    number: int
+    connection: int
+    api: str
+    outcome: str = "ok"
+    asked_tokens: int = 0
+    sent_tokens: int = 0
+    prompt_tokens: int = 0
+    read_ns: int = 0  # the last byte of the request had been read
+    due_ns: int = 0  # the first token was due
+    first_ns: int = 0  # just before the first token was written
+    last_ns: int = 0  # just before the last token was written
+    done_ns: int = 0
+    late_max_ns: int = 0  # the most any token was written after it was due
+
+
+class Replies:
+    """The replies in progress, in order of their next deadline, and the rows of the log."""
+
+    def __init__(self, script: Script, loop: asyncio.AbstractEventLoop) -> None:
+        self.script = script
+        self.rows: list[LogRow] = []
+        self.n_connections = 0
+        self.first_read_ns: int | None = None
+        self._due: list[tuple[int, int, Reply]] = []
+        self._n_pushed = 0
+        self._timer = DeadlineTimer(loop, self._fire)
+
+    def push(self, due_ns: int, reply: Reply) -> None:
+        self._n_pushed += 1  # ties are served in the order they were pushed
+        heapq.heappush(self._due, (due_ns, self._n_pushed, reply))
+        self._timer.arm(self._due[0][0])
+
+    def not_stalled_ns(self, due_ns: int, script: Script) -> int:
+        """The instant itself, or the end of the stall it falls into."""
+        if not script.stalls or self.first_read_ns is None:
+            return due_ns
+        at_s = (due_ns - self.first_read_ns) * 1e-9
+        later_s = script.after_stalls_s(at_s)
+        return due_ns if later_s == at_s else self.first_read_ns + round(later_s * 1e9)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _fire(self) -> None:
+        while self._due and self._due[0][0] <= time.monotonic_ns():
+            due_ns, _, reply = heapq.heappop(self._due)
+            reply.step(due_ns)
+        if self._due:
+            self._timer.arm(self._due[0][0])
+
+
+class Outlet(Protocol):
+    """What a reply needs of its connection; all but `write` end the reply."""
+
+    reply: Reply | None
+
+    def write(self, data: bytes) -> None: ...
+    def finish(self, data: bytes) -> None: ...
+    def cut(self) -> None: ...
+    def reset(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Reply:
+    """One reply on its way: a head, then events at their deadlines, or what the script's failure
+    makes of them.
+    """
+
+    replies: Replies
+    connection: Outlet
+    script: Script
+    row: LogRow
+    text: wire.ReplyText
+    streams: bool
+    failure: str | None
+    _event: int = field(default=-1)  # the next to write; -1 is the head
+
+    @property
+    def breaks_at(self) -> int | None:
+        """The event before which the reply goes wrong, if it does so half way."""
+        return self.text.n_events // 2 if self.failure in ("cut", "utf8", "inband") else None
+
+    def start(self) -> None:
+        self.row.due_ns = self.row.read_ns + round(self.script.due_s(0) * 1e9)
+        if not self.streams or self.failure in ("reset", "notsse"):
+            last = self.text.n_events - 1 if self.failure is None else 0
+            self._event = last
+            self._schedule(self.script.due_s(last))
+        else:
+            self._schedule(0.0)
+
+    def step(self, due_ns: int) -> None:
+        """Write what is due at `due_ns` and schedule the next, unless the client has gone."""
+        if self.connection.reply is not self:
+            return
+        if self.failure == "reset":
+            self.connection.reset()
+        elif self.failure == "notsse":
+            self.connection.finish(wire.whole_response(200, _PAGE, "text/html"))
+        elif not self.streams:
+            self._count(self.text.tokens, due_ns)
+            self.connection.finish(wire.whole_response(200, self.text.whole()))
+        elif self._event < 0:
+            self._head()
+        else:
+            self._write_event(due_ns)
+
+    def _head(self) -> None:
+        role = self.text.is_chat and self.script.role == "early"
+        self.connection.write(wire.SSE_HEAD + (wire.chunk(self.text.role()) if role else b""))
+        self._event = 0
+        self._schedule(self.script.due_s(0))
+
+    def _write_event(self, due_ns: int) -> None:
+        event = self._event
+        if event == self.breaks_at and self._break():
+            return
+        out = b""
+        if event == 0 and self.text.is_chat and self.script.role == "first":
+            out = wire.chunk(self.text.role())
+        body = self.text.broken_event() if event == self.breaks_at else self.text.event(event)
+        self._count(self.text.tokens_in(event), due_ns)
+        self._event += 1
+        if self._event < self.text.n_events:
+            self.connection.write(out + wire.chunk(body))
+            self._schedule(self.script.due_s(self._event))
+        else:
+            tail = wire.chunk(self.text.tail()) + wire.LAST_CHUNK
+            self.connection.finish(out + wire.chunk(body) + tail)
+
+    def _break(self) -> bool:
+        """End the reply half way as scripted; False where it goes on, with one broken event."""
+        if self.failure == "cut":
+            self.connection.cut()
+        elif self.failure == "inband":
+            error = b"data: " + wire.error_body(500, "scripted failure in mid-stream") + b"\n\n"
+            self.connection.finish(wire.chunk(error + wire.DONE) + wire.LAST_CHUNK)
+        return self.failure != "utf8"
+
+    def _schedule(self, offset_s: float) -> None:
+        due_ns = self.row.read_ns + round(offset_s * 1e9)
+        self.replies.push(self.replies.not_stalled_ns(due_ns, self.script), self)
+
+    def _count(self, tokens: int, due_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        self.row.first_ns = self.row.first_ns or now_ns
+        self.row.last_ns = now_ns
+        self.row.sent_tokens += tokens
+        self.row.late_max_ns = max(self.row.late_max_ns, now_ns - due_ns)
+
+
+def write_log(rows: Sequence[LogRow], path: Path) -> None:
+    """The log as CSV with a header, one line per request in order of arrival."""
+    names = [f.name for f in fields(LogRow)]
+    with path.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(names)
+        writer.writerows([getattr(row, name) for name in names] for row in rows)

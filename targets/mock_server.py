@@ -1,0 +1,114 @@
+"""A scripted OpenAI-compatible server, for tests and for proving the instrument: it does what it is
+told, on time, and writes down what it really did.
+
+    python -m targets.mock_server --ttft 50ms --itl 10ms --fail cut:5% --log truth.csv
+
+Prints `READY http://host:port` on stdout. A request may change its own script with an `x-mock:
+ttft=80ms,fail=hang` header; its number, which decides what fails, is its `x-seq` header if it has
+one. Every write has an absolute deadline on one timer; the log holds the instants of
+CLOCK_MONOTONIC, so a client on the same machine can subtract.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from loadgen.errors import UsageError
+from targets.mock_http import Connection
+from targets.mock_options import OPTIONS, apply_options
+from targets.mock_reply import LogRow, Replies, write_log
+from targets.mock_script import Script
+
+
+async def serve(
+    script: Script, host: str, port: int, tls: ssl.SSLContext | None, parent_pid: int | None
+) -> list[LogRow]:
+    """Serve until SIGTERM, SIGINT or the parent's end; the rows of the log, in order of arrival."""
+    loop = asyncio.get_running_loop()
+    replies = Replies(script, loop)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = await loop.create_server(
+        lambda: Connection(replies), host, port, ssl=tls, backlog=4096
+    )
+    bound = listener.sockets[0].getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    sys.stdout.write(f"READY {'https' if tls else 'http'}://{shown}:{bound}\n")
+    sys.stdout.flush()
+    gc.collect()
+    gc.freeze()
+    while not stop.is_set() and (parent_pid is None or os.getppid() == parent_pid):
+        try:
+            await asyncio.wait_for(stop.wait(), 0.5)
+        except TimeoutError:
+            continue
+    listener.close()
+    replies.close()
+    return replies.rows
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage block."""
+        sys.stderr.write(f"error: {message}\n")
+        raise SystemExit(2)
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python -m targets.mock_server", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument("--log", type=Path, help="CSV of what really happened, written at exit")
+    parser.add_argument("--tls-cert", type=Path, help="PEM file; serve https")
+    parser.add_argument("--tls-key", type=Path)
+    parser.add_argument("--parent-pid", type=int, help="end when this parent has gone")
+    for name, (_, _, text) in OPTIONS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, action="append", default=[], help=text.replace("%", "%%"))
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the server; 0 when it was told to end, 2 with one line on stderr when it cannot start."""
+    options = _arguments(argv)
+    try:
+        given = [(name, value) for name in OPTIONS for value in getattr(options, name)]
+        script = apply_options(Script(), given)
+        tls = None
+        if options.tls_cert is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(options.tls_cert, options.tls_key)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            rows = runner.run(serve(script, options.host, options.port, tls, options.parent_pid))
+    except UsageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except OSError as error:
+        where = f"{options.host}:{options.port}"
+        sys.stderr.write(f"error: cannot serve on {where}: {error.strerror or error}\n")
+        return 2
+    if options.log is not None:
+        write_log(rows, options.log)
+    return 0
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
