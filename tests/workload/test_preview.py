@@ -1,0 +1,79 @@
+"""Preview: asked against generated, and the requests that a proven verdict needs."""
+
+import json
+
+import pytest
+
+from loadgen.workload.preview import preview
+from loadgen.workload.scenario import load_scenario, scenario_from_flags
+from loadgen.workload.schedule import make_schedule
+
+
+def previewed(**changes):
+    asked = {"rate": "100/s", "input_len": 100, "output_len": 10, "duration": "200s", **changes}
+    scenario = scenario_from_flags(**asked)
+    return preview(scenario, make_schedule(scenario))
+
+
+@pytest.mark.parametrize("name", ["quickstart", "chat_poisson", "chat_bursty", "power_law_mix"])
+def test_every_shipped_scenario_previews_as_json(name):
+    scenario = load_scenario(name)
+    figures = json.loads(json.dumps(preview(scenario, make_schedule(scenario)), allow_nan=False))
+    assert figures["scenario"] == name
+    assert figures["n"] >= figures["n_measured"] > 0
+
+
+def test_what_was_generated_stands_beside_what_was_asked():
+    figures = previewed(
+        input_len={"kind": "uniform", "min": 100, "max": 300},
+        overrides=["requests.shared_prefix.tokens=50"],
+    )
+    arrivals = figures["arrivals"]
+    assert arrivals["asked_rate_per_s"] == 100.0
+    assert arrivals["generated_rate_per_s"] == pytest.approx(100, abs=2.9)  # 4 sigma
+    assert arrivals["gap_cv"] == pytest.approx(1, abs=0.03)
+    assert figures["input_tokens"]["asked_mean"] == 250.0
+    assert figures["input_tokens"]["mean"] == pytest.approx(250, abs=2)
+    assert figures["input_tokens"]["max"] == 350
+    assert figures["output_tokens"] == {
+        "asked_mean": 10.0,
+        "mean": 10.0,
+        "p50": 10,
+        "p90": 10,
+        "p99": 10,
+        "max": 10,
+    }
+    assert figures["output_tokens_per_s"] == pytest.approx(1000, abs=29)
+    assert figures["prefix_share"] == pytest.approx(0.2, abs=0.002)
+
+
+def test_only_the_measured_window_counts_towards_a_proof():
+    figures = previewed(rate="10/s", warmup="100s", duration="10s", slo=["p99(ttft) <= 1s"])
+    assert figures["n_measured"] == figures["slo"][0]["n"] < 150 < figures["n"]
+
+
+@pytest.mark.parametrize(
+    ("promise", "n_needed"),
+    [
+        ("p50(ttft) <= 1s", 5),  # 0.5^5 = 3.1 %
+        ("p90(ttft) <= 1s", 29),  # 0.9^29 = 4.7 %
+        ("p99(ttft) <= 1s", 299),
+        ("p99.9(e2e) <= 9s", 2995),
+        ("attainment >= 95%", 59),
+        ("error_rate <= 1%", 299),
+        ("attainment >= 100%", None),  # no sample proves a certainty
+        ("mean(ttft) <= 1s", None),
+        ("tpot <= 50ms", None),
+        ("p99(itl) <= 50ms", None),  # gaps of one request are not independent
+    ],
+)
+def test_a_proof_at_95_percent_needs_the_zero_miss_binomial_bound(promise, n_needed):
+    figures = previewed(duration="10s", slo=["ttft <= 1s", promise])["slo"][1]
+    assert figures["n_needed"] == n_needed
+    assert figures["is_provable"] == (None if n_needed is None else figures["n"] >= n_needed)
+
+
+def test_the_minutes_a_proof_needs_follow_from_the_rate():
+    figures = previewed(rate="1/s", duration="100s", slo=["p99(ttft) <= 1s"])["slo"][0]
+    assert figures["is_provable"] is False
+    assert figures["minutes_needed"] == pytest.approx(299 / 60, rel=0.35)
