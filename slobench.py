@@ -1,0 +1,38 @@
+"""slobench in a notebook or a script: `import slobench as sb`.
+
+    run = sb.run(sb.load_scenario("quickstart"), "http://localhost:8000")
+    run.requests.ttft_s.describe(); sb.summarize(run).verdict
+
+Names are loaded on first use, so that importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadgen.drive.store import read_run as read_run
+    from loadgen.measure.aggregate import summarize as summarize
+    from loadgen.run import run as run
+    from loadgen.workload.scenario import load_scenario as load_scenario
+    from loadgen.workload.schedule import make_schedule as make_schedule
+
+_HOMES = {
+    "load_scenario": "loadgen.workload.scenario",
+    "make_schedule": "loadgen.workload.schedule",
+    "run": "loadgen.run",
+    "read_run": "loadgen.drive.store",
+    "summarize": "loadgen.measure.aggregate",
+}
+__all__ = ["load_scenario", "make_schedule", "read_run", "run", "summarize"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'slobench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

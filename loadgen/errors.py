@@ -26,7 +26,7 @@ class SlobenchError(Exception):
 
 
 class UsageError(SlobenchError):
-    """What the user wrote is wrong: the message says what was expected, found, where, and the fix."""
+    """What the user wrote is wrong; says what was expected, what was found, where, and the fix."""
 
     exit_code = 2
 

@@ -1,0 +1,39 @@
+# Two commands: `make demo` and `make test`. Both make their environment in .venv first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help demo test check bench clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: .venv/engine ## measure the bundled engine for 20 s and write runs/…/report.html
+	@$(BIN)/slobench run scenarios/quickstart.yaml --target reference
+
+test: .venv/dev ## the whole test suite
+	@scripts/test
+
+check: .venv/dev ## formatting, lint, types
+	@scripts/check
+
+bench: .venv/dev ## the benchmarks that need no GPU; results go to benchmarks/results
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean: ## remove the environment and caches, keep runs/
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "slobench needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	"$(PYTHON)" -m venv .venv
+
+# What is installed is pinned in constraints.txt, so that a run today and in a year is the same.
+.venv/engine: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing slobench and the reference engine into .venv (torch is the large part)…"
+	$(PIP) install -q -c constraints.txt -e '.[engine]'
+	@touch $@
+
+.venv/dev: .venv/engine
+	$(PIP) install -q -c constraints.txt -e '.[engine,dev]'
+	@touch $@

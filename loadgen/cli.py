@@ -1,0 +1,203 @@
+"""The command line. Each verb parses, calls one function and chooses an exit code; no logic here.
+
+Exit codes: 0 met · 1 missed · 2 usage or scenario error · 3 no verdict · 4 internal error ·
+130 interrupted. Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loadgen import command
+
+app = typer.Typer(
+    name="slobench",
+    help="How much of this traffic can this LLM server take before it breaks its latency promise?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_MEASURE, _LAB, _EXTEND = "Measure", "Engine lab", "Extend"
+
+Scenario = Annotated[
+    str | None,
+    typer.Argument(help="A scenario file or the name of a shipped one (see `slobench list`)."),
+]
+Rate = Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")]
+InputLen = Annotated[int | None, typer.Option(help="Prompt tokens of each request.")]
+OutputLen = Annotated[int | None, typer.Option(help="Output tokens of each request.")]
+Duration = Annotated[str | None, typer.Option(help="Length of the measured window, e.g. 60s.")]
+Warmup = Annotated[str | None, typer.Option(help="Uncounted time before it, e.g. 5s.")]
+Concurrency = Annotated[int | None, typer.Option(help="Requests in flight at most.")]
+Slo = Annotated[
+    list[str] | None, typer.Option(help="A promise, e.g. 'p99(ttft)<=500ms'; repeatable.")
+]
+Seed = Annotated[int | None, typer.Option(help="Another seed draws another schedule.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
+]
+Plugin = Annotated[
+    list[Path] | None, typer.Option(help="A Python file that registers kinds; repeatable.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+Confidence = Annotated[
+    float | None, typer.Option(help="Ask for proof: a verdict the interval straddles is none.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"slobench {command.version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    rich_help_panel=_MEASURE,
+    epilog="Example: slobench run scenarios/quickstart.yaml --target reference",
+)
+def run(
+    scenario: Scenario = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="A URL, a target file, `reference` (the bundled engine) or `mock`. "
+            "Default: the environment's OPENAI_BASE_URL."
+        ),
+    ] = None,
+    rate: Rate = None,
+    input_len: InputLen = None,
+    output_len: OutputLen = None,
+    duration: Duration = None,
+    warmup: Warmup = None,
+    max_concurrency: Concurrency = None,
+    slo: Slo = None,
+    seed: Seed = None,
+    set_: Set = None,
+    model: Annotated[
+        str, typer.Option(help="The API's model field. Default: from /v1/models.")
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="Settings of `reference` or `mock`, e.g. mode=chunked,shape=tiny.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="The run's directory. Default: runs/<scenario>-<time>.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
+    workers: Annotated[
+        str, typer.Option(help="Load-generating processes, or auto: by the asked token rate.")
+    ] = "auto",
+    confidence: Confidence = None,
+    plugin: Plugin = None,
+    print_scenario: Annotated[
+        bool, typer.Option("--print-scenario", help="Print the scenario as YAML and stop.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Fire a scenario at a target, measure every token, and say whether the promise was kept."""
+    chosen = command.choose_scenario(
+        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
+        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
+    )  # fmt: skip
+    if print_scenario:
+        typer.echo(chosen.to_yaml(), nl=False)
+        return
+    raise typer.Exit(
+        command.run(chosen, target, model, engine, out, force, workers, confidence, json)
+    )
+
+
+@app.command(rich_help_panel=_MEASURE, epilog="Example: slobench preview quickstart")
+def preview(
+    scenario: Scenario = None,
+    rate: Rate = None,
+    input_len: InputLen = None,
+    output_len: OutputLen = None,
+    duration: Duration = None,
+    warmup: Warmup = None,
+    max_concurrency: Concurrency = None,
+    slo: Slo = None,
+    seed: Seed = None,
+    set_: Set = None,
+    plugin: Plugin = None,
+    json: Json = False,
+) -> None:
+    """Show what a scenario would send, and what its promises need to be proven. No network."""
+    chosen = command.choose_scenario(
+        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
+        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
+    )  # fmt: skip
+    command.preview(chosen, json)
+
+
+@app.command(rich_help_panel=_MEASURE, epilog="Example: slobench report runs/latest")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    slo: Slo = None,
+    confidence: Confidence = None,
+    json: Json = False,
+) -> None:
+    """Compute the numbers of recorded runs again and write their report.html anew."""
+    command.report(runs, slo, confidence, json)
+
+
+@app.command(
+    rich_help_panel=_LAB, epilog="Example: slobench serve --mode chunked --shape tiny --port 8000"
+)
+def serve(
+    mode: Annotated[str, typer.Option(help="The batching mode.")] = "chunked",
+    shape: Annotated[
+        str, typer.Option(help="A random-weight shape, or a local model directory.")
+    ] = "tiny",
+    device: Annotated[str, typer.Option(help="cpu (torch) or toy (tokens without torch).")] = "cpu",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    threads: Annotated[int, typer.Option(help="torch threads.")] = 1,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens per sequence at most.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences per step at most.")] = None,
+    token_budget: Annotated[int | None, typer.Option(help="Tokens per step at most.")] = None,
+    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of 16 tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random weights.")] = None,
+    json: Json = False,
+) -> None:
+    """Serve the bundled engine on the OpenAI API."""
+    options: dict[str, Any] = {
+        "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
+        "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
+        "token_budget": token_budget, "kv_blocks": kv_blocks, "seed": seed,
+    }  # fmt: skip
+    given = {key: value for key, value in options.items() if value is not None}
+    raise typer.Exit(command.serve(given, json))
+
+
+@app.command("list", rich_help_panel=_EXTEND, epilog="Example: slobench list arrivals")
+def list_(
+    family: Annotated[
+        str | None, typer.Argument(help="One family: arrivals, lengths, apis, modes, scenarios, …")
+    ] = None,
+    plugin: Plugin = None,
+    json: Json = False,
+) -> None:
+    """List the kinds that can be named in files and flags, with their parameters."""
+    command.list_kinds(family, plugin or [], json)
+
+
+def main() -> None:
+    """The console script: every way to fail is a line and an exit code, never a bare traceback."""
+    sys.exit(command.guarded(app, os.environ))

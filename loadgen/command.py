@@ -1,0 +1,249 @@
+"""What the verbs of the command line do: wiring between arguments, functions and the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from loadgen.errors import SlobenchError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from loadgen.measure.aggregate import Summary
+    from loadgen.workload.scenario import Scenario
+
+_INTERRUPTED = 130
+_INTERNAL = 4
+
+
+def version() -> str:
+    from importlib.metadata import version as installed
+
+    return installed("slobench")
+
+
+_FLAG_KEYS = {
+    "rate": "arrivals.rate",
+    "input_len": "requests.input_tokens",
+    "output_len": "requests.output_tokens",
+    "duration": "phases.measure",
+    "warmup": "phases.warmup",
+    "max_concurrency": "limits.max_concurrency",
+    "slo": "slo",
+    "seed": "seed",
+}
+_NEEDED_FLAGS = ("rate", "input_len", "output_len", "duration")
+
+
+def choose_scenario(
+    source: str | None, settings: Sequence[str], plugins: Sequence[Path], **flags: Any
+) -> Scenario:
+    """A file with flags and settings on top, or, without a file, the flags themselves."""
+    from loadgen.workload.scenario import load_scenario, scenario_from_flags
+
+    for plugin in plugins:
+        load_plugin(plugin)
+    given = {name: value for name, value in flags.items() if value is not None}
+    if source is not None:
+        on_top = [f"{_FLAG_KEYS[name]}={json.dumps(value)}" for name, value in given.items()]
+        return load_scenario(source, [*on_top, *settings])
+    missing = ", ".join("--" + n.replace("_", "-") for n in _NEEDED_FLAGS if n not in given)
+    if missing:
+        raise UsageError(
+            f"which traffic? Name a scenario (see `slobench list scenarios`), or add {missing}"
+        )
+    return scenario_from_flags(**given, overrides=list(settings))
+
+
+def load_plugin(path: Path) -> None:
+    """Run a Python file that registers kinds. Raises UsageError if it is not there or fails."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(f"slobench_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"--plugin {path}: no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # somebody else's code: whatever it raises is told, with its place
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            f"--plugin {path}: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        ) from error
+
+
+def run(
+    scenario: Scenario,
+    target: str | None,
+    model: str,
+    engine: str,
+    out: Path | None,
+    force: bool,
+    workers: str,
+    confidence: float | None,
+    as_json: bool,
+) -> int:
+    """Run, print the table and the verdict, and return the exit code."""
+    from loadgen.run import RunOptions, execute
+
+    chosen = target or os.environ.get("OPENAI_BASE_URL")
+    if not chosen:
+        raise UsageError(
+            "which server? Add --target URL, a target file, or `reference` for the bundled engine "
+            "(OPENAI_BASE_URL is not set either)"
+        )
+    options = RunOptions(
+        out_dir=out,
+        force=force,
+        n_workers=_workers(workers),
+        engine=engine,
+        model=model,
+        confidence=_confidence(confidence),
+        command=["slobench", *sys.argv[1:]],
+        environ=dict(os.environ),
+        cache_dir=cache_dir(os.environ),
+    )
+    finished = execute(scenario, chosen, options, Console(stderr=True, highlight=False))
+    _tell(finished.summary, as_json)
+    typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
+    return _INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
+
+
+def report(
+    runs: Sequence[Path], slo: Sequence[str] | None, confidence: float | None, as_json: bool
+) -> None:
+    """Recompute and re-render recorded runs."""
+    from loadgen.run import conclude
+
+    for directory in runs:
+        summary = conclude(directory, slo, _confidence(confidence), cache_dir(os.environ))
+        _tell(summary, as_json)
+        typer.echo(f"report: {directory / 'report.html'}", err=True)
+
+
+def preview(scenario: Scenario, as_json: bool) -> None:
+    """The planned schedule in numbers."""
+    from loadgen.workload.preview import preview as describe
+    from loadgen.workload.schedule import make_schedule
+
+    facts = describe(scenario, make_schedule(scenario))
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    from reports.preview_view import tables
+
+    Console(highlight=False).print(tables(facts))
+
+
+def serve(options: Mapping[str, Any], as_json: bool) -> int:
+    """The bundled engine in the foreground."""
+    from pydantic import ValidationError
+
+    from reference_engine.serve import ServeOptions, run as serve_until_stopped
+
+    try:
+        chosen = ServeOptions.model_validate(options)
+    except ValidationError as error:
+        lines = [f"--{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors()]
+        raise UsageError("\n".join(line.replace("_", "-") for line in lines)) from None
+    if as_json:
+        typer.echo(json.dumps({"options": chosen.model_dump(mode="json")}))
+    return serve_until_stopped(chosen)
+
+
+def list_kinds(family: str | None, plugins: Sequence[Path], as_json: bool) -> None:
+    """Every registered kind with its parameters."""
+    from loadgen.kinds import FAMILIES, describe
+
+    for plugin in plugins:
+        load_plugin(plugin)
+    if family is not None and family not in FAMILIES:
+        raise UsageError(f"unknown family '{family}'; {nearest(family, FAMILIES)}")
+    found = {name: describe(name) for name in ([family] if family else FAMILIES)}
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    from loadgen.kinds import tables
+
+    Console(highlight=False).print(tables(found))
+
+
+def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
+    """Run a command line and turn every way to fail into one message and an exit code."""
+    try:
+        body()
+    except SlobenchError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"slobench: {line}", err=True)
+        return error.exit_code
+    except SystemExit as end:  # typer's way to say that it is done, usage errors included
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        typer.echo("slobench: interrupted", err=True)
+        return _INTERRUPTED
+    except BrokenPipeError:  # `slobench … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # the process boundary: a bug of ours, kept for the report
+        path = _keep_traceback(environ)
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        typer.echo(f"slobench: internal error: {what}", err=True)
+        typer.echo(f"slobench: the details are in {path}; please report them", err=True)
+        return _INTERNAL
+    return 0
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path | None:
+    """Where things that are slow to make are kept. Source: XDG Base Directory Specification."""
+    base = environ.get("XDG_CACHE_HOME") or (
+        f"{environ['HOME']}/.cache" if environ.get("HOME") else ""
+    )
+    return Path(base) / "slobench" if base else None
+
+
+def _tell(summary: Summary, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(summary.to_json(), indent=2, allow_nan=False))
+        return
+    from reports.console import table
+
+    Console(highlight=False).print(table(summary))
+
+
+def _workers(text: str) -> int:
+    """0 means: as many as needed."""
+    if text == "auto":
+        return 0
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"--workers {text}: expected a positive number or auto")
+
+
+def _confidence(value: float | None) -> float | None:
+    if value is not None and not 0.5 <= value < 1:
+        raise UsageError(f"--confidence {value}: expected a value from 0.5 to below 1, e.g. 0.95")
+    return value
+
+
+def _keep_traceback(environ: Mapping[str, str]) -> Path:
+    """The traceback, in the cache directory or, if that cannot be written, in the current one."""
+    name = f"error-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.txt"
+    for directory in (cache_dir(environ), Path()):
+        if directory is None:
+            continue
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / name
+            path.write_text(f"slobench {version()}, {sys.argv}\n{traceback.format_exc()}")
+        except OSError:
+            continue
+        return path
+    return Path(os.devnull)

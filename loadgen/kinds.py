@@ -1,0 +1,94 @@
+"""Every kind that can be named in a file or a flag, found through its registry and described."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from loadgen.registry import Plugin, Registry
+
+FAMILIES: Mapping[str, str] = {
+    "arrivals": "loadgen.workload.arrivals:ARRIVALS",
+    "lengths": "loadgen.workload.lengths:LENGTHS",
+    "apis": "targets.base:TARGETS",
+    "modes": "reference_engine.policies.base:POLICIES",
+    "executors": "reference_engine.executors.base:EXECUTORS",
+    "scenarios": "",
+}
+"""Family → `module:REGISTRY`; scenarios are files."""
+
+
+def describe(family: str) -> list[dict[str, Any]]:
+    """One entry per kind: kind, what (first sentence), parameters {name: {type, default}}."""
+    if family == "scenarios":
+        return _scenarios()
+    module, _, name = FAMILIES[family].partition(":")
+    registry: Registry[Any] = getattr(importlib.import_module(module), name)
+    return [_kind(registry, kind) for kind in registry.names()]
+
+
+def tables(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Group:
+    """The same for people."""
+    return Group(*(_table(family, kinds) for family, kinds in found.items()))
+
+
+def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
+    try:
+        cls: type[Plugin] = registry.get(kind)
+    except ModuleNotFoundError as error:  # an optional package, e.g. torch, is not installed
+        return {"kind": kind, "what": f"not available: needs {error.name}", "parameters": {}}
+    parameters = {
+        field.alias or name: {
+            "type": _type_name(field.annotation),
+            "default": "required"
+            if field.is_required()
+            else field.get_default(call_default_factory=True),
+        }
+        for name, field in cls.model_fields.items()
+    }
+    what = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    alias = "" if cls.kind == kind else f"The same as {cls.kind}. "
+    return {"kind": kind, "what": alias + what, "parameters": parameters}
+
+
+def _scenarios() -> list[dict[str, Any]]:
+    from loadgen.workload.scenario import read_source, shipped_scenarios
+
+    return [
+        {
+            "kind": name,
+            "what": read_source(name)[1].splitlines()[0].removeprefix("# "),
+            "parameters": {},
+        }
+        for name in shipped_scenarios()
+    ]
+
+
+def _type_name(annotation: Any) -> str:
+    return getattr(annotation, "__name__", str(annotation).replace("typing.", ""))
+
+
+def _table(family: str, kinds: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=family, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    has_parameters = any(kind["parameters"] for kind in kinds)
+    table.add_column("kind", no_wrap=True)
+    if has_parameters:
+        table.add_column("parameters", ratio=1)
+    table.add_column("what", ratio=2)
+    for kind in kinds:
+        words = [
+            name if detail["default"] == "required" else f"{name}={detail['default']}"
+            for name, detail in kind["parameters"].items()
+        ]
+        table.add_row(
+            *(
+                [kind["kind"], ", ".join(words), kind["what"]]
+                if has_parameters
+                else [kind["kind"], kind["what"]]
+            )
+        )
+    return table

@@ -1,0 +1,383 @@
+"""One run, wired together: scenario → schedule → target → shards → tables → summary → report."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from loadgen.drive import store
+from loadgen.drive.dispatch import Bounds
+from loadgen.drive.instrument import host
+from loadgen.drive.payloads import HttpHead
+from loadgen.drive.progress import Progress
+from loadgen.drive.shard import ShardTask
+from loadgen.drive.shards import Outcome, Shards
+from loadgen.drive.stop_rules import ErrorRate
+from loadgen.errors import UsageError
+from loadgen.measure.aggregate import Summary, summarize
+from loadgen.measure.per_request import per_request
+from loadgen.records import EDGES, SCHEMA, Names, Run, Schedule, empty_requests
+from loadgen.target import Target, open_target
+from loadgen.workload.prompts import Prompts
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import make_schedule, schedule_sha256, split
+from rich.console import Console
+
+_INTERRUPT_DRAIN_S = 10.0
+_EVENTS_PER_WORKER = 50_000.0  # token events a second one core holds; CLIENT measurements: 100 k
+_MOST_PREOPENED = 256
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run, apart from what (scenario) and against what (target).
+
+    `engine` are the settings of the bundled engine. `n_workers` 0 means: as many as the asked
+    token rate needs. `command` is what the user typed, for the report. `cache_dir` keeps what is
+    slow to make (the plotting bundle); None keeps nothing.
+    """
+
+    out_dir: Path | None = None
+    force: bool = False
+    n_workers: int = 0
+    engine: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    slo: Sequence[str] | None = None
+    confidence: float | None = None
+    command: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run and what was made of it."""
+
+    run: Run
+    summary: Summary
+    directory: Path
+
+    @property
+    def was_interrupted(self) -> bool:
+        return self.run.manifest["ended"] == "interrupted"
+
+
+def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **options: Any) -> Run:
+    """Run a scenario against `target` (a URL, a target file, `reference` or `mock`) and record it.
+
+    Without `out_dir` the run goes to `runs/<scenario>-<time>`; further options are the fields of
+    RunOptions. Raises UsageError, TargetError or RunInvalid; failing requests are rows, not errors.
+    """
+    options.setdefault("environ", dict(os.environ))
+    chosen = RunOptions(out_dir=Path(out_dir) if out_dir else None, **options)
+    return execute(scenario, target, chosen, Console(quiet=True)).run
+
+
+def execute(scenario: Scenario, target: str, options: RunOptions, console: Console) -> Finished:
+    """`run`, telling `console` how it goes, and returning the summary and the directory too."""
+    schedule = make_schedule(scenario)
+    with _run_directory(scenario.name, options) as directory:
+        with open_target(
+            target, scenario, schedule, options, directory / "logs", console
+        ) as opened:
+            recorder = _Recorder(scenario, schedule, opened, options, directory, console)
+            recorded = recorder.record()
+        return _conclude(recorded, directory, options, console)
+
+
+class _Recorder:
+    """Drives the shards through one schedule and puts the run together."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        schedule: Schedule,
+        target: Target,
+        options: RunOptions,
+        directory: Path,
+        console: Console,
+    ) -> None:
+        self._scenario, self._schedule, self._target = scenario, schedule, target
+        self._options, self._directory, self._console = options, directory, console
+        self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
+        self._epoch_ns = 0
+        self._ended, self._end_reason, self._ended_s = "completed", "", math.inf
+        self._n_interrupts = 0
+        self._progress = Progress(
+            console, len(schedule), scenario.horizon_s, len(schedule) / scenario.horizon_s
+        )
+        limits = scenario.stop_when
+        self._error_rate = ErrorRate(limits.error_rate, limits.over) if limits else None
+
+    def record(self) -> Run:
+        manifest = self._manifest()
+        planned = Run(
+            manifest, self._schedule, empty_requests(self._schedule), np.empty(0), _no_edges()
+        )
+        store.write_schedule(self._directory, planned)
+        parts_dir = self._directory / "parts"
+        parts_dir.mkdir(exist_ok=True)
+        tasks = self._tasks(parts_dir)
+        with Shards(tasks, self._directory / "logs") as shards, self._stoppable(shards):
+            with self._progress:
+                outcome = shards.run(self._on_beat(shards), self._on_start)
+        manifest |= self._ending(outcome)
+        parts = [store.read_part(t.part_path) for t in tasks if t.shard not in outcome.dead]
+        requests, chunks, names = store.merge_parts(self._schedule, parts)
+        shutil.rmtree(parts_dir)
+        instrument = {"shards": outcome.instruments}
+        return Run(manifest, self._schedule, requests, chunks, _no_edges(), names, instrument)
+
+    def _tasks(self, parts_dir: Path) -> list[ShardTask]:
+        scenario, endpoint = self._scenario, self._target.endpoint
+        n_shards = self._options.n_workers or workers_needed(self._schedule, scenario.horizon_s)
+        n_shards = min(n_shards, len(self._schedule))
+        per_shard = max(1, scenario.limits.max_concurrency // n_shards)
+        address = endpoint.address
+        prompts = Prompts(scenario.prompts, scenario.seed, self._salt)
+        n_preopen = math.ceil(2 * len(self._schedule) / scenario.horizon_s) + 4
+        return [
+            ShardTask(
+                shard=number,
+                schedule=part,
+                edges=_no_edges(),
+                host=address.host,
+                port=address.port,
+                is_tls=address.ssl,
+                ca_cert=str(endpoint.ca_cert) if endpoint.ca_cert else None,
+                head=HttpHead(address.host_header, address.base_path, endpoint.request_headers()),
+                adapter=self._target.adapter,
+                prompts=prompts,
+                fit=self._target.fit,
+                run_name=self._directory.name,
+                temperature=scenario.requests.temperature,
+                bounds=Bounds(
+                    timeout_s=scenario.limits.timeout,
+                    max_concurrency=per_shard,
+                    when_full=scenario.limits.when_full,
+                    horizon_s=scenario.horizon_s,
+                    drain_s=scenario.phases.drain,
+                ),
+                connections=endpoint.connections,
+                n_preopen=min(per_shard, len(part), n_preopen // n_shards + 1, _MOST_PREOPENED),
+                part_path=parts_dir / f"shard-{number}.npz",
+            )
+            for number, part in enumerate(split(self._schedule, n_shards))
+        ]
+
+    def _on_start(self, epoch_ns: int) -> None:
+        self._epoch_ns = epoch_ns
+
+    def _on_beat(self, shards: Shards) -> Callable[[int, dict[str, Any]], None]:
+        def beat(shard: int, message: dict[str, Any]) -> None:
+            totals = self._progress.beat(shard, message)
+            if self._error_rate is None or self._ended != "completed":
+                return
+            reason = self._error_rate.reason(totals.now_s, totals.n_ended, totals.n_failed)
+            if reason is not None:
+                self._stop(shards, "stopped", reason, self._scenario.phases.drain)
+
+        return beat
+
+    def _stop(self, shards: Shards, how: str, reason: str, drain_s: float) -> None:
+        if self._ended == "completed":
+            self._ended, self._end_reason = how, reason
+            self._ended_s = (time.monotonic_ns() - self._epoch_ns) * 1e-9 if self._epoch_ns else 0.0
+        self._progress.note(f"ending the run: {reason}")
+        shards.stop(reason, drain_s)
+
+    @contextlib.contextmanager
+    def _stoppable(self, shards: Shards) -> Iterator[None]:
+        """Ctrl-C (or SIGTERM) once stops releasing and drains, twice gives up what is in flight."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if not self._epoch_ns:
+                raise KeyboardInterrupt
+            self._n_interrupts += 1
+            if self._n_interrupts == 1:
+                drain_s = min(_INTERRUPT_DRAIN_S, self._scenario.phases.drain)
+                reason = f"interrupted; waiting up to {drain_s:g} s for requests in flight"
+                self._stop(shards, "interrupted", f"{reason} (again to give them up)", drain_s)
+            else:
+                self._stop(shards, "interrupted", "interrupted twice", 0.0)
+
+        before = {
+            number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ending(self, outcome: Outcome) -> dict[str, Any]:
+        """What the manifest can only say afterwards."""
+        now_ns, now = time.monotonic_ns(), datetime.now(UTC)
+        epoch_utc = now.timestamp() - (now_ns - outcome.epoch_ns) * 1e-9
+        window = self._manifest_window()
+        if self._ended != "completed":
+            window["ended_s"] = min(self._ended_s, self._scenario.horizon_s)
+        ended, reason = self._ended, self._end_reason
+        if outcome.dead:
+            shard, words = next(iter(outcome.dead.items()))
+            reason = f"load-generating process {shard} died ({words})"
+        return {
+            "ended": ended,
+            "end_reason": reason,
+            "epoch_utc": datetime.fromtimestamp(epoch_utc, UTC).isoformat(),
+            "window": window,
+        }
+
+    def _manifest_window(self) -> dict[str, float]:
+        phases = self._scenario.phases
+        return {
+            "warmup_s": phases.warmup,
+            "measure_s": phases.measure,
+            "drain_s": phases.drain,
+        }
+
+    def _manifest(self) -> dict[str, Any]:
+        scenario, names = self._scenario, Names()
+        instrument = scenario.instrument
+        return {
+            "schema": SCHEMA,
+            "run": self._directory.name,
+            "slobench": version(),
+            "command": list(self._options.command),
+            "scenario": {
+                "name": scenario.name,
+                "text": scenario.to_yaml(),
+                "resolved": scenario.resolved(),
+            },
+            "seed": scenario.seed,
+            "salt": self._salt.hex(),
+            "schedule_sha256": schedule_sha256(self._schedule),
+            "n_requests": len(self._schedule),
+            "slo": list(self._options.slo if self._options.slo is not None else scenario.slo),
+            "target": self._target.to_manifest(),
+            "preflight": self._target.checks,
+            "names": {"classes": list(names.classes), "tenants": list(names.tenants)},
+            "window": self._manifest_window(),
+            "instrument_limits": {
+                "lateness_s": scenario.lateness_limit_s,
+                "loop_lag_s": instrument.loop_lag,
+                "cpu_share": instrument.cpu,
+                "run_delay_share": instrument.run_delay,
+            },
+            "clock": "CLOCK_MONOTONIC",
+            "host": host(),
+            "versions": _versions(),
+            "git": _git_commit(),
+            "started_utc": datetime.now(UTC).isoformat(),
+            "ended": "running",
+            "end_reason": "",
+        }
+
+
+def workers_needed(schedule: Schedule, horizon_s: float) -> int:
+    """Processes for the asked token rate, with one core left to the rest of the machine."""
+    tokens_per_s = float(schedule["output_tokens"].sum(dtype=np.float64)) / horizon_s
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(math.ceil(tokens_per_s / _EVENTS_PER_WORKER), (n_cores or 2) - 1))
+
+
+def version() -> str:
+    """The installed version of slobench."""
+    from importlib.metadata import version as installed
+
+    return installed("slobench")
+
+
+def _conclude(run: Run, directory: Path, options: RunOptions, console: Console) -> Finished:
+    """Numbers, tables and the page, once the run is over."""
+    summary = summarize(run, slo=options.slo, confidence=options.confidence)
+    store.write_run(directory, run, _derived(run))
+    store.write_summary(directory, summary.to_json())
+    from reports.html import write
+
+    write(run, summary, directory / "report.html", cache_dir=options.cache_dir)
+    return Finished(run, summary, directory)
+
+
+def _derived(run: Run) -> dict[str, Any]:
+    """The columns of requests.parquet that can be computed, for notebooks."""
+    times = per_request(run)
+    return {name: getattr(times, name) for name in ("ttft_s", "tpot_s", "e2e_s", "slo_met")}
+
+
+@contextlib.contextmanager
+def _run_directory(name: str, options: RunOptions) -> Iterator[Path]:
+    """The directory of this run, fresh; removed again if the run ended before its manifest."""
+    chosen = options.out_dir
+    if chosen is None:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        chosen = _free(Path("runs") / f"{name}-{stamp}")
+    elif chosen.exists() and (not chosen.is_dir() or any(chosen.iterdir())):
+        if not options.force:
+            raise UsageError(f"--out {chosen}: exists already; --force overwrites the run in it")
+        if not (chosen / "manifest.json").is_file():
+            raise UsageError(f"--out {chosen}: --force overwrites runs only, and this is none")
+        shutil.rmtree(chosen)
+    chosen.mkdir(parents=True, exist_ok=True)
+    try:
+        yield chosen
+    except BaseException:
+        if not (chosen / "manifest.json").is_file():
+            shutil.rmtree(chosen, ignore_errors=True)
+        raise
+    _point_latest(chosen)
+
+
+def _free(path: Path) -> Path:
+    candidates = (path.with_name(f"{path.name}-{n}") if n else path for n in range(1000))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _point_latest(directory: Path) -> None:
+    """`latest` beside a run points at it; where links cannot be made there is none."""
+    link = directory.parent / "latest"
+    if link.is_symlink() or not link.exists():
+        with contextlib.suppress(OSError):
+            link.unlink(missing_ok=True)
+            link.symlink_to(directory.name, target_is_directory=True)
+
+
+def _no_edges() -> np.ndarray:
+    return np.empty(0, EDGES)
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    found = {"python": sys.version.split()[0]}
+    for package in ("numpy", "uvloop", "httptools", "msgspec", "pyarrow", "torch"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = installed(package)
+    return found
+
+
+def _git_commit() -> str:
+    """The commit of the working directory, "" outside of a repository or without git."""
+    try:
+        result = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout.strip()
