@@ -19,11 +19,13 @@ from targets.mock_options import OPTIONS, split_options
 
 ENGINE_OPTIONS = (
     "device",
+    "drain_s",
     "host",
     "kv_blocks",
     "max_model_len",
     "max_num_seqs",
     "mode",
+    "model_name",
     "port",
     "seed",
     "shape",

@@ -41,7 +41,8 @@ class Ask(msgspec.Struct):
         """Whether the body uses a field of REJECTABLE."""
         if key == "continuous_usage_stats":
             return key in (self.stream_options or {})
-        return bool(getattr(self, key) not in (None, False))
+        value = getattr(self, key)
+        return value is not None and value is not False
 
     @property
     def limit(self) -> int | None:
@@ -214,6 +215,8 @@ def refuse(script: Script, ask: Ask, headers: dict[str, str], api: str) -> tuple
     for key in script.rejects:
         if ask.names(key):
             message = f"Unrecognized request argument supplied: {key}"
+            if key == "max_tokens":  # in the words of hosted reasoning models
+                message = "'max_tokens' is not supported; use 'max_completion_tokens' instead."
             return 400, wire.error_body(400, message, param=key)
     if ask.model and ask.model not in script.models:
         return 404, wire.error_body(404, f"The model `{ask.model}` does not exist.", "model")

@@ -70,7 +70,7 @@ class Event(msgspec.Struct, Generic[Choice]):
 
     choices: list[Choice] | None = None
     usage: UsageWire | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None  # an object or a bare string, built only when it is there
     timings: dict[str, Any] | None = None
     object: Any = None
     message: Any = None
@@ -99,8 +99,8 @@ def error_message(event: Event[Any]) -> str | None:
     """The message of an in-band error in one line of at most 300 characters, or None when the event
     is none.
     """
-    if event.error is not None and bytes(event.error).strip() != b"null":
-        return _one_line(msgspec.json.decode(event.error))
+    if event.error is not None:
+        return _one_line(event.error)
     if event.object == "error":
         return _one_line({"message": event.message})
     return None

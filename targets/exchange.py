@@ -1,0 +1,218 @@
+"""One streamed request over aiohttp, read line by line: the plain, readable second implementation
+of what the load generator does on its hot path. For probes, where a millisecond does not matter and
+the reason of a failure does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from targets.base import Adapter, Delta, Request
+from targets.endpoint import Endpoint
+
+_HEAD_CHARS = 200
+_READ_BYTES = 4096
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+
+
+@dataclass
+class Answer:
+    """What came back. `problem` says in a few words why it is no good stream; None if it is one.
+
+    `reads` counts the socket reads that completed at least one token: a stream that arrives in one
+    read was held back by something on the way. Times are seconds since the request was sent; NaN if
+    it never came to that.
+    """
+
+    status: int = 0
+    content_type: str = ""
+    head: str = ""
+    deltas: list[Delta] = field(default_factory=list)
+    reads: int = 0
+    first_token_s: float = float("nan")
+    total_s: float = float("nan")
+    problem: str | None = None
+    is_transient: bool = False  # worth another attempt: a server may fail one request in ten
+
+    @property
+    def n_token_events(self) -> int:
+        return sum(delta.is_token for delta in self.deltas)
+
+
+class EventReader:
+    """Server-sent events from lines ending in LF or CRLF (HTML standard §9.2; a lone CR is not a
+    line end here).
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self.alien: bytes | None = None  # the first line that is no field of the format
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of every event that these bytes complete."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        events = []
+        for line in (line.removesuffix(b"\r") for line in lines):
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"error:"):  # llama.cpp's way to fail after a 200
+                self._data.append(b'{"error":' + line[6:] + b"}")
+            elif not line and self._data:
+                events.append(b"\n".join(self._data))
+                self._data = []
+            elif line and not line.startswith(_FIELDS):
+                self.alien = self.alien or line
+        return events
+
+
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """The TLS settings of an https endpoint, trusting its `ca_cert` besides the system's
+    authorities; None for http.
+    """
+    if not endpoint.address.ssl:
+        return None
+    context = ssl.create_default_context()
+    if endpoint.ca_cert is not None:
+        context.load_verify_locations(endpoint.ca_cert)
+    return context
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    adapter: Adapter,
+    request: Request,
+    timeout_s: float,
+) -> Answer:
+    """Send one request and read its stream to the end; every way to fail is in the Answer, none is
+    raised.
+    """
+    sent = adapter.encode(request)
+    answer, start_s = Answer(), time.monotonic()
+    try:
+        async with session.request(
+            sent.method,
+            endpoint.address.url + sent.path,
+            headers=[*sent.headers, *endpoint.request_headers()],
+            data=sent.body,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+        ) as response:
+            answer.status, answer.content_type = response.status, response.content_type
+            if response.status == 200:
+                await _read_stream(response, adapter, answer, start_s)
+            else:
+                body = await response.content.read(_READ_BYTES)
+                answer.head = one_line(body, _READ_BYTES)
+                answer.problem = f"answered {response.status}: {said(body)}"
+                answer.is_transient = response.status >= 500 or response.status == 429
+    except TimeoutError:
+        tokens = answer.n_token_events
+        got = f"stopped after {tokens} tokens" if tokens else "did not answer"
+        answer.problem = f"{got} within {timeout_s:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        answer.is_transient = True
+        if answer.status:
+            answer.problem = f"the connection was cut after {answer.n_token_events} tokens"
+        else:
+            answer.problem = f"the connection was closed without an answer ({_name(error)})"
+    answer.total_s = time.monotonic() - start_s
+    return answer
+
+
+async def _read_stream(
+    response: aiohttp.ClientResponse, adapter: Adapter, answer: Answer, start_s: float
+) -> None:
+    reader, is_done = EventReader(), False
+    async for data in response.content.iter_any():
+        if not answer.head:
+            answer.head = one_line(data)
+        had = answer.n_token_events
+        for event in reader.feed(data):
+            try:
+                delta = adapter.decode(event)
+            except ValueError as error:
+                answer.problem, answer.is_transient = str(error), True
+                return
+            answer.deltas.append(delta)
+            is_done = is_done or delta.is_done
+            if delta.error is not None:
+                answer.problem = f"reported an error in the stream: {delta.error}"
+                answer.is_transient = True
+                return
+        if answer.n_token_events > had:
+            answer.reads += 1
+            if not had:
+                answer.first_token_s = time.monotonic() - start_s
+    if not answer.deltas:
+        kind = answer.content_type
+        answer.problem = f"answered {kind}, not an event stream; it starts {answer.head[:80]!r}"
+    elif not is_done and not any(delta.finish_reason for delta in answer.deltas):
+        answer.problem = f"the stream ended after {answer.n_token_events} tokens without a finish"
+        answer.is_transient = True
+
+
+def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
+    """Why no connection came about and what to do, in one line."""
+    if isinstance(error, TimeoutError):
+        return f"no connection within {timeout_s:g} s; is the host up, or a firewall between?"
+    if isinstance(error, socket.gaierror):
+        host = endpoint.address.host
+        return f"no such host '{host}' ({error.strerror}); check the spelling of the URL"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({error.verify_message}); name its "
+            "authority's certificate as ca_cert in a target file"
+        )
+    if isinstance(error, ssl.SSLError):
+        return f"does not speak TLS ({error.reason}); write http:// instead of https://"
+    # asyncio joins the errors of several addresses (localhost: ::1 and 127.0.0.1) into one text.
+    if f"Errno {errno.ECONNREFUSED}" in str(error):
+        return "connection refused; is the server running, and is the port right?"
+    return f"cannot connect ({_name(error)})"
+
+
+async def connect(endpoint: Endpoint, timeout_s: float) -> float:
+    """Open a connection, TLS included, and close it; the seconds it took. Raises what the attempt
+    raised.
+    """
+    address, start_s = endpoint.address, time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        _, writer = await asyncio.open_connection(
+            address.host, address.port, ssl=tls_context(endpoint)
+        )
+    took_s = time.monotonic() - start_s
+    writer.close()
+    return took_s
+
+
+def said(body: bytes) -> str:
+    """The message of an error body if it has one (OpenAI's, FastAPI's and bare shapes), else its
+    head.
+    """
+    try:
+        found = msgspec.json.decode(body)
+    except ValueError:
+        return one_line(body) or "an empty body"
+    for key in ("error", "detail", "message"):
+        while isinstance(found, dict) and found.get(key):
+            found = found[key]
+    text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
+    return " ".join(text.split())[:_HEAD_CHARS] or "an empty body"
+
+
+def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
+    """The head of a body for a message: one line of at most `limit` characters."""
+    return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
+
+
+def _name(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -1,0 +1,70 @@
+"""What `GET /v1/models` says: which models are served, and how long a sequence may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from targets.endpoint import Endpoint
+from targets.exchange import one_line, said
+
+# vLLM, SGLang and our engine; then hosted gateways.
+_LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
+
+
+@dataclass(frozen=True)
+class Models:
+    """The list as served. `status` 0 means it could not be had at all; `problem` then says why."""
+
+    status: int
+    max_len: dict[str, int | None]
+    problem: str | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self.max_len)
+
+
+async def fetch_models(
+    session: aiohttp.ClientSession, endpoint: Endpoint, timeout_s: float
+) -> Models:
+    """Ask once; every way to fail is in the result, none is raised."""
+    try:
+        async with session.get(
+            endpoint.address.url + "/v1/models",
+            headers=list(endpoint.request_headers()),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+        ) as response:
+            body = await response.content.read(1 << 20)
+    except TimeoutError:
+        return Models(0, {}, f"no answer within {timeout_s:g} s")
+    except (aiohttp.ClientError, OSError) as error:
+        return Models(0, {}, f"{error or type(error).__name__}")
+    if response.status != 200:
+        return Models(response.status, {}, f"answered {response.status}: {said(body)}")
+    try:
+        return Models(200, parse_models(body))
+    except ValueError:
+        return Models(200, {}, f"answered no list of models but {one_line(body)[:80]!r}")
+
+
+def parse_models(body: bytes) -> dict[str, int | None]:
+    """Model id → longest sequence in tokens, None where it is not said. Raises ValueError on any
+    other shape.
+    """
+    found = msgspec.json.decode(body)
+    data = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(data, list):
+        raise ValueError("no 'data' list")
+    return {str(m["id"]): _length(m) for m in data if isinstance(m, dict) and "id" in m}
+
+
+def _length(model: dict[str, Any]) -> int | None:
+    for key in _LENGTH_KEYS:
+        value = model.get(key)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
