@@ -1,0 +1,201 @@
+"""A run in numbers: what was due, how long it took, which promises were kept, and a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from loadgen.measure.attainment import Window, due_rows, keeps, measured_window, meets
+from loadgen.measure.catalog import METRICS, Metric
+from loadgen.measure.findings import findings
+from loadgen.measure.load import load_through
+from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.population import Population
+from loadgen.measure.samples import Samples
+from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.stats import Interval, Percentile, wilson
+from loadgen.measure.summary import (
+    PERCENTILES,
+    Attainment,
+    Distribution,
+    Goodput,
+    Summary,
+    Validity,
+)
+from loadgen.measure.throughput import Throughput, inside, per_second, throughput
+from loadgen.measure.validity import Check, checks, is_trusted
+from loadgen.measure.verdict import (
+    DEFAULT_CONFIDENCE,
+    Shares,
+    SloResult,
+    decide,
+    judge_max,
+    judge_mean,
+    judge_percentile,
+    judge_request_slo,
+    judge_run_metric,
+    promises,
+)
+from loadgen.records import Phase, Run, Status
+
+
+def summarize(
+    run: Run, slo: Sequence[str] | None = None, confidence: float | None = None
+) -> Summary:
+    """The numbers and the verdict of a run, under its own SLOs or others.
+
+    With `confidence` the verdict follows the bounds instead of the estimates, and a promise that
+    they leave open gives no verdict. Raises ValueError for an SLO that cannot be read or a
+    confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
+    """
+    if confidence is not None and not 0.5 < confidence < 1:
+        raise ValueError(f"a confidence lies between 50 % and 100 %, both excluded: {confidence}")
+    texts = run.manifest.get("slo") or () if slo is None else slo
+    slos = [parse_slo(text) for text in texts]
+    window, columns, due = measured_window(run), per_request(run), due_rows(run)
+    level = DEFAULT_CONFIDENCE if confidence is None else confidence
+    load = load_through(run, columns, due, window)
+    found = checks(run, columns, due, slos, load)
+    samples, met = Samples(columns, due), due & meets(columns, slos)
+    rates = throughput(run, columns, window)
+    results = tuple(_judge(slos, columns, due, met, samples, rates, window, level))
+    verdict, exit_code, reasons = decide(
+        results,
+        _doubts(run, found, due),
+        next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
+        level,
+        is_strict=confidence is not None,
+    )
+    n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
+    return Summary(
+        run=str(run.manifest.get("run", "")),
+        verdict=verdict,
+        exit_code=exit_code,
+        reasons=reasons,
+        confidence=level,
+        window=window,
+        counts=_counts(run, due),
+        offered_rate_per_s=per_second(float(np.count_nonzero(due)), window),
+        achieved_rate_per_s=per_second(float(n_sent), window),
+        throughput=rates,
+        metrics=_distributions(samples, level),
+        slo=results,
+        attainment=_attainment(due, met, level),
+        goodput=_goodput(columns, due, met, window, level),
+        validity=Validity(is_trusted(found), tuple(found)),
+        findings=tuple(findings(run, columns, due, window, slos, found)),
+    )
+
+
+def _counts(run: Run, due: Mask) -> dict[str, int]:
+    by_status = np.bincount(run.request_rows["status"][due], minlength=len(Status))
+    n_warmup = int(np.count_nonzero(run.schedule_rows["phase"] == Phase.warmup))
+    n_scheduled, n_due = len(run.schedule_rows), int(np.count_nonzero(due))
+    return {
+        "scheduled": n_scheduled,
+        "warmup": n_warmup,
+        "due": n_due,
+        "not_due": n_scheduled - n_warmup - n_due,
+        **{status.name: int(by_status[status]) for status in Status},
+    }
+
+
+def _distributions(samples: Samples, confidence: float) -> dict[str, Distribution]:
+    known: dict[int, dict[str, Percentile]] = {}  # by identity: `samples` keeps them all alive
+
+    def percentiles(population: Population) -> dict[str, Percentile]:
+        if id(population) not in known:
+            known[id(population)] = {
+                name: population.percentile(quantile, confidence)
+                for name, quantile in PERCENTILES.items()
+            }
+        return known[id(population)]
+
+    def distribution(metric: Metric) -> Distribution:
+        plain = samples.of(metric)
+        ordered = plain.ordered
+        failures: Mapping[str, Percentile] = {}
+        if metric.slo:
+            failures = percentiles(samples.of(metric, with_failures=True))
+        return Distribution(
+            n=plain.n,
+            mean=float(ordered.mean()) if len(ordered) else math.nan,
+            min=float(ordered[0]) if len(ordered) else math.nan,
+            max=plain.largest(),
+            percentiles=percentiles(plain),
+            with_failures=failures,
+        )
+
+    return {name: distribution(m) for name, m in METRICS.items() if m.scope != "run"}
+
+
+def _attainment(due: Mask, met: Mask, confidence: float) -> Attainment:
+    n_met, n_due = int(np.count_nonzero(met)), int(np.count_nonzero(due))
+    share = wilson(n_met, n_due, confidence)
+    return Attainment(share.value, share.low, share.high, n_met, n_due)
+
+
+def _goodput(
+    columns: PerRequest, due: Mask, met: Mask, window: Window, confidence: float
+) -> Goodput:
+    share = _attainment(due, met, confidence)
+    rate = per_second(float(share.due), window)
+    low, high = (None if end is None else end * rate for end in (share.low, share.high))
+    n_tokens = float(columns.output_tokens[met].sum())
+    requests_per_s = Interval(per_second(float(share.met), window), low, high)
+    return Goodput(requests_per_s, per_second(n_tokens, window))
+
+
+def _judge(
+    slos: Sequence[Slo],
+    columns: PerRequest,
+    due: Mask,
+    met: Mask,
+    samples: Samples,
+    rates: Throughput,
+    window: Window,
+    confidence: float,
+) -> list[SloResult]:
+    n_due, n_met, n_ok = (int(np.count_nonzero(m)) for m in (due, met, due & columns.is_ok))
+    shares = Shares(n_due, n_met, n_ok, window.length_s)
+
+    def rate(metric: str) -> float:
+        if metric == "goodput_output_tokens_per_s":
+            return _goodput(columns, due, met, window, confidence).output_tokens_per_s
+        value: float = getattr(rates, metric)
+        return value
+
+    def judge(slo: Slo) -> SloResult:
+        metric = METRICS[slo.metric]
+        if slo.scope == "request":
+            n_kept = int(np.count_nonzero(due & keeps(columns, slo)))
+            return judge_request_slo(slo, n_kept, n_due, confidence)
+        if slo.quantile is not None:
+            return judge_percentile(slo, samples.of(metric, with_failures=True), confidence)
+        if slo.aggregate == "mean":
+            return judge_mean(slo, samples.of(metric), confidence)
+        if slo.aggregate == "max":
+            return judge_max(slo, samples.of(metric, with_failures=True))
+        return judge_run_metric(slo, shares, rate, confidence)
+
+    return [dataclasses.replace(judge(slo), is_implied=implied) for slo, implied in promises(slos)]
+
+
+def _doubts(run: Run, found: Sequence[Check], due: Mask) -> list[str]:
+    """Why no verdict can be given, whatever the numbers."""
+    reasons = []
+    ended = run.manifest.get("ended", "completed")
+    if ended != "completed":
+        why = str(run.manifest.get("end_reason") or "").rstrip(".")
+        reasons.append(f"The run was {ended}{f': {why}' if why else ''}.")
+    reasons += [_sentence(check) for check in found if check.is_gate and check.ok is False]
+    if not due.any():
+        reasons.append("No request was due in the measured window.")
+    return reasons
+
+
+def _sentence(check: Check) -> str:
+    return f"{check.detail[:1].upper()}{check.detail[1:]}."

@@ -1,0 +1,85 @@
+"""Who counts, and who kept the promise: the measured window, requests due in it, SLOs met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.catalog import PASSES_UNDEFINED
+from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.slo import Slo, parse_slo
+from loadgen.records import Phase, Run, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured window [start_s, end_s), seconds since the run epoch."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def measured_window(run: Run) -> Window:
+    """From the end of warm-up for `measure_s`, or until releasing stopped, whichever came first."""
+    window = run.manifest["window"]
+    start_s = float(window["warmup_s"])
+    end_s = start_s + float(window["measure_s"])
+    ended_s = window.get("ended_s")
+    return Window(start_s, end_s if ended_s is None else max(start_s, min(end_s, ended_s)))
+
+
+def due_rows(run: Run) -> Mask:
+    """Rows that had to be served in the measured window.
+
+    Not due: warm-up; a row whose parents failed or did not finish, so that it was never released; a
+    row planned after an interrupted run had stopped releasing.
+    """
+    schedule, status = run.schedule_rows, run.request_rows["status"]
+    unreleased = status == Status.not_released
+    waited = schedule["n_parents"] > 0
+    after_end = schedule["scheduled_s"] >= measured_window(run).end_s
+    due: Mask = (schedule["phase"] == Phase.measure) & ~(unreleased & (waited | after_end))
+    return due
+
+
+def keeps(columns: PerRequest, slo: Slo) -> Mask:
+    """Rows that kept one per-request promise.
+
+    Only an answer that ended well and held a token keeps any. An undefined metric is a miss, but
+    for those an answer may be too short to have (`PASSES_UNDEFINED`).
+    """
+    values = columns.column(slo.metric)
+    within = values <= slo.limit if slo.operator == "<=" else values >= slo.limit
+    if slo.metric in PASSES_UNDEFINED:
+        within |= np.isnan(values)
+    kept: Mask = within & columns.is_ok & columns.has_token
+    return kept
+
+
+def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
+    """Rows that kept every per-request promise among `slos`; without any, those that ended well."""
+    met = columns.is_ok & columns.has_token
+    for slo in slos:
+        if slo.scope == "request":
+            met = met & keeps(columns, slo)
+    return met
+
+
+def derived(run: Run) -> dict[str, NDArray[np.generic]]:
+    """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, and `slo_met` by the run's
+    own SLOs."""
+    columns = per_request(run)
+    slos = [parse_slo(text) for text in run.manifest.get("slo") or ()]
+    return {
+        "ttft_s": columns.ttft_s,
+        "tpot_s": columns.tpot_s,
+        "e2e_s": columns.e2e_s,
+        "slo_met": meets(columns, slos),
+    }

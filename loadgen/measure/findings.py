@@ -1,0 +1,139 @@
+"""What a reader should know although no check forbids it: one plain sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadgen.measure.attainment import Window
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.slo import Slo
+from loadgen.measure.validity import Check
+from loadgen.measure.wording import say, say_count, say_number
+from loadgen.records import Phase, Run, TokenSource
+
+ALIKE = 0.3  # lag-1 correlation of neighbours' TTFT above which intervals are said to be narrow
+LEAST_ALIKE_N = 50
+
+
+def findings(
+    run: Run,
+    columns: PerRequest,
+    due: Mask,
+    window: Window,
+    slos: Sequence[Slo],
+    checks: Sequence[Check],
+) -> list[str]:
+    """All sentences that apply, most consequential first."""
+    found = [
+        f"{check.name.capitalize()}: {check.detail}."
+        for check in checks
+        if check.ok is False and not check.is_gate
+    ]
+    sentences = (
+        _shortened(run, window),
+        _not_due(run, due),
+        _token_counts(columns, run, due),
+        _uncounted(columns, run, due),
+        _chunks(columns, run, due),
+        _empty_answers(columns, due),
+        _neighbours(columns, run, due),
+        _unasked(slos),
+    )
+    return found + [sentence for sentence in sentences if sentence]
+
+
+def _shortened(run: Run, window: Window) -> str:
+    planned_s = float(run.manifest["window"]["measure_s"])
+    if window.length_s >= planned_s:
+        return ""
+    return (
+        f"The measured window is {say(window.length_s, 's')} of the planned {say(planned_s, 's')}."
+    )
+
+
+def _not_due(run: Run, due: Mask) -> str:
+    measured = run.schedule_rows["phase"] == Phase.measure
+    n = int(np.count_nonzero(measured & ~due))
+    if not n:
+        return ""
+    return (
+        f"{say_count(n)} rows of the measured window never came due: their parent failed or did not"
+        " finish, or the run had ended."
+    )
+
+
+def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
+    """Usage against the server's own per-chunk counts."""
+    gaps = columns.gaps
+    if not gaps.is_counted:
+        return ""
+    rows = run.request_rows
+    streamed = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(rows))
+    streamed += rows["first_chunk_tokens"]
+    by_usage = due & columns.is_ok & (rows["token_source"] == TokenSource.usage)
+    differ = by_usage & (rows["first_chunk_tokens"] > 0) & (streamed != rows["output_tokens"])
+    n = int(np.count_nonzero(differ))
+    if not n:
+        return ""
+    return (
+        f"In {say_count(n)} of {say_count(int(by_usage.sum()))} answers the tokens counted per"
+        " chunk do not add up to the usage the server states; usage is used."
+    )
+
+
+def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
+    answered = due & columns.is_ok & columns.has_token
+    uncounted = answered & (run.request_rows["token_source"] != TokenSource.usage)
+    n = int(np.count_nonzero(uncounted))
+    if not n:
+        return ""
+    return (
+        f"{say_count(n)} of {say_count(int(answered.sum()))} answers came without the server's"
+        " usage; their tokens are counted by the client, one per chunk where nothing else tells."
+    )
+
+
+def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
+    """Whether chunks are tokens, where the server does not say how many each carries."""
+    answered = due & columns.is_ok & (run.request_rows["token_source"] == TokenSource.usage)
+    chunks = int(run.request_rows["chunks"][answered].sum())
+    tokens = int(columns.output_tokens[answered].sum())
+    if columns.gaps.is_counted or not chunks or abs(tokens / chunks - 1) <= 0.01:
+        return ""
+    return (
+        f"The server sent {say_number(tokens / chunks)} tokens per chunk on average without"
+        " counting them per chunk, so ITL is per chunk (= ICL)."
+    )
+
+
+def _empty_answers(columns: PerRequest, due: Mask) -> str:
+    n = int(np.count_nonzero(due & columns.is_ok & ~columns.has_token))
+    if not n:
+        return ""
+    return f"{say_count(n)} answers ended well without a single token; they count as misses."
+
+
+def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
+    """Lag-1 rank correlation of TTFT in order of release; intervals assume there is none."""
+    counted = np.flatnonzero(due & columns.is_ok & columns.has_token)
+    if len(counted) < LEAST_ALIKE_N:
+        return ""
+    order = np.argsort(run.request_rows["released_s"][counted], kind="stable")
+    ttft_s = columns.ttft_s[counted][order]
+    ranks = np.argsort(np.argsort(ttft_s, kind="stable"), kind="stable").astype(np.float64)
+    ranks -= ranks.mean()
+    correlation = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks))
+    if correlation <= ALIKE:
+        return ""
+    return (
+        f"Neighbouring requests had alike TTFTs (rank correlation {correlation:.2f}): intervals of"
+        " this one run are narrower than what repeated runs would show."
+    )
+
+
+def _unasked(slos: Sequence[Slo]) -> str:
+    if any(slo.scope == "request" for slo in slos):
+        return ""
+    return "No promise is asked of each request, so goodput counts every answer that ended well."

@@ -1,0 +1,104 @@
+"""The samples behind a percentile: ascending values, failures as +inf, and what they are worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.stats import (
+    Interval,
+    Percentile,
+    Values,
+    effective_n,
+    mean_bounds,
+    percentile,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Samples that come in groups (the gaps of one request), in their own order.
+
+    `values[k]` counts `weights[k]` times (None: once); group g is values[starts[g]:starts[g+1]].
+    """
+
+    values: Values
+    starts: NDArray[np.intp]
+    weights: NDArray[np.int64] | None = None
+
+    def sizes(self) -> Values:
+        if self.weights is None:
+            return np.diff(self.starts, append=len(self.values)).astype(np.float64)
+        return np.add.reduceat(self.weights, self.starts).astype(np.float64)
+
+    def sums(self) -> Values:
+        weighted = self.values if self.weights is None else self.values * self.weights
+        total: Values = np.add.reduceat(weighted, self.starts)
+        return total
+
+    def hits(self, limit: float) -> Values:
+        """Samples at or below the limit, per group."""
+        below = self.values <= limit
+        counts = below.view(np.int8) if self.weights is None else below * self.weights
+        return np.add.reduceat(counts, self.starts, dtype=np.int64).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """`ordered` ascending and finite, then `n_infinite` times +inf; `clusters` if dependent."""
+
+    ordered: Values
+    n_infinite: int = 0
+    clusters: Clusters | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.ordered) + self.n_infinite
+
+    def percentile(self, quantile: float, confidence: float) -> Percentile:
+        """Nearest-rank percentile with its two-sided interval."""
+        worth = self.n_effective(quantile)
+        return percentile(self.ordered, quantile, confidence, self.n_infinite, worth)
+
+    def n_effective(self, quantile: float) -> float:
+        """How many independent samples these are worth for a percentile; n where they are that."""
+        if self.clusters is None or self.n == 0 or len(self.ordered) == 0:
+            return float(self.n)
+        value = percentile(self.ordered, quantile, 0.5, self.n_infinite, 1).value
+        lone = np.ones(self.n_infinite)
+        hits = np.r_[self.clusters.hits(value), lone * (value == math.inf)]
+        return effective_n(hits, np.r_[self.clusters.sizes(), lone])
+
+    def n_beyond(self, limit: float) -> int:
+        """Samples above a limit."""
+        return self.n - int(np.searchsorted(self.ordered, limit, side="right"))
+
+    def mean(self, confidence: float) -> Interval:
+        """The mean of the finite samples with one-sided bounds."""
+        if self.clusters is not None:
+            return mean_bounds(self.clusters.sums(), self.clusters.sizes(), confidence)
+        return mean_bounds(self.ordered, np.ones(len(self.ordered)), confidence)
+
+    def largest(self) -> float:
+        if self.n_infinite:
+            return math.inf
+        return float(self.ordered[-1]) if len(self.ordered) else math.nan
+
+
+def independent(values: Values, n_infinite: int = 0) -> Population:
+    """A population of one sample per request; NaNs (undefined) are left out."""
+    return Population(np.sort(values[~np.isnan(values)]), n_infinite)
+
+
+def clustered(
+    values: Values, group: NDArray[np.intp], weights: NDArray[np.int64] | None, n_infinite: int = 0
+) -> Population:
+    """A population of samples whose equal `group`s (neighbours) are dependent."""
+    if not len(values):
+        return Population(np.empty(0), n_infinite)
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    repeated = values if weights is None else np.repeat(values, weights)
+    return Population(np.sort(repeated), n_infinite, Clusters(values, starts, weights))

@@ -1,0 +1,110 @@
+"""The shape of a run's numbers: what the CLI prints, summary.json holds and the report shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.measure.attainment import Window
+from loadgen.measure.stats import Interval, Percentile
+from loadgen.measure.throughput import Throughput
+from loadgen.measure.validity import Check
+from loadgen.measure.verdict import SloResult, Verdict
+
+SCHEMA = 1
+PERCENTILES: Mapping[str, float] = {
+    "p50": 0.5,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+    "p99.9": 0.999,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One metric over the due requests: of those that ended well, and with failures as +inf.
+
+    For gap metrics n counts gaps, and a failure adds one gap that never ended. Metrics of the
+    client's own delays take every request they exist for and have no `with_failures`.
+    """
+
+    n: int
+    mean: float
+    min: float
+    max: float
+    percentiles: Mapping[str, Percentile]
+    with_failures: Mapping[str, Percentile]
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """Requests that kept every per-request promise among those due, with Wilson's interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+    met: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What kept its promises, per second of the measured window."""
+
+    requests_per_s: Interval
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """Whether the numbers may be believed, and every check that says so."""
+
+    trusted: bool
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Everything the CLI prints, summary.json holds and the report shows. Seconds throughout.
+
+    `counts`: scheduled = warmup + due + not_due; each status counts due rows. `confidence` is that
+    of every interval and proof; the verdict is by the point estimate unless it was asked for.
+    """
+
+    run: str
+    verdict: Verdict
+    exit_code: int
+    reasons: tuple[str, ...]
+    confidence: float
+    window: Window
+    counts: Mapping[str, int]
+    offered_rate_per_s: float
+    achieved_rate_per_s: float
+    throughput: Throughput
+    metrics: Mapping[str, Distribution]
+    slo: tuple[SloResult, ...]
+    attainment: Attainment
+    goodput: Goodput
+    validity: Validity
+    findings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of summary.json; NaN, +inf and open ends are null."""
+        content: dict[str, Any] = _plain(dataclasses.asdict(self))
+        content["window"]["length_s"] = self.window.length_s
+        return {"schema": SCHEMA, **content}
+
+
+def _plain(value: Any) -> Any:
+    """JSON from nested dataclass dicts: tuples as lists, what JSON cannot say as null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

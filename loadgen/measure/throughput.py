@@ -1,0 +1,59 @@
+"""What went through the server inside the measured window, whatever phase it was due in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.attainment import Window
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.records import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Completed good answers, and tokens of all answers, per second of the measured window."""
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    input_tokens_per_s: float
+
+
+def throughput(run: Run, columns: PerRequest, window: Window) -> Throughput:
+    """The rates of a run; NaN for an empty window."""
+    rows = run.request_rows
+    n_finished = np.count_nonzero(columns.is_ok & inside(rows["done_s"], window))
+    begun = inside(rows["first_token_s"], window)
+    counted, planned = rows["input_tokens"][begun], run.schedule_rows["input_tokens"][begun]
+    return Throughput(
+        requests_per_s=per_second(float(n_finished), window),
+        output_tokens_per_s=per_second(_tokens_received(run, columns, window), window),
+        input_tokens_per_s=per_second(float(np.where(counted > 0, counted, planned).sum()), window),
+    )
+
+
+def inside(instants_s: NDArray[np.float64], window: Window) -> Mask:
+    """Which instants fall into the window; NaN does not."""
+    within: Mask = (instants_s >= window.start_s) & (instants_s < window.end_s)
+    return within
+
+
+def per_second(count: float, window: Window) -> float:
+    return count / window.length_s if window.length_s > 0 else math.nan
+
+
+def _tokens_received(run: Run, columns: PerRequest, window: Window) -> float:
+    """Tokens of the chunks received inside the window; n evenly over chunks without a count."""
+    chunks, rows = run.chunk_rows, run.request_rows
+    within = inside(np.ascontiguousarray(chunks["received_s"]), window)
+    if chunks["tokens"].all():
+        return float(chunks["tokens"][within].sum())
+    ids = np.ascontiguousarray(chunks["request_id"])
+    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
+    row = np.searchsorted(rows["request_id"], ids[starts])
+    n_chunks = np.diff(starts, append=len(ids))
+    n_within = np.add.reduceat(within.view(np.int8), starts, dtype=np.int64)
+    return float(np.dot(n_within / n_chunks, columns.output_tokens[row]))

@@ -1,0 +1,285 @@
+"""Whether a run can be believed: the client's health, what it sent, what caches and lengths did.
+
+A *gate* that fails makes the run INVALID, whatever the latencies say; the other checks only tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.load import Load
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.slo import Slo
+from loadgen.measure.stats import nearest_rank
+from loadgen.measure.wording import say, say_count, say_number, say_share
+from loadgen.records import Run, Status
+
+LATENESS_S = 0.005
+LATENESS_SHARE_OF_TTFT = 0.02
+LOOP_LAG_S = 0.005
+CPU_SHARE = 0.90
+RUN_DELAY_SHARE = 0.01
+STIMULUS_TOLERANCE_S = 1e-3
+CACHED_SLACK_TOKENS = 64  # a chat template's own tokens, in whole blocks
+CACHED_REQUESTS_SHARE = 0.01
+LENGTH_TOLERANCE = 0.05
+TEMPLATE_TOKENS = 32  # what a chat template may add to each prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the validity table. `ok` None: not known here. A failed `is_gate` invalidates."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    is_gate: bool = False
+
+
+def checks(
+    run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], load: Load | None
+) -> list[Check]:
+    """All checks of a run, gates first; limits come from the manifest where it overrides them."""
+    limits = run.manifest.get("instrument_limits") or {}
+    shards = run.instrument.get("shards") or []
+    return [
+        _rows(run),
+        _lateness(run, columns, due, slos, limits),
+        _loop_lag(shards, float(limits.get("loop_lag_s", LOOP_LAG_S))),
+        _share(
+            "client CPU",
+            "of one core used by the client",
+            "the client ran out of CPU; use more workers or a lower rate",
+            shards,
+            lambda shard: shard.get("cpu_share"),
+            float(limits.get("cpu_share", CPU_SHARE)),
+        ),
+        _share(
+            "run delay",
+            "of the run spent runnable but not running",
+            "the machine was too busy to schedule the client",
+            shards,
+            lambda shard: shard.get("run_delay_share"),
+            float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
+        ),
+        _share(
+            "throttling",
+            "of the run throttled by the cgroup",
+            "the container's CPU quota held the client back",
+            shards,
+            lambda shard: shard.get("throttled_share"),
+            float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
+        ),
+        _stimulus(run),
+        _load(load),
+        _cache(run, due),
+        _output_lengths(run, columns, due),
+        _input_lengths(run, due),
+        _connections(shards),
+    ]
+
+
+def is_trusted(found: Sequence[Check]) -> bool:
+    return not any(check.is_gate and check.ok is False for check in found)
+
+
+def _rows(run: Run) -> Check:
+    n_lost = int(np.count_nonzero(run.request_rows["status"] == Status.lost))
+    n = len(run.request_rows)
+    if n_lost:
+        detail = f"{say_count(n_lost)} of {say_count(n)} rows were lost by the client"
+        return Check("record", False, detail, is_gate=True)
+    return Check("record", True, f"all {say_count(n)} scheduled rows are recorded", is_gate=True)
+
+
+def _lateness(
+    run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], limits: Mapping[str, Any]
+) -> Check:
+    ttft_limits = [slo.limit for slo in slos if slo.metric.startswith("ttft_")]
+    derived = max(LATENESS_S, LATENESS_SHARE_OF_TTFT * min(ttft_limits, default=0.0))
+    limit_s = float(limits.get("lateness_s", derived))
+    late_s = columns.lateness_s[due & ~held_by_cap(run)]
+    late_s = np.sort(late_s[~np.isnan(late_s)])
+    if not len(late_s):
+        return Check("lateness", None, "no request was sent at a planned instant", is_gate=True)
+    p50, p99 = (float(late_s[nearest_rank(len(late_s), q) - 1]) for q in (0.5, 0.99))
+    detail = (
+        f"sent after the planned instant: p50 {say(p50, 's')}, p99 {say(p99, 's')},"
+        f" max {say(float(late_s[-1]), 's')}; limit p99 {say(limit_s, 's')}"
+    )
+    if p99 > limit_s:
+        detail = f"client-bound: {detail}; the load generator fell behind its own schedule"
+    return Check("lateness", p99 <= limit_s, detail, is_gate=True)
+
+
+def held_by_cap(run: Run) -> Mask:
+    """Rows released while `limits.max_concurrency` was used up and `when_full: wait` held them.
+
+    Their wait was asked for by the scenario: latency of the request, not lateness of the client.
+    Each shard holds its equal part of the cap.
+    """
+    rows = run.request_rows
+    limits = (run.manifest.get("scenario", {}).get("resolved") or {}).get("limits") or {}
+    cap = limits.get("max_concurrency")
+    if limits.get("when_full") != "wait" or not cap:
+        return np.zeros(len(rows), bool)
+    held = np.zeros(len(rows), bool)
+    shards = np.unique(rows["shard"])
+    for shard in shards:
+        mine = np.isfinite(rows["sent_s"]) & (rows["shard"] == shard)
+        at_s = rows["released_s"][mine]
+        done_s = np.sort(rows["done_s"][mine])  # NaN sorts last: never done
+        ahead = np.searchsorted(np.sort(at_s), at_s) - np.searchsorted(done_s, at_s, side="right")
+        held[mine] = ahead >= max(1, cap // len(shards))
+    return held
+
+
+def _loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
+    readings = [(s["loop_lag_s"], s) for s in shards if (s.get("loop_lag_s") or {}).get("n")]
+    if not readings:
+        return Check("event loop", None, "the client did not record its loop's lag", is_gate=True)
+    lag, shard = max(readings, key=lambda reading: float(reading[0]["p99"]))
+    pause_s = max(float((s.get("gc") or {}).get("pause_max_s") or 0.0) for _, s in readings)
+    detail = (
+        f"lag p99 {say(lag['p99'], 's')}, max {say(lag['max'], 's')}{_of_shard(shard, shards)};"
+        f" limit p99 {say(limit_s, 's')}; longest garbage collection {say(pause_s, 's')}"
+    )
+    ok = float(lag["p99"]) <= limit_s
+    if not ok:
+        detail = f"client-bound: {detail}; the client's event loop was blocked"
+    return Check("event loop", ok, detail, is_gate=True)
+
+
+def _share(
+    name: str,
+    what: str,
+    cause: str,
+    shards: Sequence[Mapping[str, Any]],
+    read: Callable[[Mapping[str, Any]], float | None],
+    limit: float,
+) -> Check:
+    readings = [(value, shard) for shard in shards if (value := read(shard)) is not None]
+    if not readings:
+        return Check(name, None, "not recorded on this platform", is_gate=True)
+    value, shard = max(readings, key=lambda reading: reading[0])
+    detail = f"{say_share(value)} {what}{_of_shard(shard, shards)}; limit {say_share(limit)}"
+    if value > limit:
+        detail = f"client-bound: {detail}; {cause}"
+    return Check(name, value <= limit, detail, is_gate=True)
+
+
+def _of_shard(shard: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> str:
+    return f" (worker {shard['shard']}, the worst of {len(shards)})" if len(shards) > 1 else ""
+
+
+def _stimulus(run: Run) -> Check:
+    """Every released row left at its planned instant, or at its parents' end plus think time."""
+    rows, schedule = run.request_rows, run.schedule_rows
+    released = np.isfinite(rows["released_s"])
+    roots = schedule["n_parents"] == 0
+    off_s = np.abs(rows["released_s"] - _planned_s(run))
+    n_moved = int(np.count_nonzero(released & ~(off_s <= STIMULUS_TOLERANCE_S)))
+    ended = run.manifest.get("ended", "completed") == "completed"
+    unsent = roots & (rows["status"] == Status.not_released)
+    n_unsent = int(np.count_nonzero(unsent)) if ended else 0
+    n = int(np.count_nonzero(released))
+    if n_moved or n_unsent:
+        detail = (
+            f"{say_count(n_moved)} of {say_count(n)} released requests left the schedule's instants"
+            f" and {say_count(n_unsent)} planned ones were never released"
+        )
+        return Check("stimulus", False, detail, is_gate=True)
+    detail = f"all {say_count(n)} released requests followed this run's own schedule"
+    return Check("stimulus", True if n else None, detail, is_gate=True)
+
+
+def _planned_s(run: Run) -> NDArray[np.float64]:
+    """`scheduled_s`, or for rows with parents the latest `done_s` among them plus `think_s`."""
+    rows, schedule, edges = run.request_rows, run.schedule_rows, run.edge_rows
+    planned_s: NDArray[np.float64] = schedule["scheduled_s"].copy()
+    if len(edges):
+        ids = rows["request_id"]
+        child = np.searchsorted(ids, edges["request_id"])
+        parent = np.searchsorted(ids, edges["after"])
+        latest_s = np.full(len(rows), -np.inf)
+        np.maximum.at(latest_s, child, rows["done_s"][parent])
+        has_parents = np.isfinite(latest_s)
+        planned_s[has_parents] = latest_s[has_parents] + schedule["think_s"][has_parents]
+    return planned_s
+
+
+def _load(load: Load | None) -> Check:
+    if load is None:
+        return Check("load", None, "too few requests to tell whether a queue grew")
+    first, last = load.in_flight[0], load.in_flight[-1]
+    detail = (
+        f"{say_number(first)} requests in flight in the first quarter of the window,"
+        f" {say_number(last)} in the last; median TTFT {say(load.ttft_s[0], 's')}"
+        f" and {say(load.ttft_s[-1], 's')}"
+    )
+    if load.is_growing:
+        detail = f"offered rate above capacity: {detail}"
+    return Check("load", not load.is_growing, detail)
+
+
+def _cache(run: Run, due: Mask) -> Check:
+    """Cached tokens the server reports, against the declared prefix; turns keep their history."""
+    rows, schedule = run.request_rows, run.schedule_rows
+    first_turns = due & (schedule["n_parents"] == 0)
+    cached = rows["cached_tokens"][first_turns].astype(np.int64)
+    if not cached.any():
+        return Check("cache", None, "the server reported no cached prompt tokens")
+    allowed = schedule["prefix_tokens"][first_turns].astype(np.int64) + CACHED_SLACK_TOKENS
+    n_over, n = int(np.count_nonzero(cached > allowed)), len(cached)
+    detail = (
+        f"{say_count(n_over)} of {say_count(n)} prompts had more cached tokens than their declared"
+        f" prefix plus {CACHED_SLACK_TOKENS}; {say_count(int(cached.sum()))} cached tokens in all"
+    )
+    if n_over > CACHED_REQUESTS_SHARE * n:
+        return Check("cache", False, f"contaminated: {detail}")
+    return Check("cache", True, detail)
+
+
+def _output_lengths(run: Run, columns: PerRequest, due: Mask) -> Check:
+    answered = due & columns.is_ok
+    asked = run.schedule_rows["output_tokens"][answered].astype(np.int64)
+    got = columns.output_tokens[answered]
+    if not len(got) or not asked.sum():
+        return Check("output lengths", None, "no answer to measure")
+    n_other = int(np.count_nonzero(got != asked))
+    detail = (
+        f"asked for {say_number(float(asked.mean()))} tokens on average, got"
+        f" {say_number(float(got.mean()))}; {say_count(n_other)} of {say_count(len(got))} differ"
+    )
+    ok = abs(got.sum() / asked.sum() - 1) <= LENGTH_TOLERANCE
+    return Check("output lengths", bool(ok), detail)
+
+
+def _input_lengths(run: Run, due: Mask) -> Check:
+    counted = due & (run.request_rows["input_tokens"] > 0)
+    asked = run.schedule_rows["input_tokens"][counted].astype(np.int64)
+    got = run.request_rows["input_tokens"][counted].astype(np.int64)
+    if not len(got) or not asked.sum():
+        return Check("input lengths", None, "the server did not count prompt tokens")
+    detail = (
+        f"planned {say_number(float(asked.mean()))} prompt tokens on average, the server counted"
+        f" {say_number(float(got.mean()))}"
+    )
+    off = float(abs(got.sum() - asked.sum()))
+    ok = off <= max(LENGTH_TOLERANCE * float(asked.sum()), TEMPLATE_TOKENS * len(got))
+    return Check("input lengths", bool(ok), detail)
+
+
+def _connections(shards: Sequence[Mapping[str, Any]]) -> Check:
+    totals = [s["connections"] for s in shards if s.get("connections")]
+    if not totals:
+        return Check("connections", None, "the client did not count its connections")
+    opened, reused = (sum(int(t[key]) for t in totals) for key in ("opened", "reused"))
+    return Check(
+        "connections", True, f"{say_count(opened)} opened, reused {say_count(reused)} times"
+    )
