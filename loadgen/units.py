@@ -26,7 +26,7 @@ _SECONDS = {
     "d": 86400.0,
 }
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-_DURATION = re.compile(rf"({_NUMBER})\s*([a-zµ]+)")
+_DURATION = re.compile(rf"({_NUMBER})\s*([a-zµ]+)\s*")
 _RATE = re.compile(rf"({_NUMBER})\s*(?:req|requests|tok|tokens)?\s*/\s*([a-zµ]+)")
 
 
@@ -82,6 +82,7 @@ def format_duration(seconds: float) -> str:
     `0.0123` → `'12.3 ms'`."""
     if not math.isfinite(seconds):
         return "∞" if seconds > 0 else "–"
+    seconds = float(f"{seconds:.3g}")  # round first: 0.9996 s is 1 s, not 1e+03 ms
     for limit, scale, unit in (
         (1e-3, 1e6, "µs"),
         (1.0, 1e3, "ms"),

@@ -3,7 +3,6 @@ false-alarm rate they were sized for."""
 
 import numpy as np
 import pytest
-import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -11,6 +10,7 @@ from scipy import stats
 
 from loadgen.workload.arrivals import ARRIVALS
 from loadgen.workload.preview import describe_arrivals
+from tests import strategies
 
 
 def generator(seed):
@@ -25,7 +25,7 @@ def poisson_of_1e5():
 @given(strategies.arrivals, st.integers(0, 2**32), st.floats(0, 1000))
 def test_instants_are_sorted_and_inside_the_window(spec, seed, mean_count):
     process = ARRIVALS.build(spec)
-    horizon_s = mean_count / process.rate
+    horizon_s = mean_count / process.mean_rate_per_s(1.0)
     times = process.times(generator(seed), horizon_s)
     assert times.dtype == np.float64
     assert np.all(np.diff(times) >= 0)
@@ -35,7 +35,7 @@ def test_instants_are_sorted_and_inside_the_window(spec, seed, mean_count):
 @given(strategies.arrivals, st.integers(0, 2**32), st.floats(1, 300), st.floats(1, 10))
 def test_a_longer_window_only_adds_arrivals(spec, seed, mean_count, factor):
     process = ARRIVALS.build(spec)
-    short_s = mean_count / process.rate
+    short_s = mean_count / process.mean_rate_per_s(1.0)
     short = process.times(generator(seed), short_s)
     long = process.times(generator(seed), short_s * factor)
     assert np.array_equal(long[: len(short)], short)

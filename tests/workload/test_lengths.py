@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import optimize, stats
 
 from loadgen.workload.lengths import LENGTHS
+from tests import strategies
 
 
 def draw(spec, n=200_000, seed=31):

@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from loadgen.errors import ScenarioError
 from loadgen.records import SCHEDULE, Phase
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_schedule, merge, schedule_sha256, split
+from tests import strategies
 
 
 def scenario(**changes):

@@ -1,0 +1,84 @@
+"""Seconds and peak megabytes to make a schedule of a million requests, and to render prompts.
+
+    python benchmarks/schedule_speed.py [--requests 1000000]
+
+Each case runs in a process of its own, so that the peak is that case's. Target: 2 s and 300 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import platform
+import resource
+import time
+
+from loadgen.workload.prompts import PromptFit, Prompts
+from loadgen.workload.scenario import scenario_from_flags
+from loadgen.workload.schedule import make_schedule, merge, schedule_sha256, split
+
+LOGNORMAL = {"kind": "lognormal", "median": 220, "sigma": 0.9, "max": 4096}
+POWER_LAW = {"kind": "power_law", "alpha": 1.8, "min": 8, "max": 1024}
+CASES = {
+    "constant": ["arrivals.kind=constant"],
+    "poisson": [],
+    "gamma cv 1.8": ["arrivals.kind=gamma", "arrivals.cv=1.8"],
+    "poisson, 4 prefixes": ["requests.shared_prefix={tokens: 350, groups: 4}"],
+}
+
+
+def measure_schedule(n: int, overrides: list[str]) -> tuple[int, float, float]:
+    """(rows, seconds, peak MB above the imports) of one schedule."""
+    scenario = scenario_from_flags(
+        rate="1000/s",
+        input_len=LOGNORMAL,
+        output_len=POWER_LAW,
+        duration=f"{n / 1000}s",
+        overrides=overrides,
+    )
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_s = time.perf_counter()
+    rows = make_schedule(scenario)
+    seconds = time.perf_counter() - start_s
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
+    return len(rows), seconds, peak_kb / 1024
+
+
+def measure_handling(n: int) -> dict[str, float]:
+    """Seconds for what follows a schedule: split in four, merge, fingerprint, 10 000 prompts."""
+    scenario = scenario_from_flags(
+        rate="1000/s", input_len=1000, output_len=POWER_LAW, duration=f"{n / 1000}s"
+    )
+    rows = make_schedule(scenario)
+    marks = [time.perf_counter()]
+    parts = split(rows, 4)
+    marks.append(time.perf_counter())
+    merge(parts)
+    marks.append(time.perf_counter())
+    schedule_sha256(rows)
+    marks.append(time.perf_counter())
+    prompts, fit = Prompts(scenario.prompts, scenario.seed, b"benchmark"), PromptFit()
+    for row in rows[:10_000]:
+        prompts.render(row, fit)
+    marks.append(time.perf_counter())
+    words = ("split in 4", "merge", "sha256", "10 000 prompts of 1000 characters")
+    return dict(zip(words, (b - a for a, b in itertools.pairwise(marks)), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    n = parser.parse_args().requests
+    print(f"{platform.machine()}, Python {platform.python_version()}, {platform.system()}")
+    context = multiprocessing.get_context("spawn")
+    for name, overrides in CASES.items():
+        with context.Pool(1) as pool:
+            rows, seconds, megabytes = pool.apply(measure_schedule, (n, overrides))
+        print(f"{name:24} {rows:9d} rows {seconds:7.3f} s {megabytes:7.1f} MB")
+    for name, seconds in measure_handling(n).items():
+        print(f"{name:40} {seconds:7.3f} s")
+
+
+if __name__ == "__main__":
+    main()
