@@ -1,0 +1,77 @@
+"""docs/scenarios.md says what the code does: every key, every kind, and an example that loads."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loadgen.workload.arrivals import ARRIVALS
+from loadgen.workload.lengths import LENGTHS
+from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "scenarios.md").read_text("utf-8")
+ROWS = {line.split("|")[1].strip(): line for line in PAGE.splitlines() if line.startswith("|")}
+
+
+def leaves(block, path=()):
+    """(dotted key, value) of everything but the parameters of kinds, which have tables of their
+    own."""
+    for key, value in block.items():
+        if isinstance(value, dict) and ("kind" not in value or key == "prompts"):
+            yield from leaves(value, (*path, key))
+        else:
+            yield ".".join((*path, key)), value
+
+
+def every_key():
+    scenario = scenario_from_flags(
+        rate="1/s",
+        input_len=1,
+        output_len=1,
+        duration="1s",
+        overrides=["requests.shared_prefix.tokens=1"],
+    )
+    return dict(leaves(scenario.resolved()))
+
+
+def test_every_key_of_a_scenario_has_a_row():
+    keys = every_key()
+    assert len(keys) >= 24
+    assert [key for key in keys if f"`{key}`" not in ROWS] == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("phases.warmup", "phases.drain", "limits.max_concurrency", "limits.when_full"),
+        *("stop_when.error_rate", "stop_when.over", "prompts.salt", "requests.temperature"),
+        *("instrument.loop_lag", "instrument.cpu", "instrument.run_delay"),
+    ],
+)
+def test_a_stated_default_is_the_default(key):
+    stated = ROWS[f"`{key}`"].split("|")[-3].strip()
+    value = every_key()[key]
+    assert stated in {str(value), f"{value:g}" if isinstance(value, float) else value}
+
+
+@pytest.mark.parametrize("registry", [ARRIVALS, LENGTHS], ids=["arrivals", "lengths"])
+def test_every_kind_and_its_parameters_have_a_row(registry):
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    for cls in registry:
+        (row,) = [
+            line
+            for line in rows
+            if line.startswith(f"| `{cls.kind}` |")
+            and all(f"`{name}`" in line.split("|")[2] for name in cls.model_fields)
+        ]
+        assert row
+
+
+def test_the_example_loads(tmp_path):
+    path = tmp_path / "example.yaml"
+    path.write_text(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])
+    assert load_scenario(path).name == "chat_bursty"
+
+
+def test_the_shipped_scenarios_are_named():
+    assert all(f"`{name}`" in PAGE for name in shipped_scenarios())
