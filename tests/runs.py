@@ -182,7 +182,7 @@ def requests(draw: st.DrawFn, scheduled_s: float) -> tuple[dict[str, Any], list[
 def runs(draw: st.DrawFn, max_requests: int = 8) -> Run:
     """Any consistent run of a few requests, with gaps in the ids, failures, and chunks or none."""
     n = draw(st.integers(0, max_requests))
-    scheduled_s = sorted(draw(st.lists(st.floats(0, 30), min_size=n, max_size=n)))
+    scheduled_s = sorted(draw(st.lists(st.floats(0, 21.9), min_size=n, max_size=n)))
     schedule = schedule_rows(scheduled_s, warmup_s=2.0)
     schedule["request_id"] = sorted(
         draw(st.lists(st.integers(0, 40), min_size=n, max_size=n, unique=True))

@@ -1,0 +1,167 @@
+"""Each way a run can stop being believable is caught and named; what is harmless is left alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.validity import Check
+from loadgen.records import EDGES, Run, Status
+from tests.runs import measured_run, with_manifest, with_shard
+
+
+def check(run: Run, name: str) -> Check:
+    return next(c for c in summarize(run).validity.checks if c.name == name)
+
+
+def test_a_healthy_run_passes_every_check() -> None:
+    summary = summarize(measured_run())
+    assert [c.name for c in summary.validity.checks if c.ok is False] == []
+    assert summary.validity.trusted
+
+
+@pytest.mark.parametrize(
+    ("name", "reading", "words"),
+    [
+        ("client CPU", {"cpu_share": 0.95}, "95 % of one core"),
+        ("run delay", {"run_delay_share": 0.02}, "too busy to schedule the client"),
+        ("throttling", {"throttled_share": 0.03}, "CPU quota"),
+        ("event loop", {"loop_lag_s": {"n": 9, "p50": 0.0, "p99": 0.0061, "max": 0.1}}, "6.1 ms"),
+    ],
+)
+def test_a_client_that_could_not_keep_up_is_named_with_its_cause(
+    name: str, reading: dict[str, Any], words: str
+) -> None:
+    run = with_shard(measured_run(), **reading)
+    found = check(run, name)
+    assert (found.ok, found.is_gate) == (False, True)
+    assert words in found.detail
+    assert "client-bound" in found.detail
+    assert not summarize(run).validity.trusted
+
+
+def test_the_worst_worker_is_named() -> None:
+    run = measured_run()
+    shard = run.instrument["shards"][0]
+    both = replace(run, instrument={"shards": [shard, {**shard, "shard": 1, "cpu_share": 0.5}]})
+    assert "worker 1, the worst of 2" in check(both, "client CPU").detail
+
+
+def test_limits_in_the_manifest_override_the_defaults() -> None:
+    run = with_shard(measured_run(), cpu_share=0.95)
+    assert check(with_manifest(run, instrument_limits={"cpu_share": 0.99}), "client CPU").ok
+
+
+def late(run: Run, by_s: float) -> Run:
+    run.request_rows["sent_s"] = run.request_rows["released_s"] + by_s
+    return run
+
+
+def test_dispatch_lateness_over_5_ms_is_client_bound_and_10_s_of_ttft_allow_more() -> None:
+    assert check(late(measured_run(), 0.0049), "lateness").ok
+    assert check(late(measured_run(), 0.0051), "lateness").ok is False
+    assert check(late(measured_run(slo=["p99(ttft) <= 10s"]), 0.19), "lateness").ok
+    assert check(late(measured_run(slo=["p99(ttft) <= 10s"]), 0.21), "lateness").ok is False
+
+
+def test_a_wait_the_scenario_asked_for_is_not_lateness_of_the_client() -> None:
+    """One request at a time at twice the rate it can do: all but the first ones wait for a slot."""
+    run = measured_run(n_tokens=20, ttft_s=0.05, itl_s=0.01)
+    rows = run.request_rows
+    sent_s = np.maximum(rows["released_s"], np.arange(len(rows)) * 0.25)
+    for name in ("first_token_s", "last_token_s", "done_s"):
+        rows[name] += sent_s - rows["sent_s"]
+    rows["sent_s"] = sent_s
+    assert check(run, "lateness").ok is False
+    limits = {"max_concurrency": 1, "when_full": "wait"}
+    scenario = {**run.manifest["scenario"], "resolved": {"limits": limits}}
+    assert check(with_manifest(run, scenario=scenario), "lateness").ok is not False
+
+
+def test_a_request_released_off_its_planned_instant_fails_the_stimulus() -> None:
+    run = measured_run()
+    run.request_rows["released_s"][50] += 0.05
+    assert check(run, "stimulus").ok is False
+    assert "1 of 220" in check(run, "stimulus").detail
+
+
+def test_planned_requests_that_were_never_released_fail_the_stimulus_of_a_whole_run() -> None:
+    run = measured_run()
+    run.request_rows["status"][50], run.request_rows["released_s"][50] = (
+        Status.not_released,
+        np.nan,
+    )
+    assert check(run, "stimulus").ok is False
+    assert check(with_manifest(run, ended="interrupted"), "stimulus").ok
+
+
+def test_a_turn_is_planned_at_its_parents_end_plus_think_time() -> None:
+    run = measured_run()
+    run.schedule_rows["n_parents"][219], run.schedule_rows["scheduled_s"][219] = 1, np.nan
+    run.schedule_rows["think_s"][219] = 0.5
+    edges = np.array([(219, 218)], EDGES)
+    run.request_rows["released_s"][219] = run.request_rows["done_s"][218] + 0.5
+    assert check(replace(run, edge_rows=edges), "stimulus").ok
+    run.request_rows["released_s"][219] += 0.1
+    assert check(replace(run, edge_rows=edges), "stimulus").ok is False
+
+
+def test_cached_tokens_beyond_the_declared_prefix_are_contamination_but_no_gate() -> None:
+    run = measured_run()
+    run.request_rows["cached_tokens"] = 96
+    found = check(run, "cache")
+    assert (found.ok, found.is_gate) == (False, False)
+    summary = summarize(run)
+    assert summary.validity.trusted
+    assert any(finding.startswith("Cache: contaminated") for finding in summary.findings)
+    run.schedule_rows["prefix_tokens"] = 64
+    assert check(run, "cache").ok
+
+
+def test_a_server_that_says_nothing_about_its_cache_is_not_called_clean() -> None:
+    assert check(measured_run(), "cache").ok is None
+
+
+def test_answers_of_another_length_than_asked_are_told() -> None:
+    run = measured_run()
+    run.schedule_rows["output_tokens"] = 40
+    found = check(run, "output lengths")
+    assert found.ok is False
+    assert "asked for 40 tokens on average, got 20; 200 of 200 differ" in found.detail
+
+
+def test_what_was_not_recorded_is_unknown_not_fine() -> None:
+    run = replace(measured_run(), instrument={})
+    unknown = {c.name for c in summarize(run).validity.checks if c.ok is None}
+    assert {"event loop", "client CPU", "run delay", "throttling", "connections"} <= unknown
+
+
+def test_usage_that_differs_from_counted_chunks_is_a_finding() -> None:
+    run = measured_run()
+    run.chunk_rows["tokens"], run.request_rows["first_chunk_tokens"] = 1, 1
+    assert not any("do not add up" in finding for finding in summarize(run).findings)
+    run.request_rows["output_tokens"][100] = 21
+    assert any("In 1 of 200 answers" in finding for finding in summarize(run).findings)
+
+
+def test_chunks_of_several_tokens_without_a_count_make_itl_per_chunk() -> None:
+    run = measured_run()
+    run.request_rows["output_tokens"] = 40
+    assert any("2 tokens per chunk" in finding for finding in summarize(run).findings)
+
+
+def test_answers_without_usage_are_told() -> None:
+    run = measured_run()
+    run.request_rows["token_source"][100:110] = 2
+    assert any("10 of 200 answers came without" in finding for finding in summarize(run).findings)
+
+
+def test_neighbours_that_are_alike_warn_that_intervals_are_narrow() -> None:
+    run = measured_run()
+    wave_s = 0.5 * np.sin(np.arange(220) / 20)
+    for name in ("first_token_s", "first_answer_s", "last_token_s", "done_s"):
+        run.request_rows[name] += 0.6 + wave_s
+    assert any("alike TTFTs" in finding for finding in summarize(run).findings)
+    assert not any("alike TTFTs" in finding for finding in summarize(measured_run()).findings)
