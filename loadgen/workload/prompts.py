@@ -78,6 +78,10 @@ class Prompts:
         prefix = self._prefix(int(row["prefix_id"]), prefix_chars)[: n_chars - 1]
         return prefix + self._text(b"prompt" + own, n_chars - len(prefix))
 
+    def sample(self, n_chars: int) -> str:
+        """`n_chars` characters of the same kind of text, for calibrating a fit."""
+        return self._text(b"sample" + n_chars.to_bytes(4, "little"), n_chars)
+
     def _prefix(self, prefix_id: int, n_chars: int) -> str:
         key = prefix_id, n_chars
         if key not in self._prefixes:

@@ -129,3 +129,10 @@ def test_the_words_are_common_ascii_and_without_repetition():
 def test_a_fit_that_no_tokenizer_has_is_refused(fit):
     with pytest.raises(AssertionError, match="token"):
         PromptFit(*fit)
+
+
+def test_a_sample_for_calibration_has_the_asked_length_and_is_no_request():
+    sample = PROMPTS.sample(400)
+    assert len(sample) == 400
+    assert sample[:16] not in first_blocks(PROMPTS, schedule())
+    assert set(sample.removesuffix(".").split(" ")[1:-1]) <= set(WORDS)
