@@ -51,22 +51,22 @@ class ServeOptions(BaseModel):
     mode: str = "chunked"
     shape: str = "tiny"
     device: str = "cpu"
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    max_model_len: int | None = Field(None, ge=2)
-    kv_blocks: int | None = Field(None, ge=1)
-    max_num_seqs: int = Field(256, ge=1)
-    token_budget: int = Field(2048, ge=1)
-    seed: int = Field(0, ge=0)
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_model_len: int | None = Field(default=None, ge=2)
+    kv_blocks: int | None = Field(default=None, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
+    token_budget: int = Field(default=2048, ge=1)
+    seed: int = Field(default=0, ge=0)
     model_name: str | None = None
     printable: bool = True
     prefix_cache: bool = True
     policy_args: dict[str, Any] = Field(default_factory=dict)
     executor_args: dict[str, Any] = Field(default_factory=dict)
     api_key_env: str | None = None
-    parent_pid: int | None = Field(None, ge=1)
-    drain_s: float = Field(10.0, ge=0)
+    parent_pid: int | None = Field(default=None, ge=1)
+    drain_s: float = Field(default=10.0, ge=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,6 @@ async def _serve(
         model=options.model_name or engine.model.name,
         max_model_len=engine.limits.max_model_len,
         version=_version(),
-        created_utc=int(time.time()),
         mode=options.mode,
         device=options.device,
     )

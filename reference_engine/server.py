@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from aiohttp import ClientConnectionResetError, web
 
@@ -40,12 +40,12 @@ _LONGEST_REQUEST_ID = 128
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the server says about itself. `created_utc` is Unix time in whole seconds."""
+    """What the server says about itself."""
 
     model: str
     max_model_len: int
     version: str
-    created_utc: int
+    started_utc: int = field(default_factory=lambda: int(time.time()), kw_only=True)
     mode: str
     device: str
 
@@ -92,7 +92,7 @@ class Api:
         model = {
             "id": self._about.model,
             "object": "model",
-            "created": self._about.created_utc,
+            "created": self._about.started_utc,
             "owned_by": "slobench",
             "max_model_len": self._about.max_model_len,
         }

@@ -19,8 +19,8 @@ class TorchCpuExecutor(ExecutorKind):
 
     kind: ClassVar[str] = "torch_cpu"
 
-    threads: int = Field(1, ge=1)
-    seed: int = Field(0, ge=0)
+    threads: int = Field(default=1, ge=1)
+    seed: int = Field(default=0, ge=0)
 
     def build(self, site: Site) -> Executor:
         torch.set_num_threads(self.threads)

@@ -22,8 +22,8 @@ class ToyExecutor(ExecutorKind):
 
     kind: ClassVar[str] = "toy"
 
-    step_s: float = Field(0.0, ge=0)
-    eos_every: int = Field(0, ge=0)
+    step_s: float = Field(default=0.0, ge=0)
+    eos_every: int = Field(default=0, ge=0)
 
     def build(self, site: Site) -> Executor:
         return _Toy(self, site.n_blocks, site.block_tokens, site.pause)

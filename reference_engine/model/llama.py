@@ -91,8 +91,9 @@ class Llama:
         return F.linear(F.silu(gate).mul_(up), layer.down)
 
     def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        # Three times faster than F.rms_norm for the small batches of decoding on a CPU.
-        scale = x.square().mean(-1, keepdim=True).add_(self.config.rms_eps).rsqrt_()
+        # F.rms_norm and mean() each cost twice this for the small batches of decoding on a CPU.
+        mean = x.square().sum(-1, keepdim=True).mul_(1.0 / x.shape[-1])
+        scale = mean.add_(self.config.rms_eps).rsqrt_()
         return (x * scale).mul_(weight)
 
 

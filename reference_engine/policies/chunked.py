@@ -24,10 +24,10 @@ class Chunked(Policy):
 
     kind: ClassVar[str] = "chunked"
 
-    token_budget: int = Field(2048, ge=1)
-    max_num_seqs: int = Field(256, ge=1)
-    watermark: float = Field(0.01, ge=0, lt=1)
-    long_prefill_tokens: int = Field(0, ge=0)
+    token_budget: int = Field(default=2048, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
+    watermark: float = Field(default=0.01, ge=0, lt=1)
+    long_prefill_tokens: int = Field(default=0, ge=0)
 
     def plan(self, view: View) -> Plan:
         budget = min(self.token_budget, view.limits.max_step_tokens)

@@ -1,0 +1,105 @@
+"""What the engine's tests share: an engine in one line, and the oracle of its toy tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from loadgen.clock import VirtualClock
+from reference_engine.core import EngineState, TokenEvent, step
+from reference_engine.executors.base import EXECUTORS, Executor, Site
+from reference_engine.kv import KvPool
+from reference_engine.model.zoo import resolve
+from reference_engine.plan import Limits
+from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.sequence import Request, Sampling
+
+
+@dataclass
+class Rig:
+    """An engine on a virtual clock."""
+
+    state: EngineState
+    policy: Policy
+    executor: Executor
+    clock: VirtualClock
+
+    def admit(self, *requests: Request) -> None:
+        for request in requests:
+            self.state.admit(request, self.policy)
+
+    def step(self) -> list[TokenEvent]:
+        events = step(self.state, self.policy, self.executor)
+        self.state.check()
+        return events
+
+    def drain(self, max_steps: int = 20_000) -> list[TokenEvent]:
+        """Steps until nothing is left; fails rather than looping for ever."""
+        events: list[TokenEvent] = []
+        for _ in range(max_steps):
+            if not self.state.has_work:
+                assert self.state.kv.n_free == self.state.kv.n_blocks
+                return events
+            events += self.step()
+        raise AssertionError(f"still work after {max_steps} steps")
+
+
+def rig(
+    n_blocks: int = 256,
+    max_model_len: int = 1024,
+    max_num_seqs: int = 64,
+    executor: str = "toy",
+    prefix_cache: bool = True,
+    executor_args: dict[str, object] | None = None,
+    **knobs: object,
+) -> Rig:
+    """A chunked engine; `knobs` are the policy's."""
+    clock = VirtualClock()
+    limits = Limits(max_num_seqs, 1 << 20, max_model_len, 320)
+    state = EngineState(limits, KvPool(n_blocks, prefix_cache=prefix_cache), clock)
+    site = Site(resolve("nano"), n_blocks, 16, max_model_len, clock.advance)
+    kind = EXECUTORS.build({"kind": executor, **(executor_args or {})})
+    return Rig(state, POLICIES.build({"kind": "chunked", **knobs}), kind.build(site), clock)
+
+
+def request(
+    name: str,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    arrived_s: float = 0.0,
+    min_tokens: int = 0,
+    stop_ids: Iterable[int] = (),
+    sampling: Sampling | None = None,
+    tenant: str = "default",
+) -> Request:
+    return Request(
+        id=name,
+        tokens=list(prompt),
+        max_tokens=max_tokens,
+        arrived_s=arrived_s,
+        min_tokens=min_tokens,
+        stop_ids=frozenset(stop_ids),
+        sampling=sampling or Sampling(),
+        tenant=tenant,
+    )
+
+
+def toy_output(prompt: Sequence[int], n: int) -> list[int]:
+    """What the toy model must answer, straight from its definition and without any paging: a
+    64-bit hash of all tokens so far (splitmix64's finaliser), modulo 256."""
+    state, out, mask = 0, [], 2**64 - 1
+    tokens = list(prompt)
+    for token in tokens:
+        state = _mix(state, token, mask)
+    for _ in range(n):
+        out.append(state % 256)
+        state = _mix(state, out[-1], mask)
+    return out
+
+
+def _mix(state: int, token: int, mask: int) -> int:
+    z = (state * 11400714819323198485 + token + 1) % 2**64
+    z = ((z ^ (z >> 30)) * 13787848793156543929) & mask
+    z = ((z ^ (z >> 27)) * 10723151780598845931) & mask
+    return z ^ (z >> 31)

@@ -1,0 +1,91 @@
+"""A server in this process, on a real loopback socket, for the tests of the HTTP side."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from reference_engine.serve import Engine, ServeOptions, build
+from reference_engine.server import About, Api
+from reference_engine.service import Service
+
+
+@dataclass
+class Serving:
+    """A running server and a client session that is pointed at it."""
+
+    session: aiohttp.ClientSession
+    service: Service
+    port: int
+
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of an answer that is not streamed; bytes are sent as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(path, data=data, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(path) as response:
+            return response.status, await response.json()
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The data of each event of a stream; the terminator stays a string."""
+        async with self.session.post(path, json={**body, "stream": True}) as response:
+            assert response.status == 200
+            assert response.content_type == "text/event-stream"
+            text = (await response.read()).decode()
+        lines = text.split("\n\n")
+        assert lines.pop() == ""
+        data = [line.removeprefix("data: ") for line in lines]
+        return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+    async def idle(self) -> dict[str, Any]:
+        """The engine's sizes once nothing runs or waits; fails if that does not come."""
+        for _ in range(5000):
+            _, sizes = await self.get("/debug/engine")
+            if sizes["running"] == sizes["waiting"] == 0:
+                assert sizes["kv_blocks_free"] == sizes["kv_blocks"]
+                return dict(sizes)
+        raise AssertionError(f"the engine does not come to rest: {sizes}")
+
+
+def toy_engine(**options: Any) -> Engine:
+    return build(ServeOptions(**{"device": "toy", "shape": "nano", **options}))
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine | None = None,
+    api_key: str | None = None,
+    max_body_bytes: int = 1 << 18,
+    outbox: int = 1024,
+) -> AsyncIterator[Serving]:
+    """The engine (a toy by default) behind HTTP until the block ends."""
+    engine = engine or toy_engine()
+    service = Service(
+        engine.state, engine.policy, engine.executor, engine.tokenizer, engine.clock, outbox
+    )
+    service.start()
+    about = About("nano", engine.limits.max_model_len, "0", "chunked", "toy")
+    app = Api(service, about, api_key, max_body_bytes).app()
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    listener = socket.socket()
+    # Small, and inherited by every connection: a reader that stops is felt after a few events.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    listener.bind(("127.0.0.1", 0))
+    await web.SockSite(runner, listener).start()
+    port = listener.getsockname()[1]
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            yield Serving(session, service, port)
+    finally:
+        await service.stop()
+        await runner.cleanup()

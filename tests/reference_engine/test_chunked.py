@@ -1,0 +1,107 @@
+"""Chunked prefill by example: who gets how many tokens of a step."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from loadgen.errors import UnknownKind
+from reference_engine.plan import Cause, Item, Why
+from reference_engine.policies.base import POLICIES
+from reference_engine.policies.chunked import Chunked
+from tests.reference_engine.engine_kit import request, rig
+
+
+def test_a_long_prompt_is_cut_to_the_budget_and_continued():
+    engine = rig(token_budget=20)
+    engine.admit(request("long", range(50), 2))
+    planned = []
+    while engine.state.has_work:
+        planned.append(engine.policy.plan(engine.state.view()).items)
+        engine.step()
+    assert planned == [
+        (Item("long", 20),),
+        (Item("long", 20),),
+        (Item("long", 10),),
+        (Item("long", 1),),
+    ]
+
+
+def test_decodes_keep_running_while_a_long_prompt_is_read():
+    engine = rig(token_budget=20)
+    engine.admit(request("short", range(5), 10))
+    engine.step()
+    engine.admit(request("long", range(100, 150), 2))
+    assert engine.policy.plan(engine.state.view()).items == (Item("short", 1), Item("long", 19))
+
+
+def test_requests_are_served_first_come_first_served_within_a_step():
+    engine = rig(token_budget=20)
+    engine.admit(*(request(name, range(i, i + 8), 2) for i, name in enumerate("abc")))
+    plan = engine.policy.plan(engine.state.view())
+    assert plan.items == (Item("a", 8), Item("b", 8), Item("c", 4))
+
+
+def test_a_cached_prefix_costs_no_budget():
+    engine = rig(token_budget=64)
+    engine.admit(request("first", range(60), 1))
+    engine.drain()
+    engine.admit(request("again", range(60), 1))
+    assert engine.policy.plan(engine.state.view()).items == (Item("again", 60 - 48),)
+
+
+def test_no_more_sequences_run_than_asked_for():
+    engine = rig(max_num_seqs=2)
+    engine.admit(*(request(name, range(5), 3) for name in "abc"))
+    plan = engine.policy.plan(engine.state.view())
+    assert len(plan.items) == 2
+    assert plan.rest == Cause(Why.no_seq_slot)
+
+
+def test_a_step_always_has_a_token_for_each_running_sequence():
+    engine = rig(token_budget=3, max_num_seqs=64)
+    engine.admit(*(request(f"r{i}", [i], 9) for i in range(8)))
+    engine.step()
+    assert len(engine.step()) == 3
+
+
+def test_an_admission_leaves_the_watermark_free():
+    engine = rig(n_blocks=10, watermark=0.3)
+    engine.admit(request("a", range(16), 2), request("b", range(100, 196), 2))
+    plan = engine.policy.plan(engine.state.view())
+    assert plan.items == (Item("a", 16), Item("b", 96))  # 1 + 6 + 3 spare = 10 blocks
+    engine = rig(n_blocks=10, watermark=0.4)
+    engine.admit(request("a", range(16), 2), request("b", range(100, 196), 2))
+    plan = engine.policy.plan(engine.state.view())
+    assert plan.items == (Item("a", 16),)
+    assert plan.causes == (("b", Cause(Why.no_kv_blocks)),)
+    assert plan.rest == Cause(Why.behind, "b")
+
+
+def test_nobody_is_admitted_in_a_step_that_has_to_preempt():
+    engine = rig(n_blocks=4, max_model_len=64)
+    engine.admit(request("a", range(16), 30), request("b", range(50, 82), 9))
+    engine.step()  # a grows into its second block next, and all four are taken by then
+    engine.admit(request("c", [1], 2))
+    planned = engine.policy.plan(engine.state.view())
+    assert [item.request_id for item in planned.items] == ["a", "b"]
+    assert planned.rest == Cause(Why.no_kv_blocks)
+
+
+def test_a_prompt_can_be_capped_per_step():
+    engine = rig(long_prefill_tokens=4)
+    engine.admit(request("a", range(9), 1), request("b", range(20, 23), 1))
+    assert engine.policy.plan(engine.state.view()).items == (Item("a", 4), Item("b", 3))
+
+
+def test_the_mode_is_known_by_its_aliases():
+    assert {POLICIES.get(name) for name in ("chunked", "vllm_v1", "sarathi")} == {Chunked}
+    with pytest.raises(UnknownKind, match="did you mean 'chunked'"):
+        POLICIES.get("chunkd")
+
+
+def test_parameters_out_of_range_and_unknown_ones_are_refused():
+    with pytest.raises(ValidationError, match="token_budget"):
+        POLICIES.build({"kind": "chunked", "token_budget": 0})
+    with pytest.raises(ValidationError, match="budget_tokens"):
+        POLICIES.build({"kind": "chunked", "budget_tokens": 5})

@@ -1,0 +1,222 @@
+"""The engine under random work: every token once and in order, nothing lost, nothing stuck."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_engine.core import AdmissionError
+from reference_engine.policies.chunked import Chunked
+from reference_engine.sequence import Sampling, State
+from tests.reference_engine.engine_kit import request, rig, toy_output
+
+jobs = st.lists(
+    st.tuples(st.integers(1, 90), st.integers(1, 40), st.integers(0, 30), st.integers(0, 2)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def prompt_of(family: int, n: int) -> list[int]:
+    """Prompts of one family are prefixes of each other."""
+    return [(family * 31 + 7 * i) % 256 for i in range(n)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    jobs=jobs,
+    n_blocks=st.integers(9, 40),
+    token_budget=st.integers(1, 64),
+    max_num_seqs=st.integers(1, 8),
+    prefix_cache=st.booleans(),
+    cancels=st.dictionaries(st.integers(0, 11), st.integers(0, 40), max_size=5),
+)
+def test_every_request_gets_its_own_tokens_whatever_happens_around_it(
+    jobs, n_blocks, token_budget, max_num_seqs, prefix_cache, cancels
+):
+    engine = rig(
+        n_blocks,
+        max_num_seqs=max_num_seqs,
+        prefix_cache=prefix_cache,
+        token_budget=token_budget,
+    )
+    requests = [
+        request(f"r{i}", prompt_of(family, n_prompt), n_out)
+        for i, (n_prompt, n_out, _, family) in enumerate(jobs)
+    ]
+    got = defaultdict(list)
+    i_step = 0
+    while i_step < 50 or engine.state.has_work:
+        for req, (_, _, arrives, _) in zip(requests, jobs, strict=True):
+            if arrives == i_step:
+                engine.admit(req)
+        for which, at in cancels.items():
+            if at == i_step and which < len(requests):
+                engine.state.end(f"r{which}", State.finished_abort, engine.policy)
+                engine.state.check()
+        if engine.state.has_work:
+            for event in engine.step():
+                got[event.request.id].append(event.token)
+            assert len(engine.state.running) <= max_num_seqs
+        i_step += 1
+        assert i_step < 20_000, "no progress"
+    for req, (n_prompt, n_out, _, family) in zip(requests, jobs, strict=True):
+        expected = toy_output(prompt_of(family, n_prompt), n_out)
+        if req.state is State.finished_length:
+            assert got[req.id] == expected
+        else:
+            assert req.state in (State.finished_abort, State.waiting)
+            assert got[req.id] == expected[: len(got[req.id])]
+    assert engine.state.kv.n_free == n_blocks
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs=jobs, token_budget=st.integers(1, 64))
+def test_a_step_never_computes_more_than_its_budget(jobs, token_budget):
+    engine = rig(24, token_budget=token_budget)
+    engine.admit(*(request(f"r{i}", prompt_of(f, n), m) for i, (n, m, _, f) in enumerate(jobs)))
+    while engine.state.has_work:
+        plan = engine.policy.plan(engine.state.view())
+        assert 1 <= sum(item.n_tokens for item in plan.items) <= token_budget
+        engine.step()
+
+
+def test_a_small_pool_preempts_the_latest_and_still_answers_all():
+    engine = rig(n_blocks=6, max_model_len=96)
+    requests = [request(f"r{i}", prompt_of(i, 20), 60) for i in range(3)]
+    engine.admit(*requests)
+    engine.drain()
+    assert engine.state.counters.preemptions > 0
+    assert requests[0].n_preemptions == 0
+    for i, req in enumerate(requests):
+        assert req.output == toy_output(prompt_of(i, 20), 60)
+
+
+def test_preempted_requests_return_to_the_head_of_the_queue_in_their_order():
+    engine = rig(n_blocks=8, max_model_len=128, watermark=0)
+    engine.admit(
+        request("a", prompt_of(0, 30), 90),
+        request("b", prompt_of(1, 30), 60),
+        request("c", prompt_of(2, 30), 60),
+        request("d", prompt_of(3, 30), 60),
+    )
+    engine.step()
+    engine.admit(request("late", prompt_of(4, 5), 2))
+    while engine.state.counters.preemptions < 2:
+        engine.step()
+    assert list(engine.state.waiting) == ["c", "d", "late"]
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "max_tokens", "code"),
+    [(90, 11, "context_length_exceeded"), (64, 18, "kv_capacity_exceeded")],
+)
+def test_what_could_never_fit_is_refused_and_not_queued(n_prompt, max_tokens, code):
+    engine = rig(n_blocks=5, max_model_len=100)
+    req = request("big", range(n_prompt), max_tokens)
+    with pytest.raises(AdmissionError) as caught:
+        engine.admit(req)
+    assert caught.value.code == code
+    assert req.state is State.rejected
+    assert not engine.state.has_work
+
+
+def test_what_just_fits_an_empty_engine_is_served():
+    engine = rig(n_blocks=5, max_model_len=100)
+    engine.admit(req := request("big", range(64), 17))
+    engine.drain()
+    assert req.n_output == 17
+
+
+@pytest.mark.parametrize("state", [State.waiting, State.running, State.preempted])
+def test_a_cancel_frees_everything_in_every_state(state):
+    engine = rig(n_blocks=6, max_model_len=96, token_budget=16)
+    requests = [request(f"r{i}", prompt_of(i, 40), 50) for i in range(3)]
+    engine.admit(*requests)
+    while not any(req.state is state for req in requests):
+        engine.step()
+    victim = next(req for req in requests if req.state is state)
+    assert engine.state.end(victim.id, State.finished_abort, engine.policy) is victim
+    engine.state.check()
+    assert (victim.state, victim.blocks) == (State.finished_abort, [])
+    engine.drain()
+    assert [req.state is State.finished_length for req in requests].count(True) == 2
+
+
+def test_a_cancel_after_the_end_is_ignored():
+    engine = rig()
+    engine.admit(req := request("a", [1], 1))
+    engine.drain()
+    assert engine.state.end("a", State.finished_abort, engine.policy) is None
+    assert req.state is State.finished_length
+
+
+def test_a_stop_token_ends_a_request_but_not_before_its_minimum():
+    eager = rig(executor_args={"eos_every": 1})
+    eager.admit(
+        a := request("a", [1, 2], 9, stop_ids=[257]),
+        b := request("b", [1, 2], 9, stop_ids=[257], min_tokens=4),
+        c := request("c", [1, 2], 9),
+    )
+    eager.drain()
+    assert (a.n_output, a.state) == (1, State.finished_stop)
+    assert (b.n_output, b.state) == (5, State.finished_stop)
+    assert (c.n_output, c.state) == (9, State.finished_length)
+
+
+def test_a_seed_decides_sampled_tokens():
+    engine = rig()
+    engine.admit(
+        a := request("a", [1, 2], 9, sampling=Sampling(1.0, seed=5)),
+        b := request("b", [1, 2], 9, sampling=Sampling(1.0, seed=5)),
+        c := request("c", [1, 2], 9, sampling=Sampling(1.0, seed=6)),
+    )
+    engine.drain()
+    assert a.output == b.output != c.output
+
+
+def test_times_are_stamped_on_the_engines_clock():
+    engine = rig(executor_args={"step_s": 0.25}, token_budget=10)
+    engine.admit(req := request("a", range(15), 3))
+    engine.clock.advance(1.0)
+    engine.drain()
+    assert (req.scheduled_s, req.first_token_s, req.finished_s) == (1.0, 1.5, 2.0)
+
+
+def test_cached_prompt_tokens_are_counted_once():
+    engine = rig()
+    engine.admit(request("a", range(40), 1))
+    engine.drain()
+    engine.admit(req := request("b", range(40), 3))
+    engine.drain()
+    assert req.n_cached == 32
+    assert engine.state.counters.cached_tokens == 32
+    assert engine.state.counters.prompt_tokens == 40 + 8
+
+
+def test_policy_hooks_are_called_for_each_arrival_step_and_end():
+    calls = []
+
+    class Watching(Chunked):
+        def on_arrival(self, request, view):
+            calls.append(("arrival", request.id))
+
+        def on_step_end(self, view):
+            calls.append(("step", view.now_s))
+
+        def on_finish(self, request, view):
+            calls.append(("finish", request.state))
+
+    engine = rig()
+    engine.policy = Watching()
+    engine.admit(request("a", [1], 2))
+    engine.drain()
+    assert calls == [
+        ("arrival", "a"),
+        ("step", 0.0),
+        ("step", 0.0),
+        ("finish", State.finished_length),
+    ]

@@ -1,0 +1,249 @@
+"""Bodies in and out of the server, by example."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_engine.sequence import Sampling
+from reference_engine.wire import (
+    Call,
+    Encoder,
+    Usage,
+    WireError,
+    error_body,
+    parse_chat,
+    parse_completion,
+)
+
+
+def chat(**fields):
+    return json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields}).encode()
+
+
+def completion(**fields):
+    return json.dumps({"prompt": "Hi", **fields}).encode()
+
+
+def test_a_full_chat_body_is_read():
+    call = parse_chat(
+        chat(
+            model="tiny",
+            max_tokens=7,
+            min_tokens=3,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            seed=11,
+            stop=["a", "b"],
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            ignore_eos=True,
+            tenant="red",
+            priority=-2,
+            something_else={"x": 1},
+        )
+    )
+    assert call == Call(
+        model="tiny",
+        messages=(("user", "Hi"),),
+        max_tokens=7,
+        min_tokens=3,
+        sampling=Sampling(0.5, 0.9, 40, 11),
+        has_seed=True,
+        stop=("a", "b"),
+        ignore_eos=True,
+        stream=True,
+        include_usage=True,
+        continuous_usage=True,
+        tenant="red",
+        priority=-2,
+    )
+
+
+def test_the_newer_name_of_max_tokens_wins():
+    assert parse_chat(chat(max_tokens=7, max_completion_tokens=5)).max_tokens == 5
+
+
+def test_defaults_are_those_of_the_api():
+    assert parse_chat(chat()).max_tokens is None
+    assert parse_completion(completion()).max_tokens == 16
+    assert parse_chat(chat()).sampling == Sampling(temperature=1.0)
+    assert parse_chat(chat(top_k=-1)).sampling == Sampling(temperature=1.0, top_k=0)
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
+    assert parse_chat(body).messages == (("user", "ab"),)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "ids"),
+    [("x", "x", None), (["x"], "x", None), ([1, 2], None, (1, 2)), ([[1, 2]], None, (1, 2))],
+)
+def test_a_prompt_is_text_or_ids(prompt, text, ids):
+    call = parse_completion(completion(prompt=prompt))
+    assert (call.prompt, call.prompt_ids) == (text, ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b"{", None, "not JSON"),
+        (b"\xff\xfe", None, "not JSON"),
+        (b"[" * 100_000, None, "not JSON"),
+        (b"[1]", None, "must be a JSON object, got list"),
+        (b"{}", "messages", "non-empty list"),
+        (chat(messages=[]), "messages", "non-empty list"),
+        (chat(messages=["x"]), "messages[0]", "must be an object"),
+        (chat(messages=[{"role": "cat", "content": "x"}]), "messages[0].role", "'cat'"),
+        (chat(messages=[{"role": "user"}]), "messages[0].content", "must be text"),
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+            "messages[0].content[0]",
+            "parts are supported",
+        ),
+        (chat(n=2), "n", "2 is not supported"),
+        (chat(logprobs=True), "logprobs", "not supported"),
+        (chat(tools=[{"type": "function"}]), "tools", "not supported"),
+        (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
+        (chat(frequency_penalty=0.5), "frequency_penalty", "not supported"),
+        (chat(max_tokens=0), "max_tokens", "at least 1, got 0"),
+        (chat(max_tokens="5"), "max_tokens", "got '5'"),
+        (chat(max_tokens=True), "max_tokens", "got True"),
+        (chat(max_tokens=3, min_tokens=4), "min_tokens", "above max_tokens 3"),
+        (chat(temperature=-1), "temperature", r"in \[0, 2\], got -1"),
+        (chat(temperature=float("nan")), "temperature", "got nan"),
+        (chat(top_p=0), "top_p", r"in \(0, 1\], got 0"),
+        (chat(seed=1.5), "seed", "64 bits, got 1.5"),
+        (chat(stop=["a"] * 5), "stop", "up to 4"),
+        (chat(stop=[""]), "stop", "non-empty"),
+        (chat(stream="yes"), "stream", "true or false"),
+        (chat(stream_options=[1]), "stream_options", "an object"),
+        (
+            chat(stream_options={"include_usage": 1}),
+            "stream_options.include_usage",
+            "true or false",
+        ),
+        (chat(model=3), "model", "a string"),
+    ],
+)
+def test_a_body_that_cannot_be_served_names_the_field(body, param, words):
+    with pytest.raises(WireError, match=words) as caught:
+        parse_chat(body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("prompt", [None, [], ["a", "b"], [[1], [2]], [1, "a"], [True], 5])
+def test_a_prompt_that_is_not_one_prompt_is_refused(prompt):
+    with pytest.raises(WireError, match="one string or one non-empty list") as caught:
+        parse_completion(completion(prompt=prompt))
+    assert caught.value.param == "prompt"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["messages", "prompt", "max_tokens", "stop", "stream_options", "n", "seed"]
+        ),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+            max_leaves=5,
+        ),
+    )
+)
+def test_any_json_is_either_read_or_refused_politely(data):
+    for parse in (parse_chat, parse_completion):
+        with suppress(WireError):
+            assert isinstance(parse(json.dumps(data).encode()), Call)
+
+
+USAGE = Usage(5, 2, 0, queue_s=0.25, ttft_s=0.5, e2e_s=0.75)
+COUNTS = {
+    "prompt_tokens": 5,
+    "completion_tokens": 2,
+    "total_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+
+
+def events(data: bytes):
+    parts = data.decode().split("\n\n")
+    assert parts.pop() == ""
+    return [
+        part[6:] if part == "data: [DONE]" else json.loads(part.removeprefix("data: "))
+        for part in parts
+    ]
+
+
+def test_a_chat_stream_on_the_wire():
+    encoder = Encoder(parse_chat(chat(stream=True)), "chatcmpl-1", "tiny", 1_700_000_000)
+    head = {
+        "id": "chatcmpl-1",
+        "created": 1_700_000_000,
+        "model": "tiny",
+        "object": "chat.completion.chunk",
+    }
+    data = encoder.role() + encoder.text('"é', None) + encoder.text("", "stop") + encoder.end(USAGE)
+    assert events(data) == [
+        {
+            **head,
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": {"role": "assistant", "content": ""},
+                    "finish_reason": None,
+                }
+            ],
+        },
+        {**head, "choices": [{"index": 0, "delta": {"content": '"é'}, "finish_reason": None}]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {
+            **head,
+            "choices": [],
+            "usage": COUNTS,
+            "timings": {"queue_s": 0.25, "ttft_s": 0.5, "e2e_s": 0.75},
+        },
+        "[DONE]",
+    ]
+
+
+def test_a_completion_stream_on_the_wire():
+    encoder = Encoder(parse_completion(completion(stream=True)), "cmpl-1", "tiny", 3)
+    head = {"id": "cmpl-1", "created": 3, "model": "tiny", "object": "text_completion"}
+    choice = {"index": 0, "text": "a", "logprobs": None, "finish_reason": "length"}
+    data = encoder.role() + encoder.text("a", "length", USAGE) + encoder.end(None)
+    assert events(data) == [{**head, "choices": [choice], "usage": COUNTS}, "[DONE]"]
+
+
+def test_a_whole_chat_answer():
+    encoder = Encoder(parse_chat(chat()), "chatcmpl-1", "tiny", 3)
+    body = json.loads(encoder.whole("hello", "length", USAGE))
+    assert body["object"] == "chat.completion"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": "length",
+            "message": {"role": "assistant", "content": "hello"},
+        }
+    ]
+    assert body["usage"] == COUNTS
+
+
+def test_an_error_has_the_shape_of_the_api():
+    error = WireError("too long", param="prompt", code="context_length_exceeded")
+    assert json.loads(error_body(error)) == {
+        "error": {
+            "message": "too long",
+            "type": "invalid_request_error",
+            "param": "prompt",
+            "code": "context_length_exceeded",
+        }
+    }

@@ -1,0 +1,150 @@
+"""The block pool: nobody shares what they should not, nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_engine.kv import KvPool
+from reference_engine.sequence import Request
+from tests.reference_engine.engine_kit import request
+
+
+def compute(pool: KvPool, req: Request, n_tokens: int) -> None:
+    """Book tokens as the core does after a step."""
+    req.n_computed += n_tokens
+    pool.publish(req)
+
+
+def resident(pool: KvPool, req: Request) -> Request:
+    """Admit a request and compute all of it."""
+    n_tokens = req.n_tokens - pool.cached_tokens(req)
+    assert pool.admit(req, n_tokens)
+    compute(pool, req, n_tokens)
+    return req
+
+
+def test_a_request_holds_exactly_the_blocks_its_tokens_need():
+    pool = KvPool(10)
+    assert pool.admit(a := request("a", range(33), 5), 33)
+    assert len(a.blocks) == 3
+    assert pool.n_free == 7
+
+
+def test_a_full_pool_refuses_and_changes_nothing():
+    pool = KvPool(4)
+    a, b = request("a", range(40), 5), request("b", range(100, 140), 5)
+    assert pool.admit(a, 40)
+    assert not pool.admit(b, 40)
+    assert (b.blocks, b.n_computed, pool.n_free) == ([], 0, 1)
+    compute(pool, a, 40)
+    assert not pool.grow(a, 30)
+    assert len(a.blocks) == 3
+    pool.check([a])
+
+
+def test_equal_prefixes_share_their_full_blocks():
+    pool = KvPool(20)
+    a = resident(pool, request("a", [*range(48), 1, 2], 5))
+    b = request("b", [*range(48), 7, 8, 9], 5)
+    assert pool.cached_tokens(b) == 48
+    assert pool.admit(b, 3)
+    assert b.blocks[:3] == a.blocks[:3]
+    assert b.n_computed == 48
+    assert pool.n_free == 20 - 5
+    pool.check([a, b])
+
+
+def test_a_prefix_survives_its_owner_until_the_room_is_needed():
+    pool = KvPool(4)
+    pool.free(resident(pool, request("a", range(40), 5)))
+    assert pool.cached_tokens(request("b", range(40), 5)) == 32
+    resident(pool, request("c", range(1000, 1064), 5))
+    assert pool.cached_tokens(request("b", range(40), 5)) == 0
+
+
+def test_the_tail_of_a_freed_prefix_is_evicted_before_its_head():
+    pool = KvPool(4)
+    pool.free(resident(pool, request("a", range(64), 5)))
+    resident(pool, request("c", range(1000, 1016), 5))
+    assert pool.cached_tokens(request("b", [*range(64), 0], 5)) == 48
+
+
+def test_at_least_one_token_is_left_to_compute():
+    pool = KvPool(8)
+    pool.free(resident(pool, request("a", range(32), 5)))
+    assert pool.cached_tokens(request("b", range(32), 5)) == 16
+
+
+def test_tenants_never_share_blocks():
+    pool = KvPool(8)
+    resident(pool, request("a", range(40), 5, tenant="red"))
+    assert pool.cached_tokens(request("b", range(40), 5, tenant="blue")) == 0
+    assert pool.cached_tokens(request("c", range(40), 5, tenant="red")) == 32
+
+
+def test_without_a_prefix_cache_nothing_is_found():
+    pool = KvPool(8, prefix_cache=False)
+    resident(pool, request("a", range(40), 5))
+    assert pool.cached_tokens(request("b", range(40), 5)) == 0
+
+
+def test_check_reports_a_block_with_two_owners():
+    pool = KvPool(8)
+    a, b = request("a", range(5), 5), request("b", range(9, 14), 5)
+    assert pool.admit(a, 5)
+    assert pool.admit(b, 5)
+    b.blocks = list(a.blocks)
+    with pytest.raises(AssertionError, match="block"):
+        pool.check([a, b])
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["admit", "grow", "free"]), st.integers(0, 5), st.integers(1, 40)),
+    max_size=60,
+)
+
+
+@given(
+    operations=operations,
+    prompts=st.lists(st.integers(1, 70), min_size=6, max_size=6),
+    n_blocks=st.integers(1, 12),
+    alphabet=st.integers(1, 3),
+)
+def test_no_order_of_operations_leaks_or_shares_by_mistake(operations, prompts, n_blocks, alphabet):
+    pool = KvPool(n_blocks)
+    # Few distinct tokens make prefixes collide, which is where sharing could go wrong.
+    requests = [
+        request(f"r{i}", [t % alphabet for t in range(n)], 9) for i, n in enumerate(prompts)
+    ]
+    inside: list[Request] = []
+    for name, which, n_tokens in operations:
+        req = requests[which]
+        if name == "admit" and req not in inside:
+            n_tokens = min(n_tokens, req.n_tokens - pool.cached_tokens(req))
+            needed = pool.missing_to_admit(req, n_tokens)
+            had = pool.n_free
+            fits = pool.admit(req, n_tokens)
+            assert fits == (needed <= had)
+            assert pool.n_free == (had - needed if fits else had)
+            if fits:
+                inside.append(req)
+                compute(pool, req, n_tokens)
+        elif name == "grow" and req in inside and req.n_remaining:
+            n_tokens = min(n_tokens, req.n_remaining)
+            if pool.grow(req, n_tokens):
+                compute(pool, req, n_tokens)
+        elif name == "free" and req in inside:
+            pool.free(req)
+            inside.remove(req)
+        pool.check(inside)
+        for a in inside:
+            for b in inside:
+                for i in set(range(len(a.blocks))) & set(range(len(b.blocks))):
+                    if a is not b and a.blocks[i] == b.blocks[i]:
+                        assert a.tokens[: 16 * (i + 1)] == b.tokens[: 16 * (i + 1)]
+    for req in inside:
+        pool.free(req)
+    pool.check([])
+    assert pool.n_free == n_blocks

@@ -1,0 +1,81 @@
+"""Sampling: cuts hold, frequencies are right, and nothing but the seed and the position matters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from reference_engine.sequence import Request, Sampling
+from tests.reference_engine.engine_kit import request
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+sampling = pytest.importorskip("reference_engine.model.sampling")
+
+
+def draw(logits: list[float], how: Sampling, n: int = 1, **fields: Any) -> list[int]:
+    """`n` tokens of one request's successive positions, all from the same logits."""
+    requests: list[Request] = []
+    for position in range(n):
+        req = request("r", [0], 10_000, sampling=how, **fields)
+        req.tokens += [0] * position
+        requests.append(req)
+    tokens: list[int] = sampling.sample(torch.tensor([logits] * n), requests)
+    return tokens
+
+
+def test_temperature_zero_is_the_largest_logit():
+    assert draw([0.1, 3.0, -1.0, 2.9], Sampling()) == [1]
+
+
+@pytest.mark.parametrize("how", [Sampling(1.0, top_k=1), Sampling(2.0, top_p=1e-9)])
+def test_the_tightest_cut_is_greedy(how):
+    assert set(draw([0.1, 3.0, -1.0, 2.9], how, 200)) == {1}
+
+
+def test_frequencies_are_the_softmax():
+    """χ² with 3 degrees of freedom: 16.27 is exceeded once in 1 000 seeds."""
+    n, logits = 8000, [0.0, 1.0, 2.0, 0.5]
+    tokens = draw(logits, Sampling(1.0, seed=4), n)
+    total = sum(math.exp(x) for x in logits)
+    expected = [n * math.exp(x) / total for x in logits]
+    chi2 = sum((tokens.count(i) - e) ** 2 / e for i, e in enumerate(expected))
+    assert chi2 < 16.27
+
+
+def test_a_high_temperature_flattens():
+    tokens = draw([0.0, 2.0], Sampling(2.0, seed=1), 4000)
+    assert tokens.count(1) / 4000 == pytest.approx(1 / (1 + math.exp(-1)), abs=0.03)
+
+
+def test_top_k_and_top_p_keep_what_they_say():
+    logits = [math.log(p) for p in (0.1, 0.4, 0.2, 0.3)]
+    assert set(draw(logits, Sampling(1.0, top_k=2), 500)) == {1, 3}
+    # 0.4 + 0.3 < 0.75, so the token that crosses it stays in.
+    assert set(draw(logits, Sampling(1.0, top_p=0.75), 500)) == {1, 2, 3}
+
+
+def test_a_token_depends_on_seed_and_position_only():
+    a, b = Sampling(1.0, seed=1), Sampling(1.0, top_k=5, seed=2)
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    first, second = request("a", [0], 9, sampling=a), request("b", [0], 9, sampling=b)
+    greedy = request("g", [0], 9)
+    alone = sampling.sample(logits[:1].clone(), [first])
+    together = sampling.sample(logits[[1, 0, 2]].clone(), [second, first, greedy])
+    assert together[1:2] == alone
+    assert together[2] == int(logits[2].argmax())
+
+
+def test_stop_ids_are_not_drawn_before_the_minimum():
+    assert draw([0.0, 9.0], Sampling(), min_tokens=1, stop_ids=[1]) == [0]
+    assert draw([0.0, 9.0], Sampling(), min_tokens=0, stop_ids=[1]) == [1]
+    assert set(draw([0.0, 9.0], Sampling(1.0), 1, min_tokens=1, stop_ids=[1])) == {0}
+
+
+def test_uniform_numbers_fill_the_unit_interval():
+    """Kolmogorov-Smirnov on 10 000 numbers: 1.95/√n is exceeded once in 1 000 seeds."""
+    numbers = sorted(sampling.uniform(7, i) for i in range(10_000))
+    distance = max(abs(x - i / 10_000) for i, x in enumerate(numbers))
+    assert 0 <= numbers[0] < numbers[-1] < 1
+    assert distance < 0.0195

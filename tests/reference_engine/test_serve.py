@@ -1,0 +1,167 @@
+"""The server as a process: READY, exit codes, signals, one-line errors."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from loadgen.errors import UsageError
+from reference_engine.serve import ServeOptions, build
+
+ENGINE = [sys.executable, "-m", "reference_engine"]
+
+
+def start(*flags: str) -> tuple[subprocess.Popen[str], int]:
+    """A server process that is ready, and its port."""
+    process = subprocess.Popen(
+        [*ENGINE, "--port", "0", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("READY http://127.0.0.1:"), line + process.communicate()[1]
+    return process, int(line.rsplit(":", 1)[1])
+
+
+def complete(port: int, **body: object) -> dict[str, object]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    text = json.dumps({"prompt": "abc", "max_tokens": 5, **body})
+    connection.request("POST", "/v1/completions", text, {"x-request-id": "run-1"})
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    assert isinstance(answer, dict)
+    return answer
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_answers_and_leaves_with_zero_on_a_signal(number):
+    process, port = start("--device", "toy")
+    assert complete(port)["usage"]["completion_tokens"] == 5
+    busy = subprocess.run(
+        [*ENGINE, "--device", "toy", "--port", str(port)], capture_output=True, text=True
+    )
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "request run-1 ok: 3 prompt tokens" in errors
+    assert "Traceback" not in errors
+    assert busy.returncode == 2
+    assert busy.stdout == ""
+    assert busy.stderr.count("\n") == 1
+    assert f"port {port}" in busy.stderr
+
+
+@pytest.mark.e2e
+def test_a_server_ends_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process, _ = start("--device", "toy", "--parent-pid", str(parent.pid))
+    parent.kill()
+    assert process.wait(timeout=20) == 0
+    parent.communicate()
+    process.communicate()
+
+
+@pytest.mark.e2e
+def test_the_torch_engine_answers_like_any_server():
+    pytest.importorskip("torch", reason="torch is not installed")
+    process, port = start("--shape", "nano")
+    answers = [complete(port, temperature=0)["choices"] for _ in range(2)]
+    process.terminate()
+    process.communicate(timeout=20)
+    assert answers[0] == answers[1]
+    assert process.returncode == 0
+
+
+@pytest.mark.e2e
+def test_without_torch_one_line_says_what_to_install():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from reference_engine.__main__ import main; sys.exit(main(['--port', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'slobench[engine]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mode", "chunkd"], "unknown batching mode 'chunkd'; did you mean 'chunked'"),
+        (["--device", "cpuu"], "unknown device 'cpuu'; did you mean 'cpu'"),
+        (["--shape", "tinny"], "did you mean 'tiny'"),
+        (["--token-budget", "0"], "options: token_budget"),
+        (["--port", "many"], "options: port"),
+        (["--policy-args", "watermark=2"], "policy_args: watermark"),
+        (["--policy-args", "waterline=2"], "unknown key 'waterline'; did you mean 'watermark'"),
+        (["--policy-args", "watermark"], "policy_args: expected key=value, got 'watermark'"),
+        (["--api-key-env", "SLOBENCH_NOT_SET"], "SLOBENCH_NOT_SET is not set"),
+        (["--max-model-len", "9999"], "max_model_len: 9999 is above the 4096 positions"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(flags, words, capsys):
+    from reference_engine.__main__ import main
+
+    before = signal.getsignal(signal.SIGTERM)
+    code = main(["--device", "toy", "--port", "0", *flags])
+    signal.signal(signal.SIGTERM, before)
+    out, errors = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert errors.count("\n") == 1
+    assert words in errors
+
+
+def test_options_reach_the_policy_and_the_limits():
+    engine = build(
+        ServeOptions(
+            device="toy",
+            shape="nano",
+            token_budget=64,
+            max_num_seqs=5,
+            kv_blocks=100,
+            max_model_len=256,
+            policy_args={"watermark": "0.05"},
+        )
+    )
+    assert engine.policy.model_dump() == {
+        "token_budget": 64,
+        "max_num_seqs": 5,
+        "watermark": 0.05,
+        "long_prefill_tokens": 0,
+    }
+    assert (engine.limits.max_num_seqs, engine.limits.max_model_len) == (5, 256)
+    assert engine.state.kv.n_blocks == 100
+
+
+def test_default_kv_is_a_gibibyte_at_most_and_a_full_context_at_least():
+    blocks = {
+        shape: build(ServeOptions(device="toy", shape=shape)).state.kv.n_blocks
+        for shape in ("tiny", "110m", "8b")
+    }
+    # Bytes of K and V per token (float32): 2·4·2·32·4 = 2 048, 24 576 and 262 144.
+    assert blocks == {"tiny": 4096, "110m": 2730, "8b": 256}
+
+
+@pytest.mark.e2e
+def test_an_environment_key_is_asked_for(monkeypatch):
+    monkeypatch.setenv("ENGINE_TEST_KEY", "secret")
+    process, port = start("--device", "toy", "--api-key-env", "ENGINE_TEST_KEY")
+    answer = complete(port)
+    os.kill(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert answer["error"]["code"] == "invalid_api_key"
+    assert "secret" not in errors
+
+
+def test_an_unknown_shape_is_a_usage_error():
+    with pytest.raises(UsageError, match="Models are never downloaded"):
+        build(ServeOptions(device="toy", shape="llama"))

@@ -1,0 +1,336 @@
+"""The HTTP side over a real socket, with the toy model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import replace
+
+import pytest
+
+from tests.reference_engine.engine_kit import toy_output
+from tests.reference_engine.engine_server import serving, toy_engine
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HI = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+RENDERED = b"user: Hi\nassistant: "
+
+
+def printable(tokens: list[int]) -> str:
+    return "".join(chr(t if 32 <= t < 127 else 32 + t % 95) for t in tokens)
+
+
+def test_a_chat_stream_is_one_event_per_token_then_usage_then_done():
+    async def scene():
+        async with serving() as server:
+            options = {"stream_options": {"include_usage": True}}
+            return await server.events(CHAT, {**HI, "max_tokens": 5, **options})
+
+    role, *tokens, usage, done = asyncio.run(scene())
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = [event["choices"][0]["delta"]["content"] for event in tokens]
+    assert [len(piece) for piece in text] == [1] * 5
+    assert "".join(text) == printable(toy_output(RENDERED, 5))
+    assert [e["choices"][0]["finish_reason"] for e in tokens] == [None] * 4 + ["length"]
+    assert usage["choices"] == []
+    assert usage["usage"] == {
+        "prompt_tokens": len(RENDERED),
+        "completion_tokens": 5,
+        "total_tokens": len(RENDERED) + 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    timings = usage["timings"]
+    assert 0 <= timings["queue_s"] <= timings["ttft_s"] <= timings["e2e_s"] < 5
+    assert done == "[DONE]"
+
+
+def test_a_stream_that_did_not_ask_for_usage_gets_none():
+    async def scene():
+        async with serving() as server:
+            return await server.events(CHAT, {**HI, "max_tokens": 2})
+
+    *events, done = asyncio.run(scene())
+    assert done == "[DONE]"
+    assert all(event["choices"] and "usage" not in event for event in events)
+
+
+def test_continuous_usage_counts_up():
+    async def scene():
+        async with serving() as server:
+            options = {"stream_options": {"continuous_usage_stats": True}}
+            return await server.events(COMPLETIONS, {"prompt": "abc", "max_tokens": 4, **options})
+
+    *events, _done = asyncio.run(scene())
+    assert [e["usage"]["completion_tokens"] for e in events] == [1, 2, 3, 4]
+    assert {e["usage"]["prompt_tokens"] for e in events} == {3}
+
+
+def test_a_whole_answer_carries_text_usage_and_the_request_id():
+    async def scene():
+        async with serving() as server:
+            body = {"prompt": "abc", "max_tokens": 6, "temperature": 0, "model": "nano"}
+            headers = {"x-request-id": "run-7"}
+            async with server.session.post(COMPLETIONS, json=body, headers=headers) as response:
+                return response.headers["x-request-id"], await response.json()
+
+    request_id, body = asyncio.run(scene())
+    assert request_id == "run-7"
+    assert body["choices"][0]["text"] == printable(toy_output(b"abc", 6))
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["total_tokens"] == 9
+
+
+def test_token_ids_are_a_prompt_too():
+    async def scene():
+        async with serving() as server:
+            body = {"prompt": [1, 2, 300], "max_tokens": 3, "temperature": 0}
+            return await server.post(COMPLETIONS, body)
+
+    status, body = asyncio.run(scene())
+    assert status == 200
+    assert body["choices"][0]["text"] == printable(toy_output([1, 2, 300], 3))
+
+
+def test_cached_prompt_tokens_are_reported():
+    async def scene():
+        async with serving() as server:
+            body = {"prompt": "x" * 50, "max_tokens": 1}
+            return [(await server.post(COMPLETIONS, body))[1]["usage"] for _ in range(2)]
+
+    first, second = asyncio.run(scene())
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == 48
+    assert first["prompt_tokens"] == second["prompt_tokens"] == 50
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_generation_with_it():
+    text = printable(toy_output(b"abc", 30))
+    stop = text[10:13]
+    cut = text.index(stop)
+
+    async def scene():
+        async with serving() as server:
+            body = {"prompt": "abc", "max_tokens": 30, "temperature": 0, "stop": stop}
+            whole = await server.post(COMPLETIONS, body)
+            events = await server.events(COMPLETIONS, body)
+            return whole[1], events, await server.idle()
+
+    whole, events, sizes = asyncio.run(scene())
+    assert whole["choices"][0]["text"] == text[:cut]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["usage"]["completion_tokens"] == cut + 3
+    assert "".join(e["choices"][0]["text"] for e in events[:-1]) == text[:cut]
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert sizes["output_tokens"] == 2 * (cut + 3)
+
+
+def test_eos_ends_a_request_unless_it_is_ignored():
+    async def scene():
+        engine = toy_engine(executor_args={"eos_every": 1})
+        async with serving(engine) as server:
+            body = {"prompt": "abc", "max_tokens": 6, "temperature": 0}
+            answers = [
+                (await server.post(COMPLETIONS, {**body, **extra}))[1]
+                for extra in ({}, {"min_tokens": 3}, {"ignore_eos": True})
+            ]
+            return [(a["choices"][0]["finish_reason"], a["usage"]) for a in answers]
+
+    (stopped, a), (later, b), (full, c) = asyncio.run(scene())
+    assert (stopped, a["completion_tokens"]) == ("stop", 1)
+    assert (later, b["completion_tokens"]) == ("stop", 4)
+    assert (full, c["completion_tokens"]) == ("length", 6)
+
+
+def test_max_tokens_may_be_left_out_of_a_chat():
+    async def scene():
+        async with serving(toy_engine(max_model_len=64)) as server:
+            return await server.post(CHAT, HI)
+
+    _, body = asyncio.run(scene())
+    assert body["usage"]["total_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "code"),
+    [
+        (CHAT, b"{", 400, None, "invalid_json"),
+        (CHAT, {}, 400, "messages", None),
+        (CHAT, {**HI, "n": 2}, 400, "n", None),
+        (CHAT, {**HI, "max_tokens": 90_000}, 400, "messages", "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": "x" * 5000}, 400, "prompt", "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": "x" * 700}, 400, "prompt", "kv_capacity_exceeded"),
+        (COMPLETIONS, {"prompt": [320]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": "x", "model": "nanno"}, 404, "model", "model_not_found"),
+        (COMPLETIONS, b"x" * (1 << 19), 413, None, "body_too_large"),
+        ("/v1/embeddings", {}, 404, None, None),
+        ("/v1/models", {}, 405, None, None),
+    ],
+)
+def test_what_cannot_be_served_is_an_openai_error(path, body, status, param, code):
+    async def scene():
+        async with serving(toy_engine(kv_blocks=40)) as server:
+            answer = await server.post(path, body)
+            await server.idle()
+            return answer
+
+    got_status, answer = asyncio.run(scene())
+    assert got_status == status
+    assert set(answer) == {"error"}
+    assert (answer["error"]["param"], answer["error"]["code"]) == (param, code)
+    assert answer["error"]["message"]
+
+
+def test_an_api_key_is_asked_for_under_v1_only():
+    async def scene():
+        async with serving(api_key="secret") as server:
+            body = {"prompt": "x", "max_tokens": 1}
+            right = {"Authorization": "Bearer secret"}
+            wrong = {"Authorization": "Bearer secre"}
+            return [
+                (await server.post(COMPLETIONS, body))[0],
+                (await server.post(COMPLETIONS, body, **wrong))[0],
+                (await server.post(COMPLETIONS, body, **right))[0],
+                (await server.get("/v1/models"))[0],
+                (await server.get("/health"))[0],
+            ]
+
+    assert asyncio.run(scene()) == [401, 401, 200, 401, 200]
+
+
+def test_the_model_list_says_how_much_fits():
+    async def scene():
+        async with serving(toy_engine(max_model_len=512)) as server:
+            return await server.get("/v1/models")
+
+    status, body = asyncio.run(scene())
+    assert status == 200
+    assert [(m["id"], m["max_model_len"]) for m in body["data"]] == [("nano", 512)]
+
+
+def test_a_request_can_be_explained_afterwards():
+    async def scene():
+        async with serving() as server:
+            body = {"prompt": "abc", "max_tokens": 2}
+            await server.post(COMPLETIONS, body, **{"x-request-id": "run-1"})
+            return await server.get("/debug/requests/run-1"), await server.get("/debug/requests/x")
+
+    (status, entry), (missing, error) = asyncio.run(scene())
+    assert status == 200
+    assert entry["output_tokens"] == 2
+    assert sum(wait["seconds"] for wait in entry["waits"]) == pytest.approx(entry["queue_s"])
+    assert entry["sentence"].startswith("waited")
+    assert (missing, error["error"]["code"]) == (404, "request_not_found")
+
+
+async def hang_up(port: int, n_tokens: int, n_events: int) -> None:
+    """Ask for a stream, read a number of events, and close the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({"prompt": "abc", "max_tokens": n_tokens, "stream": True}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await reader.readuntil(b"\r\n\r\n")
+    for _ in range(n_events):
+        await reader.readuntil(b"\n\n")
+    writer.close()
+    await writer.wait_closed()
+
+
+def test_a_client_that_hangs_up_frees_its_blocks():
+    async def scene():
+        async with serving(toy_engine(executor_args={"step_s": 0.001})) as server:
+            await hang_up(server.port, 4000, n_events=3)
+            return await server.idle()
+
+    sizes = asyncio.run(scene())
+    assert sizes["cancelled"] == 1
+    assert sizes["output_tokens"] < 2000
+
+
+def test_a_client_that_hangs_up_in_the_queue_is_never_run():
+    async def scene():
+        engine = toy_engine(max_num_seqs=1, executor_args={"step_s": 0.001})
+        async with serving(engine) as server:
+            first = asyncio.create_task(
+                server.post(COMPLETIONS, {"prompt": "first", "max_tokens": 300})
+            )
+            while (await server.get("/debug/engine"))[1]["running"] == 0:
+                pass
+            await hang_up(server.port, 4000, n_events=0)
+            status, _ = await first
+            return status, await server.idle()
+
+    status, sizes = asyncio.run(scene())
+    assert status == 200
+    assert (sizes["cancelled"], sizes["output_tokens"]) == (1, 300)
+
+
+def test_a_reader_that_stops_reading_is_cut_off_and_counted():
+    async def scene():
+        async with serving(outbox=8) as server:
+            stuck = socket.socket()
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            stuck.connect(("127.0.0.1", server.port))
+            body = json.dumps({"prompt": "abc", "max_tokens": 4000, "stream": True}).encode()
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            stuck.sendall(head.encode() + body)
+            while (await server.get("/debug/engine"))[1]["slow_readers"] == 0:
+                pass
+            other, _ = await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 3})
+            sizes = await server.idle()
+            stuck.close()
+            return other, sizes
+
+    other, sizes = asyncio.run(scene())
+    assert other == 200
+    assert (sizes["slow_readers"], sizes["cancelled"]) == (1, 1)
+
+
+class Failing:
+    """Fails in its third step."""
+
+    def __init__(self, inner):
+        self.inner, self.n_steps = inner, 0
+
+    def execute(self, batch):
+        self.n_steps += 1
+        if self.n_steps == 3:
+            raise ArithmeticError("a broken kernel")
+        return self.inner.execute(batch)
+
+
+def test_a_failing_engine_tells_every_stream_and_the_health_check(caplog):
+    async def scene():
+        engine = toy_engine()
+        engine = replace(engine, executor=Failing(engine.executor))
+        async with serving(engine) as server:
+            events = await server.events(COMPLETIONS, {"prompt": "abc", "max_tokens": 9})
+            again = await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 9})
+            debug = await server.get("/debug/engine")
+            return events, again, debug, await server.get("/health")
+
+    events, again, debug, health = asyncio.run(scene())
+    assert "[DONE]" not in events
+    assert "ArithmeticError: a broken kernel" in events[-1]["error"]["message"]
+    assert (again[0], again[1]["error"]["code"]) == (500, "engine_failed")
+    assert debug[0] == 500
+    assert health[0] == 500
+    assert "the engine thread failed" in caplog.text
+
+
+def test_many_clients_at_once_get_their_own_answers():
+    async def scene():
+        engine = toy_engine(kv_blocks=60, max_num_seqs=16, token_budget=64)
+        async with serving(engine) as server:
+            bodies = [
+                {"prompt": f"prompt {i} " * (i % 7 + 1), "max_tokens": 5 + i, "temperature": 0}
+                for i in range(40)
+            ]
+            answers = await asyncio.gather(*(server.post(COMPLETIONS, b) for b in bodies))
+            return bodies, answers, await server.idle()
+
+    bodies, answers, sizes = asyncio.run(scene())
+    for body, (status, answer) in zip(bodies, answers, strict=True):
+        expected = printable(toy_output(body["prompt"].encode(), body["max_tokens"]))
+        assert (status, answer["choices"][0]["text"]) == (200, expected)
+    assert sizes["finished"] == 40

@@ -1,0 +1,101 @@
+"""The bridge between event loop and engine thread."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reference_engine.sequence import Sampling
+from reference_engine.service import Service, StreamBroken
+from reference_engine.wire import Call, WireError
+from tests.reference_engine.engine_server import toy_engine
+
+
+def call(max_tokens: int, prompt: str = "abc") -> Call:
+    return Call(model=None, prompt=prompt, max_tokens=max_tokens, sampling=Sampling())
+
+
+async def texts(stream) -> str:
+    return "".join([delta.text async for deltas in stream for delta in deltas])
+
+
+async def started(**options) -> Service:
+    service = toy_engine(**options).service()
+    service.start()
+    return service
+
+
+def test_draining_lets_running_requests_finish_and_refuses_new_ones():
+    async def scene():
+        service = await started(executor_args={"step_s": 0.0005})
+        stream = service.submit(call(50), None, service.clock.now_s())
+        reading = asyncio.create_task(texts(stream))
+        reading.add_done_callback(lambda _: stream.close())
+        stopping = asyncio.create_task(service.stop(drain_s=30))
+        await asyncio.sleep(0)
+        with pytest.raises(WireError) as refused:
+            service.submit(call(1), None, 0.0)
+        await stopping
+        return len(await reading), refused.value.status
+
+    assert asyncio.run(scene()) == (50, 503)
+
+
+def test_what_does_not_finish_while_draining_is_broken_off():
+    async def scene():
+        service = await started(executor_args={"step_s": 0.001})
+        stream = service.submit(call(4000), None, service.clock.now_s())
+        reading = asyncio.create_task(texts(stream))
+        await service.stop(drain_s=0.01)
+        with pytest.raises(StreamBroken, match="shutting down"):
+            await reading
+
+    asyncio.run(scene())
+
+
+def test_two_live_requests_with_one_client_id_are_told_apart():
+    async def scene():
+        service = await started()
+        first = service.submit(call(5), "same", 0.0)
+        second = service.submit(call(7), "same", 0.0)
+        ids = first.request.id, second.request.id
+        lengths = len(await texts(first)), len(await texts(second))
+        first.close()
+        second.close()
+        third = service.submit(call(1), "same", 0.0)
+        await service.stop()
+        return ids, lengths, third.request.id
+
+    assert asyncio.run(scene()) == (("same", "same#2"), (5, 7), "same")
+
+
+def test_a_closed_stream_gets_no_more_and_frees_its_blocks():
+    async def scene():
+        service = await started(executor_args={"step_s": 0.0005})
+        stream = service.submit(call(4000), None, 0.0)
+        async for _ in stream:
+            break
+        stream.close()
+        free = await service.ask(lambda state: (state.kv.n_free, state.kv.n_blocks))
+        await service.stop()
+        return free
+
+    n_free, n_blocks = asyncio.run(scene())
+    assert n_free == n_blocks
+
+
+def test_sampling_without_a_seed_differs_from_call_to_call():
+    async def scene():
+        service = await started()
+        sampled = Call(model=None, prompt="abc", max_tokens=20, sampling=Sampling(1.0))
+        out = []
+        for _ in range(2):
+            stream = service.submit(sampled, None, 0.0)
+            out.append(await texts(stream))
+            stream.close()
+        await service.stop()
+        return out
+
+    first, second = asyncio.run(scene())
+    assert first != second

@@ -1,0 +1,60 @@
+"""Stop strings are found across tokens and never shown, not even in part."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_engine.stops import StopText
+
+texts = st.text("ab.", max_size=30)
+
+
+def stream(stops, pieces):
+    """Shown text and whether it was stopped, as the service does it."""
+    stop, shown = StopText(stops), ""
+    for piece in pieces:
+        text, is_stopped = stop.push(piece)
+        shown += text
+        if is_stopped:
+            return shown, True
+    return shown + stop.flush(), False
+
+
+def test_what_could_become_a_stop_string_is_held_back():
+    stop = StopText(["END"])
+    assert [stop.push(c) for c in "aENxEND"] == [
+        ("a", False),
+        ("", False),
+        ("", False),
+        ("ENx", False),
+        ("", False),
+        ("", False),
+        ("", True),
+    ]
+
+
+def test_without_stop_strings_everything_passes():
+    assert stream([], ["a", "", "b"]) == ("ab", False)
+
+
+def test_of_two_stop_strings_the_earlier_in_the_text_counts():
+    assert stream(["x", "yz"], ["ayzx"]) == ("a", True)
+
+
+@given(text=texts, stop=st.text("ab.", min_size=1, max_size=4), cuts=st.lists(st.integers(0, 30)))
+def test_the_result_does_not_depend_on_where_tokens_are_cut(text, stop, cuts):
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in pairwise(edges)]
+    head, found, _ = text.partition(stop)
+    assert stream([stop], pieces) == (head, bool(found))
+
+
+@given(text=texts, stops=st.lists(st.text("ab.", min_size=1, max_size=4), max_size=4))
+def test_shown_text_is_a_beginning_without_any_stop_string(text, stops):
+    shown, is_stopped = stream(stops, list(text))
+    assert text.startswith(shown)
+    assert not any(stop in shown for stop in stops)
+    assert is_stopped == any(stop in text for stop in stops)
