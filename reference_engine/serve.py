@@ -209,10 +209,9 @@ def _api_key(variable: str | None) -> str | None:
 async def _serve(
     options: ServeOptions, engine: Engine, listener: socket.socket, api_key: str | None
 ) -> None:
-    stopping = asyncio.Event()
-    parent_is_gone = _on_stop(stopping, options.parent_pid)
     service = engine.service()
-    service.start()
+    stopping = asyncio.Event()
+    parent_is_gone = _on_stop(stopping, service.hurry, options.parent_pid)
     about = About(
         model=options.model_name or engine.model.name,
         max_model_len=engine.limits.max_model_len,
@@ -227,24 +226,29 @@ async def _serve(
         shutdown_timeout=1.0,
     )
     await runner.setup()
+    service.start()
     try:
         await web.SockSite(runner, listener, backlog=1024).start()
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        port = listener.getsockname()[1]
+        print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
+        await stopping.wait()
+        log.info("draining")
     except OSError as error:
         raise UsageError(f"port {options.port} on {options.host}: {error.strerror}") from error
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"READY http://{host}:{listener.getsockname()[1]}", flush=True)  # noqa: T201 - the contract
-    await stopping.wait()
-    log.info("draining")
-    await service.stop(0.0 if parent_is_gone() else options.drain_s)
-    await runner.cleanup()
+    finally:
+        await service.stop(0.0 if parent_is_gone() else options.drain_s)
+        await runner.cleanup()
 
 
-def _on_stop(stopping: asyncio.Event, parent_pid: int | None) -> Callable[[], bool]:
-    """Set `stopping` on SIGTERM, SIGINT or the end of the parent; returns a function that says
-    whether it was the latter."""
+def _on_stop(
+    stopping: asyncio.Event, hurry: Callable[[], None], parent_pid: int | None
+) -> Callable[[], bool]:
+    """Set `stopping` on SIGTERM, SIGINT or the end of the parent, and `hurry` on a second signal;
+    returns a function that says whether the parent is gone."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, lambda: hurry() if stopping.is_set() else stopping.set())
     if parent_pid is None:
         return lambda: False
     try:
@@ -258,6 +262,7 @@ def _on_stop(stopping: asyncio.Event, parent_pid: int | None) -> Callable[[], bo
         loop.remove_reader(watched)
         ended.set()
         stopping.set()
+        hurry()
 
     # Readable once the process has ended, even while nobody has collected it.
     loop.add_reader(watched, end)

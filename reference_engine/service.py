@@ -179,6 +179,10 @@ class Service:
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
 
+    def hurry(self) -> None:
+        """End the draining now: whoever asked for it a second time means it."""
+        self._is_idle.set()
+
     def submit(self, call: Call, request_id: str | None, arrived_s: float) -> TokenStream:
         """Queue a parsed call. Raises WireError when it can never run, or nothing can any more."""
         if self.failure is not None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def start(*flags: str) -> tuple[subprocess.Popen[str], int]:
     return process, int(line.rsplit(":", 1)[1])
 
 
-def complete(port: int, **body: object) -> dict[str, object]:
+def complete(port: int, **body: object) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     text = json.dumps({"prompt": "abc", "max_tokens": 5, **body})
     connection.request("POST", "/v1/completions", text, {"x-request-id": "run-1"})

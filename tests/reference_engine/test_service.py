@@ -99,3 +99,18 @@ def test_sampling_without_a_seed_differs_from_call_to_call():
 
     first, second = asyncio.run(scene())
     assert first != second
+
+
+def test_a_drain_in_a_hurry_ends_at_once():
+    async def scene():
+        service = await started(executor_args={"step_s": 0.001})
+        stream = service.submit(call(4000), None, service.clock.now_s())
+        reading = asyncio.create_task(texts(stream))
+        stopping = asyncio.create_task(service.stop(drain_s=1000))
+        await asyncio.sleep(0)
+        service.hurry()
+        await asyncio.wait_for(stopping, 5)
+        with pytest.raises(StreamBroken, match="shutting down"):
+            await reading
+
+    asyncio.run(scene())
