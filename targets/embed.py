@@ -39,6 +39,7 @@ ENGINE_DEFAULTS: Mapping[str, str] = {
     "threads": "1",  # so that it cannot starve the client on the same machine
     "port": "0",
 }
+MOCK_SERVER_OPTIONS = ("host", "port", "tls_cert", "tls_key")
 _SECRET = ("api_key", "api-key")  # labels reach the manifest
 
 
@@ -95,8 +96,9 @@ def mock(
     """
     flags = ["--log", str(truth.resolve())] if truth is not None else []
     for key, values in options.items():
-        if key.replace("-", "_") not in OPTIONS:
-            raise UsageError(f"unknown mock option '{key}'; {nearest(key, OPTIONS)}")
+        known = (*OPTIONS, *MOCK_SERVER_OPTIONS)
+        if key.replace("-", "_") not in known:
+            raise UsageError(f"unknown mock option '{key}'; {nearest(key, known)}")
         flags += [part for value in values.split(";") for part in (_flag(key), value)]
     with child_server("mock", "targets.mock_server", flags, log_dir=log_dir) as child:
         shown = {key: value for key, value in options.items() if key not in _SECRET}

@@ -19,6 +19,7 @@ from targets.base import Adapter, Delta, Request
 from targets.endpoint import Endpoint
 
 _HEAD_CHARS = 200
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _READ_BYTES = 4096
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
@@ -173,7 +174,10 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
             "authority's certificate as ca_cert in a target file"
         )
     if isinstance(error, ssl.SSLError):
-        return f"does not speak TLS ({error.reason}); write http:// instead of https://"
+        reason = getattr(error, "reason", None) or _name(error)
+        if reason in _NOT_TLS:
+            return f"does not speak TLS ({reason}); write http:// instead of https://"
+        return f"TLS failed ({reason}); does the server ask for a version or client certificate?"
     # asyncio joins the errors of several addresses (localhost: ::1 and 127.0.0.1) into one text.
     if f"Errno {errno.ECONNREFUSED}" in str(error):
         return "connection refused; is the server running, and is the port right?"

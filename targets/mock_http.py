@@ -159,13 +159,11 @@ class Connection(asyncio.Protocol):
 
     def _post(self, path: str, headers: dict[str, str], body: bytes, read_ns: int) -> None:
         replies = self.replies
-        if replies.first_read_ns is None:
-            replies.first_read_ns = read_ns
         number = len(replies.rows)
         seq = headers.get("x-seq", "")
         api = "chat" if path.endswith("/chat/completions") else "completions"
         row = LogRow(int(seq) if seq.isdigit() else -1, number, self.id, api, read_ns=read_ns)
-        replies.rows.append(row)
+        replies.begin(row)
         refusal, script = None, replies.script
         try:
             script = apply_options(script, split_options(headers.get("x-mock", "")))

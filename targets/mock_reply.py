@@ -52,7 +52,17 @@ class Replies:
         self.first_read_ns: int | None = None
         self._due: list[tuple[int, int, Reply]] = []
         self._n_pushed = 0
+        self._is_numbered = False
         self._timer = DeadlineTimer(loop, self._fire)
+
+    def begin(self, row: LogRow) -> None:
+        """Log a request. The stalls' clock starts at the first one, and anew at the first that
+        carries `x-seq`: a load generator's first, whatever probed the server before it.
+        """
+        if not self.rows or (row.seq >= 0 and not self._is_numbered):
+            self.first_read_ns = row.read_ns
+        self._is_numbered = self._is_numbered or row.seq >= 0
+        self.rows.append(row)
 
     def push(self, due_ns: int, reply: Reply) -> None:
         self._n_pushed += 1  # ties are served in the order they were pushed

@@ -25,7 +25,9 @@ FAILURES: Mapping[str, str] = {
 
 
 class Stall(NamedTuple):
-    """Output frozen from `start_s` after the first request was read, for `length_s`."""
+    """Replies frozen for `length_s`, from `start_s` after the first request (of a load generator,
+    told by its `x-seq` header, if one comes) was read.
+    """
 
     start_s: float
     length_s: float

@@ -89,6 +89,7 @@ class OpenAIChat(Adapter):
         return (
             has_text(fragment, b'content":')
             or has_text(fragment, b'"reasoning":')
+            or has_text(fragment, b'"refusal":')
             or b'"tool_calls":[{' in fragment
             or b'"tool_calls": [{' in fragment
         )

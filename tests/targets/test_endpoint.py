@@ -1,0 +1,242 @@
+"""URLs and target files: what they may be, what a mistake says, and that no secret gets out."""
+
+import json
+import logging
+import pickle
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from loadgen.errors import TargetFileError
+from targets.address import parse_url
+from targets.endpoint import Endpoint, load_target, read_target
+
+SECRET = "sk-do-not-show-me"
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://localhost:8000", "http://localhost:8000"),
+        ("http://localhost:8000/", "http://localhost:8000"),
+        ("http://localhost:8000/v1", "http://localhost:8000"),
+        ("http://localhost:8000/v1/", "http://localhost:8000"),
+        ("http://localhost:8000/v1/chat/completions", "http://localhost:8000"),
+        ("http://localhost:8000/v1/completions", "http://localhost:8000"),
+        ("https://gw.example/llm/prod/v1", "https://gw.example/llm/prod"),
+        ("https://gw.example:443", "https://gw.example"),
+        ("http://gw.example:443", "http://gw.example:443"),
+        ("HTTP://GW.example:80/v1", "http://gw.example"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000"),
+        ("http://bücher.example", "http://xn--bcher-kva.example"),
+    ],
+)
+def test_every_way_to_write_a_base_url_means_the_same(text, url):
+    assert load_target(text, {}).url == url
+    assert load_target(url, {}).url == url
+
+
+def test_an_address_gives_the_parts_of_a_connection():
+    address = parse_url("https://gw.example/llm/v1")
+    assert (address.scheme, address.host, address.port) == ("https", "gw.example", 443)
+    assert address.ssl
+    assert address.host_header == "gw.example"
+    assert address.path("/v1/models") == "/llm/v1/models"
+    plain = parse_url("http://[::1]:8000")
+    assert (plain.host, plain.port, plain.ssl, plain.base_path) == ("::1", 8000, False, "")
+    assert plain.host_header == "[::1]:8000"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("localhost:8000", "has no scheme; write http://localhost:8000"),
+        ("", "has no scheme"),
+        ("ftp://host", "scheme 'ftp' is neither http nor https"),
+        ("http://a b", "contains white space"),
+        ("http://a\n", "contains white space"),
+        ("http://host:99999", "Port out of range"),
+        ("http://host:0", "port 0"),
+        ("http://host:http", "Port could not be cast"),
+        ("http://", "has no host"),
+        ("http:///v1", "has no host"),
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("http://a..b", "not a valid name"),
+        ("http://host/?api-version=1", "query or fragment"),
+        (f"http://me:{SECRET}@host", "user name or password"),
+        (f"http://host?key={SECRET}", "query or fragment"),
+        ("missing.yaml", "target file missing.yaml: No such file"),
+    ],
+)
+def test_a_wrong_url_is_one_line_that_says_what_is_wrong(text, problem):
+    with pytest.raises(TargetFileError) as caught:
+        load_target(text, {})
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@given(st.text(max_size=40))
+@example("http://\u2028")
+@example("http://a%00b:1/%zz")
+@example("//a")
+def test_any_text_is_an_address_or_one_line(text):
+    said = ""
+    try:
+        address = parse_url(text)
+        assert parse_url(address.url) == address
+        assert 1 <= address.port <= 65535
+    except TargetFileError as error:
+        said = str(error)
+    assert len(said.splitlines()) <= 1
+
+
+FILE = """\
+url: https://gw.example/v1
+api: completions
+model: llama
+api_key_env: GW_KEY
+headers: {x-tenant: blue}
+extra_body: {top_k: 5}
+connections: per_session
+labels: {gpu: H100, gpus: 2, engine: vllm, version: "0.11", flags: --enforce-eager}
+"""
+
+
+def test_a_target_file_says_everything_a_run_needs(tmp_path):
+    path = tmp_path / "prod.yaml"
+    path.write_text(FILE)
+    endpoint = load_target(str(path), {"GW_KEY": SECRET})
+    assert endpoint.url == "https://gw.example"
+    assert endpoint.request_headers() == (
+        ("x-tenant", "blue"),
+        ("authorization", f"Bearer {SECRET}"),
+    )
+    adapter = endpoint.adapter(ignore_eos=False)
+    assert (adapter.kind, adapter.model, adapter.ignore_eos) == ("completions", "llama", False)
+    assert adapter.extra_body == {"top_k": 5}
+    assert endpoint.to_manifest() == {
+        "url": "https://gw.example",
+        "api": "completions",
+        "model": "llama",
+        "api_key_env": "GW_KEY",
+        "headers": ["x-tenant"],
+        "extra_body": {"top_k": 5},
+        "connections": "per_session",
+        "labels": {
+            "gpu": "H100",
+            "gpus": 2,
+            "engine": "vllm",
+            "version": "0.11",
+            "flags": "--enforce-eager",
+        },
+    }
+
+
+def test_no_secret_is_in_anything_an_endpoint_shows(caplog):
+    text = f"url: http://h\nheaders: {{api-key: {SECRET}}}\n"
+    endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": SECRET})
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("test").info("target %s %r", endpoint, endpoint)
+    shown = [
+        repr(endpoint),
+        str(endpoint),
+        caplog.text,
+        repr(endpoint.model_dump()),
+        endpoint.model_dump_json(),
+        json.dumps(endpoint.to_manifest()),
+        repr(endpoint.adapter()),
+        repr(endpoint.__dict__),
+    ]
+    assert not [text for text in shown if SECRET in text]
+    assert endpoint.has_key
+
+
+def test_a_shard_receives_the_key_with_the_endpoint():
+    endpoint = load_target("http://h", {"OPENAI_API_KEY": SECRET})
+    again = pickle.loads(pickle.dumps(endpoint))
+    assert again.request_headers() == (("authorization", f"Bearer {SECRET}"),)
+    assert again == endpoint
+
+
+def test_the_default_key_is_used_only_if_it_is_set():
+    assert load_target("http://h", {}).request_headers() == ()
+    assert load_target("http://h", {"OPENAI_API_KEY": " \n"}).request_headers() == ()
+    keyed = load_target("http://h", {"OPENAI_API_KEY": f"{SECRET}\n"})
+    assert keyed.api_key_env == "OPENAI_API_KEY"
+    assert keyed.request_headers() == (("authorization", f"Bearer {SECRET}"),)
+
+
+def test_an_authorization_header_of_the_file_wins_over_the_key():
+    text = "url: http://h\nheaders: {Authorization: Basic abc}\n"
+    endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": SECRET})
+    assert endpoint.request_headers() == (("Authorization", "Basic abc"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("url: http://h\nmodle: x", "t.yaml:2: modle: unknown key; did you mean 'model'?"),
+        ("url: http://h\nlabels:\n  gpuz: 1", "t.yaml:3: labels.gpuz: unknown key; did you mean"),
+        ("url: http://h\nlabels: {version: 0.11}", "t.yaml:2: labels.version: Input should be"),
+        ("url: http://h\nlabels: {gpus: 0}", "t.yaml:2: labels.gpus: Input should be greater"),
+        ("url: http://h\napi: chta", "t.yaml:2: api: unknown API 'chta'; did you mean 'chat'?"),
+        ("url: http://h\nconnections: no", "t.yaml:2: connections: Input should be 'reuse'"),
+        ("url: ftp://h", "t.yaml:1: url: target URL 'ftp://h': scheme 'ftp'"),
+        ("model: x", "t.yaml: url: missing"),
+        ("url: http://h\nurl: http://i", "t.yaml:2: url: repeated; first on line 1"),
+        ("url: http://h\nca_cert: no.pem", "t.yaml:2: ca_cert: no such file: no.pem"),
+        ("url: http://h\napi_key_env: NOPE", "t.yaml:2: api_key_env: environment variable NOPE"),
+        ("url: http://h\nheaders: {a b: c}", "t.yaml:2: headers: 'a b' is not a header name"),
+        ('url: http://h\nheaders: {a: "b\\nc"}', "t.yaml:2: headers: header a has characters"),
+        ("- a", "t.yaml: expected 'url: http://…'"),
+        ("", "t.yaml: expected 'url: http://…'"),
+        ("a: [", "t.yaml:1: not YAML"),
+        ("\x00", "t.yaml: not YAML"),
+        ("&a [*a]", "t.yaml: expected"),
+        ("url: http://h\n1: x", "t.yaml:2: 1: Keys should be strings"),
+    ],
+)
+def test_a_mistake_in_a_target_file_is_one_line_with_file_line_and_key(text, line):
+    with pytest.raises(TargetFileError) as caught:
+        read_target(text, "t.yaml", {})
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_mistake_of_a_file_is_told_at_once():
+    with pytest.raises(TargetFileError) as caught:
+        read_target("url: 3\nmodle: x\nconnections: 4\n", "t.yaml", {})
+    assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["1", "3", "2"]
+
+
+def test_a_key_in_the_file_is_refused_without_being_repeated():
+    with pytest.raises(TargetFileError) as caught:
+        read_target(f"url: http://h\napi_key: {SECRET}", "t.yaml", {})
+    assert "export it and name its variable in api_key_env" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_key_that_no_header_can_carry_is_refused_without_being_repeated():
+    with pytest.raises(TargetFileError) as caught:
+        load_target("http://h", {"OPENAI_API_KEY": f"{SECRET}\r\nx-evil: 1"})
+    assert "OPENAI_API_KEY" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_certificate_is_found_beside_the_file(tmp_path):
+    (tmp_path / "ca.pem").write_text("-")
+    (tmp_path / "t.yaml").write_text("url: https://h\nca_cert: ca.pem\n")
+    assert load_target(str(tmp_path / "t.yaml"), {}).ca_cert == tmp_path / "ca.pem"
+
+
+def test_a_target_file_that_is_not_text_is_one_line(tmp_path):
+    (tmp_path / "t.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(TargetFileError, match=r"t\.yaml: is not UTF-8 text"):
+        load_target(str(tmp_path / "t.yaml"), {})
+
+
+def test_an_endpoint_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Endpoint(url="http://h").url = "http://i"

@@ -1,0 +1,353 @@
+"""The mock does what its script says: by its bytes on a real socket and by its own log."""
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from loadgen.errors import UsageError
+from targets.embed import mock
+from targets.timer import DeadlineTimer
+
+
+class Wire:
+    """A bare HTTP/1.1 connection: what was sent and what came back, byte for byte."""
+
+    def __init__(self, url):
+        host, port = url.removeprefix("http://").split(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def send(self, body=None, *, path="/v1/chat/completions", method="POST", **headers):
+        content = json.dumps(body).encode() if isinstance(body, dict) else body or b""
+        lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(content)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self.socket.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
+
+    def read_until(self, end):
+        """Everything up to and with `end`, or up to the connection's end."""
+        data = b""
+        while end not in data:
+            more = self.socket.recv(65536)
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_response(self):
+        """(status, body) of a response with a content length."""
+        head, _, body = self.read_until(b"\r\n\r\n").partition(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split()[0])
+        while len(body) < length:
+            body += self.socket.recv(65536)
+        return int(head.split()[1]), body
+
+    def read_events(self):
+        """The events of a chunked stream: the parsed ones, and the raw rest of `[DONE]` or none."""
+        raw = self.read_until(b"0\r\n\r\n")
+        lines = [line for line in raw.split(b"\n") if line.startswith(b"data: ")]
+        return [
+            json.loads(line[6:]) if line[6:].strip() != b"[DONE]" else "[DONE]" for line in lines
+        ]
+
+
+def ask(tokens=4, **fields):
+    return {
+        "model": "mock-model",
+        "messages": [{"role": "user", "content": "x" * 40}],
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+
+
+def texts(events):
+    """The non-empty contents in order."""
+    deltas = [e["choices"][0]["delta"] for e in events if e != "[DONE]" and e["choices"]]
+    return [d["content"] for d in deltas if d.get("content")]
+
+
+def read_log(path):
+    with path.open() as lines:
+        return [
+            {k: v if k in ("api", "outcome") else int(v) for k, v in row.items()}
+            for row in csv.DictReader(lines)
+        ]
+
+
+def test_a_stream_has_a_role_tokens_a_finish_usage_and_done(mock_url):
+    with Wire(mock_url) as wire:
+        wire.send(ask(3))
+        events = wire.read_events()
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert texts(events) == [" the", " model", " of"]
+    assert events[-3]["choices"][0]["finish_reason"] == "length"
+    assert events[-2]["usage"] == {
+        "prompt_tokens": 18,
+        "total_tokens": 21,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert events[-1] == "[DONE]"
+
+
+def test_completions_have_text_and_no_role(mock_url):
+    with Wire(mock_url) as wire:
+        body = {"prompt": "x" * 40, "max_tokens": 2, "stream": True}
+        wire.send(body, path="/v1/completions")
+        events = wire.read_events()
+    assert [e["choices"][0]["text"] for e in events[:-1]] == [" the", " model", ""]
+    assert events[-1] == "[DONE]"
+    assert not [event for event in events[:-1] if "usage" in event]
+
+
+def test_a_reply_that_is_not_streamed_is_one_body(mock_url):
+    with Wire(mock_url) as wire:
+        wire.send(ask(2, stream=False))
+        status, body = wire.read_response()
+    assert status == 200
+    assert json.loads(body)["choices"][0]["message"]["content"] == " the model"
+    assert json.loads(body)["usage"]["completion_tokens"] == 2
+
+
+def test_running_usage_counts_coalesced_tokens(mock_url):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with Wire(mock_url) as wire:
+        wire.send(ask(5, stream_options=options), x_mock="coalesce=2")
+        events = wire.read_events()
+    counts = [e["usage"]["completion_tokens"] for e in events[:-1]]
+    assert counts == [0, 2, 4, 5, 5, 5]
+    assert texts(events) == [" the model", " of latency", " token"]
+
+
+def test_reasoning_comes_before_content(mock_url):
+    with Wire(mock_url) as wire:
+        wire.send(ask(3), x_mock="reasoning=2,role=off")
+        events = wire.read_events()
+    keys = [next(iter(e["choices"][0]["delta"]), None) for e in events[:3]]
+    assert keys == ["reasoning_content", "reasoning_content", "content"]
+
+
+def test_one_connection_serves_many_requests_also_pipelined(mock_url):
+    with Wire(mock_url) as wire:
+        for _ in range(3):
+            wire.send(ask(2))
+            assert len(texts(wire.read_events())) == 2
+        wire.send(method="GET", path="/v1/models")
+        assert json.loads(wire.read_response()[1])["data"][0]["id"] == "mock-model"
+        wire.send(ask(1))
+        wire.send(method="GET", path="/health")
+        assert texts(wire.read_events()) == [" the"]
+        assert wire.read_response() == (200, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("body", "script", "status", "says"),
+    [
+        (b"{", "", 400, "truncated"),
+        (ask(0), "", 400, "max_tokens is 0"),
+        (ask(1, model="other"), "", 404, "The model `other` does not exist."),
+        (ask(100), "max_model_len=100", 400, "maximum context length is 100 tokens"),
+        (ask(1, ignore_eos=True), "reject=ignore_eos", 400, "ignore_eos"),
+        (ask(1), "api_key=k", 401, "Incorrect API key"),
+        (ask(1), "fail=503", 503, "scripted failure 503"),
+        (ask(1), "nonsense=1", 400, "unknown mock option 'nonsense'"),
+    ],
+)
+def test_a_refused_request_is_an_error_body_and_the_connection_lives(
+    mock_url, body, script, status, says
+):
+    with Wire(mock_url) as wire:
+        wire.send(body, x_mock=script)
+        found, text = wire.read_response()
+        assert found == status
+        assert says in json.loads(text)["error"]["message"]
+        wire.send(ask(1))
+        assert texts(wire.read_events()) == [" the"]
+
+
+def test_what_is_not_http_is_answered_and_closed(mock_url):
+    with Wire(mock_url) as wire:
+        wire.socket.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert wire.read_until(b"never").startswith(b"HTTP/1.1 400")
+
+
+def test_scripted_failures_break_the_stream_as_they_say(mock_url):
+    def raw(script):
+        with Wire(mock_url) as wire:
+            wire.send(ask(8), x_mock=f"{script},itl=0ms")
+            return wire.read_until(b"0\r\n\r\n")
+
+    assert raw("fail=cut").count(b'"content":" ') == 4
+    assert not raw("fail=cut").endswith(b"0\r\n\r\n")
+    assert b"\xff\xfe" in raw("fail=utf8")
+    assert raw("fail=utf8").endswith(b"0\r\n\r\n")
+    inband = raw("fail=inband")
+    assert inband.count(b'"content":" ') == 4
+    assert b'data: {"error": {"message": "scripted failure in mid-stream"' in inband
+    with Wire(mock_url) as wire:
+        wire.send(ask(8), x_mock="fail=notsse")
+        status, page = wire.read_response()
+    assert (status, page[:15]) == (200, b"<!doctype html>")
+    assert b"[DONE]" not in raw("done=off")
+    with pytest.raises(ConnectionResetError):
+        raw("fail=reset")
+
+
+def test_the_log_tells_what_was_really_done_and_when(tmp_path):
+    """Structure only: writes come after their deadlines, in order, on the script's grid."""
+    truth = tmp_path / "truth.csv"
+    before_ns = time.monotonic_ns()
+    with mock({"ttft": "20ms", "itl": "5ms", "fail": "cut:50%"}, tmp_path, truth=truth) as served:
+        with Wire(served.endpoint.url) as wire:
+            sent_ns = time.monotonic_ns()
+            wire.send(ask(6), x_seq=7, x_mock="role=early")
+            assert wire.read_until(b" the")
+            first_ns = time.monotonic_ns()
+            wire.read_until(b"0\r\n\r\n")
+        with Wire(served.endpoint.url) as wire:
+            wire.send(ask(1000), x_mock="fail=hang")
+        with Wire(served.endpoint.url) as wire:
+            wire.send(ask(4), x_mock="fail=500")
+            wire.read_response()
+    first, hung, refused = read_log(truth)
+    assert (first["seq"], first["number"], first["api"], first["asked_tokens"]) == (7, 0, "chat", 6)
+    assert first["prompt_tokens"] == 18
+    assert before_ns < sent_ns < first["read_ns"] < first["first_ns"] < first_ns
+    assert first["due_ns"] - first["read_ns"] == 20_000_000
+    assert first["first_ns"] >= first["due_ns"]
+    sent, lasts_ns = first["sent_tokens"], first["last_ns"] - first["due_ns"]
+    assert sent == {"ok": 6, "cut": 3}[first["outcome"]]
+    assert lasts_ns >= (sent - 1) * 5_000_000
+    assert first["done_ns"] >= first["last_ns"]
+    assert first["late_max_ns"] >= first["first_ns"] - first["due_ns"]
+    assert (hung["outcome"], hung["seq"], hung["first_ns"]) == ("aborted", -1, 0)
+    assert (refused["outcome"], refused["sent_tokens"]) == ("500", 0)
+
+
+def test_the_same_seed_fails_the_same_requests_in_any_order(tmp_path):
+    outcomes = []
+    for order in (range(20), reversed(range(20))):
+        truth = tmp_path / "truth.csv"
+        options = {"ttft": "0ms", "itl": "0ms", "fail": "500:30%;401:20%", "seed": "5"}
+        with mock(options, tmp_path, truth=truth) as served, Wire(served.endpoint.url) as wire:
+            for seq in order:
+                wire.send(ask(1, stream=False), x_seq=seq)
+                wire.read_response()
+        outcomes.append({row["seq"]: row["outcome"] for row in read_log(truth)})
+    assert outcomes[0] == outcomes[1]
+    assert set(outcomes[0].values()) == {"ok", "500", "401"}
+
+
+def test_a_stall_holds_back_every_reply_until_its_end(tmp_path):
+    truth = tmp_path / "truth.csv"
+    options = {"ttft": "10ms", "itl": "10ms", "stall": "300ms@50ms"}
+    with mock(options, tmp_path, truth=truth) as served, Wire(served.endpoint.url) as wire:
+        wire.send(ask(1))  # a probe: the stall's clock starts anew at the first numbered request
+        wire.read_events()
+        wire.send(ask(12), x_seq=0)
+        wire.read_events()
+    _, row = read_log(truth)
+    start_ns = row["read_ns"]
+    assert row["first_ns"] - start_ns >= 10_000_000
+    # Tokens due from 50 to 120 ms were written at 350 ms or later; the grid itself did not move.
+    assert row["last_ns"] - start_ns >= 350_000_000
+    assert row["sent_tokens"] == 12
+
+
+def test_the_server_starts_only_with_a_script_it_understands(tmp_path):
+    with pytest.raises(UsageError, match="unknown mock option 'ttfs'; did you mean 'ttft'"):
+        mock({"ttfs": "1s"}, tmp_path).__enter__()
+    with pytest.raises(UsageError, match="mock: mock option ttft '5': '5' is not a duration"):
+        mock({"ttft": "5"}, tmp_path).__enter__()
+
+
+def test_a_busy_port_is_one_line(tmp_path):
+    with mock({}, tmp_path) as served:
+        port = served.endpoint.url.rsplit(":", 1)[1]
+        with pytest.raises(UsageError, match=rf"cannot serve on 127\.0\.0\.1:{port}: .*in use"):
+            mock({"port": port}, tmp_path / "second").__enter__()
+
+
+def test_a_signal_ends_it_with_its_log_written(tmp_path):
+    log = tmp_path / "log.csv"
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "targets.mock_server",
+        "--ttft",
+        "1ms",
+        "--log",
+        str(log),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready, url = server.stdout.readline().split()
+        with Wire(url) as wire:
+            wire.send(ask(1))
+            wire.read_events()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(10) == 0
+    assert ready == "READY"
+    assert [row["outcome"] for row in read_log(log)] == ["ok"]
+
+
+def test_a_wrong_flag_is_one_line_and_exit_code_2():
+    command = [sys.executable, "-m", "targets.mock_server", "--tfft", "1ms"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: unrecognized arguments: --tfft 1ms\n"
+
+
+def test_the_timer_fires_never_early_and_for_the_earliest_deadline():
+    async def fire_times():
+        loop, fired = asyncio.get_running_loop(), []
+        done = loop.create_future()
+
+        def on_due():
+            fired.append(time.monotonic_ns())
+            if len(fired) == 1:
+                timer.arm(now_ns + 9_000_000)
+            else:
+                done.set_result(None)
+
+        timer = DeadlineTimer(loop, on_due)
+        now_ns = time.monotonic_ns()
+        timer.arm(now_ns + 60_000_000_000)
+        timer.arm(now_ns + 3_000_000)
+        timer.arm(now_ns + 50_000_000_000)  # later than the one armed: changes nothing
+        await done
+        timer.close()
+        return [instant - now_ns for instant in fired]
+
+    first, second = asyncio.run(fire_times())
+    assert first >= 3_000_000
+    assert second >= 9_000_000
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux's timerfd")
+def test_a_deadline_in_the_past_fires_at_once():
+    async def fire():
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        timer = DeadlineTimer(loop, lambda: done.set_result(None))
+        timer.arm(0)
+        await asyncio.wait_for(done, 5)
+        timer.close()
+        return True
+
+    assert asyncio.run(fire())

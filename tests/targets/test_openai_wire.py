@@ -1,0 +1,232 @@
+"""The codecs against captured wire shapes, and against bytes that are no wire shape at all."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from loadgen.records import FinishReason
+from targets.base import Delta, Request, Usage
+from targets.openai_chat import OpenAIChat
+from targets.openai_completions import OpenAICompletions
+from targets.openai_wire import merge_body
+
+WIRE = Path(__file__).parent.parent / "golden" / "wire"
+CODECS = {"chat": OpenAIChat(model="m"), "completions": OpenAICompletions(model="m")}
+EITHER = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+
+
+def problem_of(codec, event):
+    """The message of the ValueError an event raises; any other exception is the test's failure."""
+    try:
+        assert isinstance(codec.decode(event), Delta)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def expected_delta(fields):
+    return Delta(
+        **{
+            **fields,
+            "finish_reason": FinishReason[fields.get("finish_reason", "none")],
+            "usage": Usage(**fields["usage"]) if "usage" in fields else None,
+        }
+    )
+
+
+@pytest.mark.parametrize("capture", sorted(WIRE.glob("*.sse")), ids=lambda path: path.stem)
+def test_captured_streams_decode_to_the_deltas_written_beside_them(capture):
+    lines = capture.read_bytes().splitlines()
+    events = [line.removeprefix(b"data: ") for line in lines if line]
+    written = json.loads(capture.with_suffix(".deltas.json").read_text())
+    codec = CODECS[capture.stem.rsplit("_", 1)[1]]
+    assert [codec.decode(event) for event in events] == [expected_delta(d) for d in written]
+
+
+@EITHER
+@given(event=st.binary(max_size=300))
+@example(event=b"\xff\xfe")
+@example(event=b'{"choices":[{"delta":{"content":"\xc3"},"text":"\xc3"}]}')
+@example(event=b'{"choices":' + b"[" * 100_000)
+@example(event=b'{"usage":{"prompt_tokens":-1}}')
+@example(event=b'{"usage":{"completion_tokens":4294967296}}')
+@example(event=b"{}")
+@example(event=b"")
+@example(event=b"[DONE]")
+def test_decoding_arbitrary_bytes_raises_nothing_but_value_error(codec, event):
+    said = problem_of(codec, event)
+    assert said is None or (len(said) < 300 and "\n" not in said)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+KEYS = ("choices", "usage", "error", "timings", "object", "message", "delta", "content", "text")
+
+
+@EITHER
+@given(event=st.dictionaries(st.sampled_from(KEYS), JSON))
+def test_decoding_any_json_under_the_known_keys_raises_nothing_but_value_error(codec, event):
+    problem_of(codec, json.dumps(event).encode())
+
+
+@EITHER
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"{}",
+        b"7",
+        b'"text"',
+        b'{"id":"x"}',
+        b"not json",
+        b'{"choices":[{"delta":{"content":3},"text":3}]}',
+        b'{"choices":{}}',
+        b'{"usage":{"prompt_tokens":1.5}}',
+        b'{"usage":{"prompt_tokens":99999999999}}',
+        b'{"choices":[{"delta":{"content":"\xff"},"text":"\xff"}]}',
+    ],
+)
+def test_what_the_api_does_not_promise_is_a_value_error(codec, event):
+    with pytest.raises(ValueError, match="not an event of this API"):
+        codec.decode(event)
+
+
+def test_typed_content_parts_are_answers_and_thoughts():
+    event = b'{"choices":[{"delta":{"content":[{"type":"thinking","thinking":"hm"}]}}]}'
+    thought = CODECS["chat"].decode(event)
+    assert (thought.is_token, thought.is_answer) == (True, False)
+    event = b'{"choices":[{"delta":{"content":[{"type":"text","text":"so"}]}}]}'
+    assert CODECS["chat"].decode(event) == Delta(True, True, "so")
+
+
+def test_legacy_function_calls_are_tokens():
+    event = b'{"choices":[{"delta":{"function_call":{"arguments":"{"}}}]}'
+    assert CODECS["chat"].decode(event) == Delta(is_token=True)
+
+
+def test_an_error_without_a_message_is_told_in_its_own_json_and_cut_short():
+    assert CODECS["chat"].decode(b'{"error":{"code":7}}').error == '{"code":7}'
+    long = CODECS["chat"].decode(b'{"error":"' + b"x" * 9999 + b'"}')
+    assert long.error == "x" * 300
+
+
+def body_of(codec, request):
+    return json.loads(codec.encode(request).body)
+
+
+def test_a_chat_request_asks_for_a_stream_with_usage_of_exact_length():
+    sent = OpenAIChat(model="llama").encode(Request("hi", 32))
+    assert (sent.method, sent.path) == ("POST", "/v1/chat/completions")
+    assert dict(sent.headers) == {
+        "content-type": "application/json",
+        "accept": "text/event-stream",
+    }
+    assert json.loads(sent.body) == {
+        "model": "llama",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 32,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "min_tokens": 32,
+    }
+
+
+def test_a_completions_request_sends_the_prompt_as_it_is():
+    sent = OpenAICompletions(model="llama", ignore_eos=False).encode(
+        Request("hi\n", 4, temperature=0.5, seed=3)
+    )
+    assert sent.path == "/v1/completions"
+    assert json.loads(sent.body) == {
+        "model": "llama",
+        "prompt": "hi\n",
+        "max_tokens": 4,
+        "temperature": 0.5,
+        "seed": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_messages_replace_the_prompt():
+    talk = Request("unused", 1, messages=(("user", "a"), ("assistant", "b"), ("user", "c")))
+    sent = body_of(CODECS["chat"], talk)
+    assert [(m["role"], m["content"]) for m in sent["messages"]] == list(talk.messages)
+    assert body_of(CODECS["completions"], talk)["prompt"] == "a\n\nb\n\nc"
+
+
+def test_the_newer_limit_field_replaces_the_older_one():
+    sent = body_of(OpenAIChat(limit_field="max_completion_tokens"), Request("", 5))
+    assert sent["max_completion_tokens"] == 5
+    assert "max_tokens" not in sent
+
+
+def test_usage_is_asked_for_as_the_codec_is_told():
+    running = body_of(OpenAIChat(continuous_usage=True), Request("", 1))
+    assert running["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    without = body_of(OpenAIChat(include_usage=False, continuous_usage=True), Request("", 1))
+    assert "stream_options" not in without
+
+
+def test_extra_body_is_merged_last_deeply_and_null_removes():
+    extra = {"temperature": None, "max_tokens": 9, "stream_options": {"x": 1}, "lora": {"a": [1]}}
+    sent = body_of(OpenAIChat(extra_body=extra), Request("", 5))
+    assert "temperature" not in sent
+    assert sent["max_tokens"] == 9
+    assert sent["stream_options"] == {"include_usage": True, "x": 1}
+    assert sent["lora"] == {"a": [1]}
+
+
+@settings(max_examples=40)
+@given(
+    body=st.dictionaries(st.text(max_size=3), JSON),
+    extra=st.dictionaries(st.text(max_size=3), JSON),
+)
+def test_merging_twice_changes_nothing_more_and_leaves_the_rest_alone(body, extra):
+    once = merge_body(body, extra)
+    assert merge_body(once, extra) == once
+    assert {k: v for k, v in once.items() if k not in extra} == {
+        k: v for k, v in body.items() if k not in extra
+    }
+
+
+@EITHER
+@given(prompt=st.text(), tokens=st.integers(1, 10_000), seed=st.none() | st.integers(0, 2**32))
+def test_any_text_survives_encoding(codec, prompt, tokens, seed):
+    sent = body_of(codec, Request(prompt, tokens, seed=seed))
+    text = sent["prompt"] if "prompt" in sent else sent["messages"][0]["content"]
+    assert (text, sent["max_tokens"], sent.get("seed")) == (prompt, tokens, seed)
+
+
+@pytest.mark.parametrize("capture", sorted(WIRE.glob("*.sse")), ids=lambda path: path.stem)
+def test_the_cheap_guess_agrees_with_the_decoder_on_captures(capture):
+    codec = CODECS[capture.stem.rsplit("_", 1)[1]]
+    for line in capture.read_bytes().splitlines():
+        if line:
+            assert codec.looks_like_token(line) == codec.decode(line[6:]).is_token, line
+
+
+@EITHER
+@given(fragment=st.binary(max_size=200))
+def test_the_cheap_guess_takes_any_bytes(codec, fragment):
+    assert codec.looks_like_token(fragment) in (True, False)
+
+
+def test_the_cheap_guess_finds_a_token_behind_an_empty_role_chunk():
+    role = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    token = b'data: {"choices":[{"delta":{"content": "x"}}]}\n\n'
+    assert not CODECS["chat"].looks_like_token(role)
+    assert CODECS["chat"].looks_like_token(role + token)
+
+
+def test_deltas_are_immutable():
+    with pytest.raises(AttributeError):
+        setattr(Delta(), "text", "x")  # noqa: B010 - an assignment mypy would refuse, rightly
+    assert msgspec.structs.asdict(Delta())["server"] == {}

@@ -1,0 +1,296 @@
+"""The preflight against a real server process, in every way that server can go wrong."""
+
+import asyncio
+import socket
+import ssl
+import subprocess
+
+import pytest
+
+from loadgen.errors import TargetError
+from targets.base import Adapter
+from targets.embed import mock
+from targets.endpoint import read_target
+from targets.exchange import EventReader, connect_problem, said
+from targets.openai_chat import OpenAIChat
+from targets.openai_completions import OpenAICompletions
+from targets.preflight import CHECKS, two_point_fit, without_refused
+from targets.probe import preflight
+from targets.served_models import parse_models
+
+TEXT = "many words of the workload's own text " * 200
+
+
+def probe(url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100, 50)):
+    header = f"headers: {{x-mock: '{script}'}}\n" if script else ""
+    endpoint = read_target(f"url: {url}\n{header}{lines}", "t.yaml", environ or {})
+    return asyncio.run(
+        preflight(
+            endpoint,
+            endpoint.adapter(),
+            max_input_tokens=tokens[0],
+            max_output_tokens=tokens[1],
+            timeout_s=timeout_s,
+            text_of=lambda n_chars: TEXT[:n_chars],
+        )
+    )
+
+
+def check(found, name):
+    return next(check for check in found.checks if check.check == name)
+
+
+def test_a_healthy_server_passes_every_check(mock_url):
+    found = probe(mock_url, "max_model_len=4096").or_raise()
+    assert [c.check for c in found.checks] == list(CHECKS)
+    assert [c.check for c in found.checks if not c.ok] == ["max_model_len"]  # the models list
+    assert found.model == "mock-model"
+    assert found.adapter.continuous_usage
+    assert found.is_output_exact
+    assert "on every chunk" in check(found, "usage").detail
+
+
+def test_both_apis_are_probed_and_fitted(mock_url):
+    chat = probe(mock_url)
+    assert chat.fit == pytest.approx((8.0, 0.25))
+    completions = probe(mock_url, lines="api: completions")
+    assert isinstance(completions.adapter, OpenAICompletions)
+    assert completions.fit == pytest.approx((0.0, 0.25), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "says"),
+    [
+        ("fail=500", "completion", "answered 500: scripted failure 500; look into the server's"),
+        ("fail=401", "completion", "answered 401: no API key was sent; export OPENAI_API_KEY=…"),
+        ("fail=403", "completion", "answered 403: no API key was sent"),
+        ("fail=404", "completion", "check the URL (with or without /v1) and api: chat"),
+        ("fail=429", "completion", "answered 429: scripted failure 429; a rate limit"),
+        ("fail=cut", "completion", "the connection was cut after 8 tokens"),
+        ("fail=reset", "completion", "the connection was closed without an answer"),
+        ("fail=utf8", "completion", "not an event of this API: 'utf-8' codec"),
+        ("fail=inband", "completion", "an error in the stream: scripted failure in mid-stream"),
+        ("fail=notsse", "streaming", "answered text/html, not an event stream"),
+        ("reject=temperature", "completion", "Unrecognized request argument supplied: temperature"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_one_line(mock_url, script, name, says):
+    found = probe(mock_url, script)
+    assert check(found, name).ok is False
+    assert found.fatal.startswith(f"{mock_url}: ")
+    assert says in found.fatal
+    assert "\n" not in found.fatal
+    after = CHECKS[CHECKS.index(name) + 1 :]
+    assert {check(found, later).ok for later in after} == {None}
+    with pytest.raises(TargetError, match="http://127"):
+        found.or_raise()
+
+
+def test_a_server_that_never_answers_is_left_at_the_deadline(mock_url):
+    found = probe(mock_url, "fail=hang", timeout_s=0.3)
+    assert "did not answer within 0.3 s; is the model loaded" in found.fatal
+
+
+def test_a_server_that_stops_in_mid_stream_is_left_at_the_deadline(mock_url):
+    found = probe(mock_url, "itl=60s", timeout_s=0.3)
+    assert "stopped after 1 tokens within 0.3 s" in found.fatal
+
+
+def test_a_server_that_fails_now_and_then_may_still_be_measured(tmp_path):
+    # This seed fails request 0 and no other of the first ten: the attempt after it succeeds.
+    with mock({"fail": "500:10%", "seed": "39", "ttft": "1ms", "itl": "0ms"}, tmp_path) as served:
+        found = probe(served.endpoint.url)
+    assert found.fatal is None
+    assert "1 attempts failed before" in check(found, "completion").detail
+
+
+@pytest.mark.parametrize(
+    ("script", "field", "value"),
+    [
+        ("reject=ignore_eos", "ignore_eos", False),
+        ("reject=min_tokens", "ignore_eos", False),
+        ("reject=continuous_usage_stats", "continuous_usage", False),
+        ("reject=stream_options", "include_usage", False),
+        ("reject=max_tokens", "limit_field", "max_completion_tokens"),
+        ("usage=off", "continuous_usage", False),
+    ],
+)
+def test_what_the_server_refuses_is_not_asked_again(mock_url, script, field, value):
+    found = probe(mock_url, script)
+    assert found.fatal is None
+    assert getattr(found.adapter, field) == value
+    others = {"ignore_eos", "include_usage"} - {field}
+    assert all(getattr(found.adapter, other) for other in others)
+
+
+def test_without_ignore_eos_lengths_are_at_most(mock_url):
+    found = probe(mock_url, "reject=ignore_eos,eos_after=4")
+    assert check(found, "ignore_eos").ok is None
+    assert "at most" in check(found, "ignore_eos").detail
+    assert check(found, "finish_reason").detail == "stop"
+    assert not found.is_output_exact
+
+
+def test_without_usage_there_is_no_fit_and_the_check_says_who_counts(mock_url):
+    found = probe(mock_url, "usage=off")
+    assert found.fatal is None
+    assert found.fit is None
+    assert "counted by chunks" in check(found, "usage").detail
+
+
+def test_a_stream_in_one_chunk_is_not_a_stream(mock_url):
+    found = probe(mock_url, "coalesce=64")
+    assert check(found, "streaming").ok is False
+    assert found.fatal is None
+
+
+def test_an_early_role_chunk_is_no_token(mock_url):
+    found = probe(mock_url, "role=early,ttft=40ms")
+    detail = check(found, "streaming").detail
+    assert detail.startswith("16 chunks")
+    assert float(detail.split()[-2]) >= 0.04
+
+
+def test_an_unknown_model_is_told_with_the_nearest_name(mock_url):
+    found = probe(mock_url, lines="model: mock-modle")
+    assert "model 'mock-modle' is not served; did you mean 'mock-model'?" in found.fatal
+    assert check(found, "models").ok is False
+
+
+def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
+    options = {"api_key": "right", "max_model_len": "120", "ttft": "1ms", "itl": "0ms"}
+    with mock({**options, "model": "a-model;b-model"}, tmp_path) as served:
+        url = served.endpoint.url
+        none = probe(url)
+        wrong = probe(url, environ={"OPENAI_API_KEY": "wrong"})
+        named = probe(url, lines="api_key_env: GW", environ={"GW": "wrong"})
+        long = probe(url, environ={"OPENAI_API_KEY": "right"})
+        fine = probe(url, environ={"OPENAI_API_KEY": "right"}, tokens=(60, 60))
+        assert "right" not in repr(served)
+    assert "no API key was sent; export OPENAI_API_KEY=…" in none.fatal
+    assert "the API key in OPENAI_API_KEY is refused" in wrong.fatal
+    assert "the API key in GW is refused" in named.fatal
+    assert "up to 100 + 50 tokens and 'a-model' takes 120" in long.fatal
+    assert fine.fatal is None
+    assert check(fine, "models").detail == "a-model, the first of 2; choose with --model"
+    assert fine.max_model_len == 120
+
+
+def test_a_refused_connection_says_so():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for host in ("127.0.0.1", "localhost"):
+        found = probe(f"http://{host}:{port}")
+        assert found.fatal.startswith(f"http://{host}:{port}: connection refused; is the server")
+        assert [c.ok for c in found.checks] == [False] + [None] * (len(CHECKS) - 1)
+
+
+def test_a_server_without_tls_asked_for_https_says_so(mock_url):
+    found = probe(mock_url.replace("http", "https"))
+    assert "does not speak TLS" in found.fatal
+    assert "write http:// instead" in found.fatal
+
+
+def test_an_untrusted_certificate_can_be_named(tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+        "-subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    try:
+        subprocess.run(
+            [*made.split(), "-keyout", str(key), "-out", str(cert)],
+            check=True,
+            capture_output=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the openssl command to make a certificate")
+    options = {"ttft": "1ms", "itl": "0ms", "tls_cert": str(cert), "tls_key": str(key)}
+    with mock({**options, "host": "localhost"}, tmp_path) as served:
+        url = served.endpoint.url
+        assert url.startswith("https://localhost:")
+        assert "its certificate is not trusted (self-signed certificate); name" in probe(url).fatal
+        assert probe(url, lines=f"ca_cert: {cert}").fatal is None
+
+
+def test_each_reason_for_no_connection_reads_differently():
+    endpoint = read_target("url: http://nowhere.example:81", "t.yaml", {})
+    errors = [
+        socket.gaierror(-2, "Name or service not known"),
+        TimeoutError(),
+        ConnectionRefusedError(111, "Connect call failed"),
+        OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0)"),
+        ssl.SSLError(1, "wrong version number"),
+        OSError(113, "No route to host"),
+    ]
+    reasons = [connect_problem(error, endpoint, 2.0) for error in errors]
+    assert "no such host 'nowhere.example'" in reasons[0]
+    assert "no connection within 2 s" in reasons[1]
+    assert reasons[2] == reasons[3]
+    assert "No route to host" in reasons[5]
+    assert len(set(reasons)) == 5
+
+
+def test_what_a_refusal_names_is_dropped_first():
+    asked = OpenAIChat(continuous_usage=True)
+    assert without_refused(asked, 500, "ignore_eos") is None
+    named = without_refused(asked, 400, "unknown field min_tokens")
+    assert named == OpenAIChat(continuous_usage=True, ignore_eos=False)
+    assert without_refused(asked, 422, "no idea") == OpenAIChat()
+
+
+def test_what_no_refusal_names_is_dropped_one_by_one():
+    asked: Adapter | None = OpenAIChat(continuous_usage=True)
+    steps = []
+    while asked is not None:
+        steps.append((asked.continuous_usage, asked.ignore_eos, asked.include_usage))
+        asked = without_refused(asked, 400, "bad request")
+    assert steps == [
+        (True, True, True),
+        (False, True, True),
+        (False, False, True),
+        (False, False, False),
+    ]
+
+
+def test_a_fit_needs_two_points_that_grow():
+    assert two_point_fit((100, 33), (500, 133)) == pytest.approx((8.0, 0.25))
+    assert two_point_fit(None, (500, 133)) is None
+    assert two_point_fit((100, 33), (100, 40)) is None
+    assert two_point_fit((100, 33), (500, 33)) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"error":{"message":"too\\n long"}}', "too long"),
+        (b'{"error":"plain"}', "plain"),
+        (b'{"detail":"Unexpected keys"}', "Unexpected keys"),
+        (b'{"detail":[{"loc":["body","x"]}]}', '[{"loc":["body","x"]}]'),
+        (b"<html>\n oops", "<html> oops"),
+        (b"", "an empty body"),
+    ],
+)
+def test_an_error_body_is_told_by_its_message(body, text):
+    assert said(body) == text
+
+
+def test_lengths_are_read_under_the_names_servers_use():
+    body = b'{"data":[{"id":"a","max_model_len":8},{"id":"b","context_window":9},{"id":"c"}]}'
+    assert parse_models(body) == {"a": 8, "b": 9, "c": None}
+    with pytest.raises(ValueError, match="data"):
+        parse_models(b"[]")
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_events_come_out_whole_wherever_the_bytes_are_cut(end):
+    stream = end.join([b": hi", b"data: a", b"data: b", b"", b"id: 1", b"data:c", b"", b"data: d"])
+    for cut in range(len(stream)):
+        reader = EventReader()
+        assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == [b"a\nb", b"c"]
+
+
+def test_an_error_line_of_llamacpp_is_an_error_event():
+    events = EventReader().feed(b'error: {"message":"slot unavailable","code":503}\n\n')
+    assert [OpenAIChat().decode(event).error for event in events] == ["slot unavailable"]
