@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_engine.core import AdmissionError
+from reference_engine.plan import Item, Plan
 from reference_engine.policies.chunked import Chunked
 from reference_engine.sequence import Sampling, State
 from tests.reference_engine.engine_kit import request, rig, toy_output
@@ -220,3 +221,48 @@ def test_policy_hooks_are_called_for_each_arrival_step_and_end():
         ("step", 0.0),
         ("finish", State.finished_length),
     ]
+
+
+class Greedy(Chunked):
+    """Plans everybody in every step, whatever the KV can hold."""
+
+    def plan(self, view):
+        everybody = [*view.running, *view.waiting]
+        return Plan(tuple(Item(req.id, view.to_compute(req)) for req in everybody))
+
+
+def test_a_step_that_had_to_preempt_admits_nobody_even_if_the_plan_says_so():
+    engine = rig(n_blocks=4, max_model_len=64)
+    engine.policy = Greedy()
+    engine.admit(request("a", prompt_of(0, 31), 30), request("b", prompt_of(1, 31), 30))
+    engine.step()
+    engine.step()
+    engine.admit(request("late", prompt_of(2, 5), 2))
+    engine.step()  # both need a third block: b makes room, and a takes one of its two
+    assert list(engine.state.running) == ["a"]
+    assert list(engine.state.waiting) == ["b", "late"]
+    engine.step()
+    assert "late" in engine.state.running
+    engine.drain()
+
+
+class Backwards(Chunked):
+    """Serves the running requests in the reverse of their order of admission."""
+
+    def plan(self, view):
+        plan = super().plan(view)
+        return Plan(plan.items[::-1], causes=plan.causes, rest=plan.rest)
+
+
+@pytest.mark.parametrize("policy", [Greedy(), Backwards()])
+def test_a_policy_that_ignores_memory_cannot_harm_anyone(policy):
+    engine = rig(n_blocks=6, max_model_len=96)
+    engine.policy = policy
+    # The longest comes first, so that it needs room when the others are served already.
+    lengths = [28, 22, 20, 25]
+    requests = [request(f"r{i}", prompt_of(i, n), 50) for i, n in enumerate(lengths)]
+    engine.admit(*requests)
+    engine.drain()
+    assert engine.state.counters.preemptions > 0
+    for i, n in enumerate(lengths):
+        assert requests[i].output == toy_output(prompt_of(i, n), 50)

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reference_engine.sequence import Sampling
@@ -146,6 +146,7 @@ def test_a_prompt_that_is_not_one_prompt_is_refused(prompt):
     assert caught.value.param == "prompt"
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.sampled_from(

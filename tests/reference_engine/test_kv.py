@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_engine.kv import KvPool
@@ -106,6 +106,7 @@ operations = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(
     operations=operations,
     prompts=st.lists(st.integers(1, 70), min_size=6, max_size=6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_engine.stops import StopText
@@ -44,6 +44,7 @@ def test_of_two_stop_strings_the_earlier_in_the_text_counts():
     assert stream(["x", "yz"], ["ayzx"]) == ("a", True)
 
 
+@settings(deadline=None)
 @given(text=texts, stop=st.text("ab.", min_size=1, max_size=4), cuts=st.lists(st.integers(0, 30)))
 def test_the_result_does_not_depend_on_where_tokens_are_cut(text, stop, cuts):
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
@@ -52,6 +53,7 @@ def test_the_result_does_not_depend_on_where_tokens_are_cut(text, stop, cuts):
     assert stream([stop], pieces) == (head, bool(found))
 
 
+@settings(deadline=None)
 @given(text=texts, stops=st.lists(st.text("ab.", min_size=1, max_size=4), max_size=4))
 def test_shown_text_is_a_beginning_without_any_stop_string(text, stops):
     shown, is_stopped = stream(stops, list(text))

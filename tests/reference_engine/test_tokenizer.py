@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import MissingDependency
@@ -23,6 +23,7 @@ def texts(stream: Detokenizer, tokens) -> list[str]:
     return [*(stream.push(token) for token in tokens), stream.flush()]
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_bytes_come_back_as_the_same_text(text):
     tokens = ByteTokenizer(printable=False).encode(text)
@@ -30,6 +31,7 @@ def test_bytes_come_back_as_the_same_text(text):
     assert "".join(texts(Utf8Stream(), tokens)) == text
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_stream_to_what_they_decode_to_at_once(data):
     assert "".join(texts(Utf8Stream(), data)) == data.decode("utf-8", errors="replace")
@@ -47,6 +49,7 @@ def test_special_ids_have_no_text():
     assert texts(Utf8Stream(), [256, 65, 257, 319]) == ["", "A", "", "", ""]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200_000))
 def test_a_printable_token_is_exactly_one_printable_ascii_character(token):
     text, rest = texts(Printable(), [token])
