@@ -147,7 +147,8 @@ def serve(options: Mapping[str, Any], as_json: bool) -> int:
     """The bundled engine in the foreground."""
     from pydantic import ValidationError
 
-    from reference_engine.serve import ServeOptions, run as serve_until_stopped
+    from reference_engine.serve import ServeOptions
+    from reference_engine.serve import run as serve_until_stopped
 
     try:
         chosen = ServeOptions.model_validate(options)

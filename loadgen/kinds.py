@@ -51,8 +51,9 @@ def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
         for name, field in cls.model_fields.items()
     }
     what = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
-    alias = "" if cls.kind == kind else f"The same as {cls.kind}. "
-    return {"kind": kind, "what": alias + what, "parameters": parameters}
+    if cls.kind != kind:
+        return {"kind": kind, "what": f"Another name of {cls.kind}.", "parameters": {}}
+    return {"kind": kind, "what": what, "parameters": parameters}
 
 
 def _scenarios() -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from loadgen.drive import store
 from loadgen.drive.dispatch import Bounds
@@ -31,14 +32,14 @@ from loadgen.drive.stop_rules import ErrorRate
 from loadgen.errors import UsageError
 from loadgen.measure.aggregate import Summary, summarize
 from loadgen.measure.per_request import per_request
-from loadgen.records import EDGES, SCHEMA, Names, Run, Schedule, empty_requests
-from loadgen.target import Target, open_target
+from loadgen.records import CHUNKS, EDGES, SCHEMA, Edges, Names, Run, Schedule, empty_requests
+from loadgen.target import Choice, Target, open_target
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_schedule, schedule_sha256, split
-from rich.console import Console
 
 _INTERRUPT_DRAIN_S = 10.0
+_DECODING_S = 600.0  # after the drain, for shards to decode what they hold and write it
 _EVENTS_PER_WORKER = 50_000.0  # token events a second one core holds; CLIENT measurements: 100 k
 _MOST_PREOPENED = 256
 
@@ -47,17 +48,16 @@ _MOST_PREOPENED = 256
 class RunOptions:
     """How to run, apart from what (scenario) and against what (target).
 
-    `engine` are the settings of the bundled engine. `n_workers` 0 means: as many as the asked
-    token rate needs. `command` is what the user typed, for the report. `cache_dir` keeps what is
-    slow to make (the plotting bundle); None keeps nothing.
+    `engine` are settings of a server of ours, `mode=chunked,shape=tiny`. `n_workers` 0 means:
+    as many as the asked token rate needs. `command` is what the user typed, for the report.
+    `cache_dir` keeps what is slow to make (the plotting bundle); None keeps nothing.
     """
 
     out_dir: Path | None = None
     force: bool = False
     n_workers: int = 0
-    engine: Mapping[str, str] = field(default_factory=dict)
+    engine: str = ""
     model: str = ""
-    slo: Sequence[str] | None = None
     confidence: float | None = None
     command: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Finished:
 
     @property
     def was_interrupted(self) -> bool:
-        return self.run.manifest["ended"] == "interrupted"
+        return bool(self.run.manifest["ended"] == "interrupted")
 
 
 def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **options: Any) -> Run:
@@ -92,12 +92,18 @@ def execute(scenario: Scenario, target: str, options: RunOptions, console: Conso
     """`run`, telling `console` how it goes, and returning the summary and the directory too."""
     schedule = make_schedule(scenario)
     with _run_directory(scenario.name, options) as directory:
-        with open_target(
-            target, scenario, schedule, options, directory / "logs", console
-        ) as opened:
-            recorder = _Recorder(scenario, schedule, opened, options, directory, console)
-            recorded = recorder.record()
-        return _conclude(recorded, directory, options, console)
+        choice = Choice(target, options.engine, options.model, options.environ)
+        with open_target(choice, scenario, schedule, directory / "logs", console) as opened:
+            recorded = _Recorder(scenario, schedule, opened, options, directory, console).record()
+        summary = _write_results(recorded, directory, None, options.confidence, options.cache_dir)
+        return Finished(recorded, summary, directory)
+
+
+def conclude(
+    directory: Path, slo: Sequence[str] | None, confidence: float | None, cache_dir: Path | None
+) -> Summary:
+    """Compute a recorded run's numbers again, with other promises if given, and render its page."""
+    return _write_results(store.read_run(directory), directory, slo, confidence, cache_dir)
 
 
 class _Recorder:
@@ -126,16 +132,20 @@ class _Recorder:
 
     def record(self) -> Run:
         manifest = self._manifest()
-        planned = Run(
-            manifest, self._schedule, empty_requests(self._schedule), np.empty(0), _no_edges()
-        )
+        nothing = empty_requests(self._schedule)
+        planned = Run(manifest, self._schedule, nothing, np.empty(0, CHUNKS), _no_edges())
         store.write_schedule(self._directory, planned)
         parts_dir = self._directory / "parts"
         parts_dir.mkdir(exist_ok=True)
         tasks = self._tasks(parts_dir)
-        with Shards(tasks, self._directory / "logs") as shards, self._stoppable(shards):
-            with self._progress:
-                outcome = shards.run(self._on_beat(shards), self._on_start)
+        with (
+            Shards(tasks, self._directory / "logs") as shards,
+            self._stoppable(shards),
+            self._progress,
+        ):
+            phases = self._scenario.phases
+            limit_s = self._scenario.horizon_s + phases.drain + _DECODING_S
+            outcome = shards.run(self._on_beat(shards), self._on_start, limit_s)
         manifest |= self._ending(outcome)
         parts = [store.read_part(t.part_path) for t in tasks if t.shard not in outcome.dead]
         requests, chunks, names = store.merge_parts(self._schedule, parts)
@@ -268,7 +278,7 @@ class _Recorder:
             "salt": self._salt.hex(),
             "schedule_sha256": schedule_sha256(self._schedule),
             "n_requests": len(self._schedule),
-            "slo": list(self._options.slo if self._options.slo is not None else scenario.slo),
+            "slo": list(scenario.slo),
             "target": self._target.to_manifest(),
             "preflight": self._target.checks,
             "names": {"classes": list(names.classes), "tenants": list(names.tenants)},
@@ -303,15 +313,20 @@ def version() -> str:
     return installed("slobench")
 
 
-def _conclude(run: Run, directory: Path, options: RunOptions, console: Console) -> Finished:
-    """Numbers, tables and the page, once the run is over."""
-    summary = summarize(run, slo=options.slo, confidence=options.confidence)
-    store.write_run(directory, run, _derived(run))
-    store.write_summary(directory, summary.to_json())
+def _write_results(
+    run: Run,
+    directory: Path,
+    slo: Sequence[str] | None,
+    confidence: float | None,
+    cache_dir: Path | None,
+) -> Summary:
     from reports.html import write
 
-    write(run, summary, directory / "report.html", cache_dir=options.cache_dir)
-    return Finished(run, summary, directory)
+    summary = summarize(run, slo=slo, confidence=confidence)
+    store.write_run(directory, run, _derived(run))
+    store.write_summary(directory, summary.to_json())
+    write(run, summary, directory / "report.html", cache_dir=cache_dir)
+    return summary
 
 
 def _derived(run: Run) -> dict[str, Any]:
@@ -357,7 +372,7 @@ def _point_latest(directory: Path) -> None:
             link.symlink_to(directory.name, target_is_directory=True)
 
 
-def _no_edges() -> np.ndarray:
+def _no_edges() -> Edges:
     return np.empty(0, EDGES)
 
 

@@ -1,24 +1,136 @@
-"""From the word after `--target` to something that answers: a URL, a file, or a server of ours."""
+"""From the word after `--target` to something that answers and is fit to be measured."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
-from loadgen.errors import TargetError, UsageError, nearest
+from loadgen.errors import UsageError, nearest
 from loadgen.records import Schedule
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from targets.base import Adapter
+from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
-
-if TYPE_CHECKING:
-    from loadgen.run import RunOptions
+from targets.mock_options import split_options
+from targets.probe import Preflight, preflight
 
 OURS = ("reference", "mock")
+_PATIENCE_S = 30.0
+_TOKENS_PER_CHAR = 0.25  # the usual rule of thumb, for servers that do not count for us
+_MARKS = {True: "ok  ", False: "warn", None: "  – "}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user asked for: `spec` as after `--target`, `engine` as after `--engine`."""
+
+    spec: str
+    engine: str = ""
+    model: str = ""
+    environ: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that passed its preflight; `adapter` asks only for what it accepts."""
+
+    kind: str
+    endpoint: Endpoint
+    adapter: Adapter
+    fit: PromptFit
+    checks: list[dict[str, Any]]
+
+    def to_manifest(self) -> dict[str, Any]:
+        """What a run records of its target. Holds no secret."""
+        return {
+            "kind": self.kind,
+            **self.endpoint.to_manifest(),
+            "model": self.adapter.model,
+            "ignore_eos": self.adapter.ignore_eos,
+            "prompt_fit": [self.fit.overhead_tokens, self.fit.tokens_per_char],
+        }
+
+
+@contextmanager
+def open_target(
+    choice: Choice, scenario: Scenario, schedule: Schedule, log_dir: Path, console: Console
+) -> Iterator[Target]:
+    """Start what has to be started, probe it, and yield it; ends what it started.
+
+    Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
+    """
+    with _server(choice, log_dir) as (kind, endpoint, name):
+        console.print(f"{name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip())
+        yield _probed(kind, endpoint, choice.model, scenario, schedule, console)
+
+
+@contextmanager
+def _server(choice: Choice, log_dir: Path) -> Iterator[tuple[str, Endpoint, str]]:
+    """(kind, endpoint, what to call it), running inside the `with` block if it is ours."""
+    if choice.spec == "reference":
+        with engine(parse_engine(choice.engine), log_dir) as served:
+            yield "reference", served.endpoint, "reference engine"
+    elif choice.spec == "mock":
+        with mock(_mock_options(choice.engine), log_dir, truth=log_dir / "truth.csv") as served:
+            yield "mock", served.endpoint, "mock server"
+    else:
+        if choice.engine:
+            raise UsageError("--engine sets up a server of ours: use it with reference or mock")
+        _refuse_bare_word(choice.spec)
+        yield "url", load_target(choice.spec, choice.environ or {}), "target"
+
+
+def _refuse_bare_word(spec: str) -> None:
+    """`--target refrence` is a slip of the pen, not a host name or a file."""
+    if spec.isidentifier() and not Path(spec).exists():
+        raise UsageError(f"--target {spec}: no URL and no file; {nearest(spec, OURS)}")
+
+
+def _mock_options(text: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for key, value in split_options(text):
+        options[key] = f"{options[key]};{value}" if key in options else value
+    return options
+
+
+def _probed(
+    kind: str,
+    endpoint: Endpoint,
+    model: str,
+    scenario: Scenario,
+    schedule: Schedule,
+    console: Console,
+) -> Target:
+    sample = Prompts(scenario.prompts, scenario.seed, b"preflight")
+    found = asyncio.run(
+        preflight(
+            endpoint,
+            endpoint.adapter(**({"model": model} if model else {})),
+            max_input_tokens=int(schedule["input_tokens"].max()),
+            max_output_tokens=int(schedule["output_tokens"].max()),
+            timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
+            text_of=sample.sample,
+        )
+    )
+    _tell(found, console)
+    found.or_raise()
+    fit = PromptFit(0.0, _TOKENS_PER_CHAR)
+    if found.fit is not None:
+        fit = PromptFit(max(0.0, found.fit.overhead_tokens), found.fit.tokens_per_char)
+    checks = [{"check": c.check, "ok": c.ok, "detail": c.detail} for c in found.checks]
+    return Target(kind, endpoint, found.adapter, fit, checks)
+
+
+def _tell(found: Preflight, console: Console) -> None:
+    """One line per check; what could not be known is dim."""
+    for check in found.checks:
+        style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
+        line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
+        console.print(line, style=style, soft_wrap=True, markup=False)

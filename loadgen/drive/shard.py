@@ -28,6 +28,7 @@ from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.timer import make_timer
 from loadgen.records import Edges, Schedule, Status
+from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter
 
 _BEAT_S = 0.25
@@ -46,7 +47,8 @@ class ShardTask:
     ca_cert: str | None
     head: HttpHead
     adapter: Adapter
-    render: Callable[[int], str]
+    prompts: Prompts
+    fit: PromptFit
     run_name: str
     temperature: float
     bounds: Bounds
@@ -202,6 +204,7 @@ def _tls(task: ShardTask) -> Any:
 
 async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> None:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_die)
     client = Client(
         loop,
         Address(task.host, task.port, _tls(task)),
@@ -209,7 +212,12 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
         connections=task.connections,
     )
     payloads = Payloads(
-        task.schedule, task.render, task.adapter, task.head, task.run_name, task.temperature
+        task.schedule,
+        lambda row: task.prompts.render(task.schedule[row], task.fit),
+        task.adapter,
+        task.head,
+        task.run_name,
+        task.temperature,
     )
     payloads.extend(0.0)
     opened = await client.open(task.n_preopen)
@@ -226,6 +234,14 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
     listener = loop.create_task(_obey(commands, shard))
     say("done", instrument=await shard.finish())
     listener.cancel()
+
+
+def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An error in a callback: this process can no longer be trusted with a measurement."""
+    loop.default_exception_handler(context)
+    error = context.get("exception")
+    print(f"{context['message']}: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+    os._exit(70)
 
 
 async def _obey(commands: asyncio.Queue[bytes], shard: Shard) -> None:

@@ -81,19 +81,22 @@ class Shards:
                 child.process.kill()
                 child.process.wait()
 
-    def run(self, on_beat: OnBeat, on_start: Callable[[int], None]) -> Outcome:
+    def run(self, on_beat: OnBeat, on_start: Callable[[int], None], limit_s: float) -> Outcome:
         """Start together and collect. `on_start` gets the epoch (monotonic ns); `on_beat` a shard's
-        number and its progress, about four times a second each."""
+        number and its progress, about four times a second each. A shard that has not ended after
+        `limit_s` is killed: nothing hangs."""
         self._await_ready()
         outcome = Outcome(epoch_ns=time.monotonic_ns() + _LEAD_NS)
         self._tell(b"GO %d\n" % outcome.epoch_ns)
         on_start(outcome.epoch_ns)
-        for child, message in self._messages():
+        for child, message in self._messages(time.monotonic() + limit_s):
             if message["kind"] == "beat":
                 on_beat(child.task.shard, message)
             elif message["kind"] == "done":
                 child.instrument = message["instrument"]
         for child in self._children:
+            if not child.has_ended:
+                child.process.kill()
             if child.instrument is not None:
                 outcome.instruments.append(child.instrument)
             else:
@@ -142,9 +145,7 @@ class Shards:
             f"within {_READY_S:g} s: {self._last_words(not_ready[0])}"
         )
 
-    def _messages(
-        self, deadline_s: float = float("inf")
-    ) -> Iterator[tuple[_Child, dict[str, Any]]]:
+    def _messages(self, deadline_s: float) -> Iterator[tuple[_Child, dict[str, Any]]]:
         """Messages as they come, until every shard has closed its output or the deadline."""
         while any(not child.has_ended for child in self._children):
             left_s = deadline_s - time.monotonic()

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 
 import pytest
+import uvloop
 
 from loadgen.drive.client import Address, Client
 from loadgen.records import Status
@@ -52,8 +53,16 @@ async def exchange_with(server, n=1, act=None, **options):
     return ended, client
 
 
-def run(server, **options):
-    return asyncio.run(exchange_with(server, **options))
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request):
+    """Runs `exchange_with` on either event loop."""
+    loop_factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run_on_loop(server, **options):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(exchange_with(server, **options))
+
+    return run_on_loop
 
 
 def answering(*pieces, keep_open=True):
@@ -73,7 +82,7 @@ def answering(*pieces, keep_open=True):
     return serve
 
 
-def test_a_chunked_stream_is_kept_as_it_came_with_ordered_stamps():
+def test_a_chunked_stream_is_kept_as_it_came_with_ordered_stamps(run):
     body = [b"data: token 1\n\n", b"data: token 2\n\n"]
     (exchange,), _ = run(answering(HEAD, chunk(body[0]), chunk(body[1]), b"0\r\n\r\n"))
     assert exchange.outcome is None
@@ -86,14 +95,14 @@ def test_a_chunked_stream_is_kept_as_it_came_with_ordered_stamps():
     assert exchange.first_guess_ns == exchange.times[0]
 
 
-def test_a_response_cut_at_every_byte_is_the_same_response():
+def test_a_response_cut_at_every_byte_is_the_same_response(run):
     wire = HEAD + chunk(b"data: token\n\n") + b"0\r\n\r\n"
     (exchange,), _ = run(answering(*(wire[i : i + 1] for i in range(len(wire)))))
     assert exchange.outcome is None
     assert b"".join(exchange.parts) == b"data: token\n\n"
 
 
-def test_connections_are_reused_and_say_so():
+def test_connections_are_reused_and_say_so(run):
     (first, second), client = run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), n=2)
     assert (first.reused, second.reused) == (False, True)
     assert (client.n_opened, client.n_reused) == (1, 1)
@@ -101,13 +110,13 @@ def test_connections_are_reused_and_say_so():
     assert second.connected_ns == 0
 
 
-def test_connections_never_reused_are_opened_for_each_request():
+def test_connections_never_reused_are_opened_for_each_request(run):
     exchanges, client = run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), n=3, connections="never")
     assert not any(exchange.reused for exchange in exchanges)
     assert client.n_opened == 3
 
 
-def test_a_body_with_content_length_ends_by_its_length():
+def test_a_body_with_content_length_ends_by_its_length(run):
     wire = b'HTTP/1.1 401 Unauthorized\r\ncontent-length: 9\r\n\r\n{"no": 1}'
     (exchange, _), client = run(answering(wire), n=2)
     assert exchange.http_status == 401
@@ -115,14 +124,14 @@ def test_a_body_with_content_length_ends_by_its_length():
     assert client.n_opened == 1
 
 
-def test_a_body_without_length_ends_with_the_connection():
+def test_a_body_without_length_ends_with_the_connection(run):
     wire = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: token\n\n"
     (exchange,), _ = run(answering(wire, keep_open=False))
     assert exchange.outcome is None
     assert b"".join(exchange.parts) == b"data: token\n\n"
 
 
-def test_informational_responses_are_skipped():
+def test_informational_responses_are_skipped(run):
     wire = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + chunk(b"data: token\n\n") + b"0\r\n\r\n"
     (exchange,), _ = run(answering(wire))
     assert exchange.http_status == 200
@@ -139,14 +148,14 @@ def test_informational_responses_are_skipped():
         ((HEAD, b"zz\r\n"), "not HTTP/1.1"),
     ],
 )
-def test_a_broken_response_is_a_stream_error_with_its_reason(pieces, reason):
+def test_a_broken_response_is_a_stream_error_with_its_reason(run, pieces, reason):
     (exchange,), _ = run(answering(*pieces, keep_open=False))
     assert exchange.outcome is Status.stream_error
     assert reason in exchange.error
     assert exchange.done_ns > 0
 
 
-def test_a_server_that_closes_a_kept_connection_is_named_as_such():
+def test_a_server_that_closes_a_kept_connection_is_named_as_such(run):
     async def once(reader, writer):
         await reader.readexactly(len(REQUEST))
         writer.write(HEAD + chunk(b"x") + b"0\r\n\r\n")
@@ -158,7 +167,7 @@ def test_a_server_that_closes_a_kept_connection_is_named_as_such():
     assert "kept-alive connection" in second.error
 
 
-def test_refused_connections_are_connect_errors_naming_the_address():
+def test_refused_connections_are_connect_errors_naming_the_address(run):
     async def refused():
         listener = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
@@ -178,7 +187,7 @@ def test_refused_connections_are_connect_errors_naming_the_address():
     assert f"127.0.0.1:{port}" in exchange.error
 
 
-def test_a_silent_server_is_given_up_when_told_to():
+def test_a_silent_server_is_given_up_when_told_to(run):
     async def silent(reader, writer):
         await reader.read()
 
@@ -191,7 +200,7 @@ def test_a_silent_server_is_given_up_when_told_to():
     assert (exchange.outcome, exchange.error) == (Status.timeout, "no answer")
 
 
-def test_giving_up_while_connecting_is_recorded_too():
+def test_giving_up_while_connecting_is_recorded_too(run):
     async def abort(client):
         client.abort(0, Status.cancelled, "stopped")
 
@@ -200,7 +209,7 @@ def test_giving_up_while_connecting_is_recorded_too():
     assert "while connecting" in exchange.error
 
 
-def test_bytes_nobody_asked_for_close_the_connection():
+def test_bytes_nobody_asked_for_close_the_connection(run):
     async def chatty(reader, writer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readexactly(len(REQUEST))

@@ -196,7 +196,7 @@ def worlds(draw):
         [draw(st.floats(0.01, 30)) for _ in range(n)],
         edges=edges,
         think_s=draw(st.floats(0, 5)),
-        status={r: Status.stream_error for r in draw(st.sets(st.integers(0, n - 1), max_size=3))},
+        status=dict.fromkeys(draw(st.sets(st.integers(0, n - 1), max_size=3)), Status.stream_error),
         max_concurrency=draw(st.integers(1, 6)),
         when_full=draw(st.sampled_from(["drop", "wait"])),
         horizon_s=20.0,

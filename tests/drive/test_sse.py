@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -37,14 +39,14 @@ def test_a_whole_stream_gives_its_events():
 @example(list(range(len(STREAM))))
 def test_the_events_do_not_depend_on_where_the_bytes_are_cut(cuts):
     edges = [0, *sorted(cuts), len(STREAM)]
-    pieces = [STREAM[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [STREAM[a:b] for a, b in pairwise(edges)]
     assert decode(pieces)[0] == EVENTS
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
 def test_arbitrary_bytes_decode_the_same_whole_and_cut(data, cuts):
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
-    pieces = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [data[a:b] for a, b in pairwise(edges)]
     cut, whole = decode(pieces), decode([data])
     assert cut[0] == whole[0]
     assert cut[1].flush() == whole[1].flush()
