@@ -147,9 +147,9 @@ class EngineState:
         was_running = frozenset(self.running)
         rows: dict[str, Row] = {}
         n_preempted = 0
-        for item in plan.items:
-            if item.request_id in self.running:
-                n_preempted += self._run(item.request_id, item.n_tokens, rows, now_s)
+        for request_id, n_tokens in plan.items:
+            if request_id in self.running:
+                n_preempted += self._run(request_id, n_tokens, rows, now_s)
         causes = dict(plan.causes)
         for item in plan.items:
             if item.request_id in was_running:
@@ -167,7 +167,8 @@ class EngineState:
         events: list[TokenEvent] = []
         for request, start, n_tokens, samples in batch.rows:
             request.n_computed += n_tokens
-            self.counters.prompt_tokens += max(0, min(request.n_prompt - start, n_tokens))
+            if start < request.n_prompt:
+                self.counters.prompt_tokens += min(request.n_prompt - start, n_tokens)
             self.kv.publish(request)
             if samples:
                 events.append(self._append(request, next(tokens), now_s))
@@ -227,7 +228,12 @@ class EngineState:
         return True
 
     def _row(self, request: Request, n_tokens: int) -> Row:
-        return Row(request, request.n_computed, n_tokens, n_tokens == request.n_remaining)
+        return Row(
+            request,
+            request.n_computed,
+            n_tokens,
+            n_tokens == len(request.tokens) - request.n_computed,
+        )
 
     def _preempt(self, request: Request, by: str, now_s: float) -> None:
         """Back to the head of the queue without blocks; what it computed is computed again."""

@@ -46,7 +46,8 @@ class KvPool:
 
     def missing(self, request: Request, n_tokens: int) -> int:
         """Free blocks that `n_tokens` more computed tokens would take from the pool."""
-        return max(0, self.blocks_for(request.n_computed + n_tokens) - len(request.blocks))
+        n_over = request.n_computed + n_tokens - request.n_room
+        return self.blocks_for(n_over) if n_over > 0 else 0
 
     def missing_to_admit(self, request: Request, n_tokens: int) -> int:
         """As `missing`, for a request outside: cached blocks nobody owns leave the free list
@@ -72,7 +73,7 @@ class KvPool:
                 del self._free[block]
             self._references[block] += 1
         request.n_published = len(request.blocks)
-        request.n_computed = len(request.blocks) * self.block_tokens
+        request.n_computed = request.n_room = len(request.blocks) * self.block_tokens
         grown = self.grow(request, n_tokens)
         assert grown, f"{request.id}: {n_tokens} tokens were promised room"
         return True
@@ -80,9 +81,12 @@ class KvPool:
     def grow(self, request: Request, n_tokens: int) -> bool:
         """Room for `n_tokens` more computed tokens; False, and nothing changed, when there is
         none."""
+        if request.n_computed + n_tokens <= request.n_room:
+            return True  # 15 decode steps of 16 end here
         n_missing = self.missing(request, n_tokens)
         if n_missing > len(self._free):
             return False
+        request.n_room += n_missing * self.block_tokens
         for _ in range(n_missing):
             block, _none = self._free.popitem(last=False)
             stale = self._hash_of.pop(block, None)
@@ -95,14 +99,14 @@ class KvPool:
     def publish(self, request: Request) -> None:
         """Offer the blocks that became full to the prefix cache. Of two equal blocks the first
         one computed is the entry."""
-        if not self.prefix_cache:
-            return
         n_full = request.n_computed // self.block_tokens
+        if n_full == request.n_published or not self.prefix_cache:
+            return
         for i in range(request.n_published, n_full):
             key, block = self._chain(request, i + 1)[i], request.blocks[i]
             if key not in self._block_of:
                 self._block_of[key], self._hash_of[block] = block, key
-        request.n_published = max(request.n_published, n_full)
+        request.n_published = n_full
 
     def free(self, request: Request) -> None:
         """Take everything back. The tail is freed first, so that it is also evicted first: a
@@ -114,7 +118,7 @@ class KvPool:
                 if block not in self._hash_of:
                     self._free.move_to_end(block, last=False)
         request.blocks = []
-        request.n_computed = request.n_published = 0
+        request.n_computed = request.n_room = request.n_published = 0
 
     def check(self, owners: Iterable[Request]) -> None:
         """Assert that every block is either free or owned exactly as often as `owners` say, and
@@ -125,6 +129,7 @@ class KvPool:
                 f"{request.id} has a block twice"
             )
             room = len(request.blocks) * self.block_tokens
+            assert request.n_room == room, f"{request.id}: {request.n_room} != {room}"
             assert request.n_computed <= room, f"{request.id}: {request.n_computed} in {room}"
             owned.update(request.blocks)
         for block, references in enumerate(self._references):

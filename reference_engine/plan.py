@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from loadgen.errors import SlobenchError
 from reference_engine.kv import KvPool
@@ -61,12 +62,11 @@ class View:
         """Tokens the request can use in this step: for a waiting one, those after its cached
         prefix."""
         if request.blocks:
-            return request.n_remaining
+            return len(request.tokens) - request.n_computed
         return request.n_tokens - self.kv.cached_tokens(request)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """`n_tokens` of a request in this step."""
 
     request_id: str
@@ -128,9 +128,13 @@ def check_plan(plan: Plan, view: View) -> Plan:
         raise DuplicateItem(f"plan preempts a request twice: {', '.join(plan.preempt)}")
     n_tokens = 0
     for item in plan.items:
-        _check_item(item, running.get(item.request_id) or waiting.get(item.request_id), seen, view)
-        seen.add(item.request_id)
-        n_tokens += item.n_tokens
+        request_id, n_item = item
+        request = running.get(request_id) or waiting.get(request_id)
+        most = 0 if request is None else view.to_compute(request)
+        if request is None or request_id in seen or not 1 <= n_item <= most:
+            raise _item_error(item, request is not None, request_id in seen, most)
+        seen.add(request_id)
+        n_tokens += n_item
     if n_tokens > view.limits.max_step_tokens:
         raise OverLimit(f"plan has {n_tokens} tokens, limit {view.limits.max_step_tokens}")
     n_seqs = len(running) - len(plan.preempt) + len(waiting)
@@ -144,16 +148,13 @@ def check_plan(plan: Plan, view: View) -> Plan:
     return plan
 
 
-def _check_item(item: Item, request: Request | None, seen: set[str], view: View) -> None:
-    if request is None:
-        raise UnknownRequest(f"plan schedules '{item.request_id}', which neither waits nor runs")
-    if item.request_id in seen:
-        raise DuplicateItem(f"plan names '{item.request_id}' twice")
-    most = view.to_compute(request)
-    if not 1 <= item.n_tokens <= most:
-        raise BadTokenCount(
-            f"plan gives '{request.id}' {item.n_tokens} tokens, it can use 1-{most}"
-        )
+def _item_error(item: Item, is_known: bool, is_seen: bool, most: int) -> PlanError:
+    name = item.request_id
+    if not is_known:
+        return UnknownRequest(f"plan schedules '{name}', which neither waits nor runs")
+    if is_seen:
+        return DuplicateItem(f"plan names '{name}' twice")
+    return BadTokenCount(f"plan gives '{name}' {item.n_tokens} tokens, it can use 1-{most}")
 
 
 def _named(waiting: Collection[Request], wanted: set[str]) -> dict[str, Request]:

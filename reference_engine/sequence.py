@@ -74,6 +74,7 @@ class Request:
     n_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     n_preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
+    n_room: int = 0  # tokens that `blocks` can hold
     chain: list[bytes] = field(default_factory=list)
     n_published: int = 0  # leading blocks already offered to the prefix cache
     scheduled_s: float | None = None
@@ -107,9 +108,10 @@ class Request:
 
     def verdict_on(self, token: int) -> State | None:
         """The finished state that `token`, already appended, brings; `None` to go on."""
-        if token in self.stop_ids and self.n_output > self.min_tokens:
+        n_output = len(self.tokens) - self.n_prompt
+        if token in self.stop_ids and n_output > self.min_tokens:
             return State.finished_stop
-        return State.finished_length if self.n_output >= self.max_tokens else None
+        return State.finished_length if n_output >= self.max_tokens else None
 
     def banned_ids(self) -> Iterable[int]:
         """Token ids the next sample must avoid: stop ids before `min_tokens` are out."""

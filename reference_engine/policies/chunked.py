@@ -32,12 +32,14 @@ class Chunked(Policy):
     def plan(self, view: View) -> Plan:
         budget = min(self.token_budget, view.limits.max_step_tokens)
         free, items = view.kv.n_free, []
+        cap = self.long_prefill_tokens or budget
         for request in view.running:
-            n_tokens = self._share(request.n_remaining, budget)
+            n_tokens = min(len(request.tokens) - request.n_computed, budget, cap)
             if n_tokens:
                 items.append(Item(request.id, n_tokens))
                 budget -= n_tokens
-                free -= view.kv.missing(request, n_tokens)
+                if request.n_computed + n_tokens > request.n_room:
+                    free -= view.kv.missing(request, n_tokens)
         if free < 0:
             return Plan(tuple(items), rest=Cause(Why.no_kv_blocks))
         return self._admit(view, items, budget, free)
@@ -49,7 +51,8 @@ class Chunked(Policy):
         for request in view.waiting:
             if slots <= 0:
                 return Plan(tuple(items), rest=Cause(Why.no_seq_slot))
-            n_tokens = self._share(view.to_compute(request), budget)
+            cap = self.long_prefill_tokens or budget
+            n_tokens = min(view.to_compute(request), budget, cap)
             if not n_tokens:
                 return Plan(tuple(items), rest=Cause(Why.no_token_budget))
             n_blocks = view.kv.missing_to_admit(request, n_tokens)
@@ -60,10 +63,6 @@ class Chunked(Policy):
             items.append(Item(request.id, n_tokens))
             slots, budget, free = slots - 1, budget - n_tokens, free - n_blocks
         return Plan(tuple(items))
-
-    def _share(self, wanted: int, budget: int) -> int:
-        cap = self.long_prefill_tokens or wanted
-        return min(wanted, budget, cap)
 
     def _head_without_blocks(self, head: Request, items: list[Item]) -> Plan:
         return Plan(
