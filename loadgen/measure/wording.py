@@ -7,6 +7,8 @@ import math
 from loadgen.measure.catalog import Unit
 from loadgen.units import format_duration
 
+_THIN = "\u202f"  # narrow and no-break
+
 
 def say(value: float | None, unit: Unit) -> str:
     """A value with its unit: `431 ms`, `99.2 %`, `12.3/s`; `–` for none, `∞` beyond all."""
@@ -20,22 +22,25 @@ def say(value: float | None, unit: Unit) -> str:
 
 
 def say_share(share: float) -> str:
-    """Per cent, with as many digits as the distance from 0 or 100 % needs: `97.3 %`, `99.95 %`."""
+    """Per cent: three significant digits, near 100 % two of the distance: `3.33 %`, `99.95 %`."""
     percent = 100 * share
-    rest = min(percent, 100 - percent)
-    digits = 1 if rest >= 1 or rest <= 0 else min(6, 1 - math.floor(math.log10(rest)))
-    text = f"{percent:.{digits}f}"
-    return f"{text.rstrip('0').rstrip('.')} %"
+    if percent < 50:
+        return f"{float(f'{percent:.3g}'):.10g} %"
+    rest = 100 - percent
+    digits = 1 if rest <= 0 else max(1, min(2, 1 - math.floor(math.log10(rest))))
+    if 0 < rest < 0.01:
+        digits = min(9, -math.floor(math.log10(rest)))
+    return f"{percent:.{digits}f}".rstrip("0").rstrip(".") + " %"
 
 
 def say_number(value: float) -> str:
-    """Three significant digits, thousands separated by thin spaces, never in powers of ten."""
+    """Three significant digits, thousands separated by narrow spaces, never in powers of ten."""
     rounded = float(f"{value:.3g}")
     if abs(rounded) >= 100:
-        return f"{round(rounded):,}".replace(",", "\u2009")
+        return f"{round(rounded):,}".replace(",", _THIN)
     return f"{rounded:g}"
 
 
 def say_count(count: int) -> str:
-    """A whole number, thousands separated by thin spaces."""
-    return f"{count:,}".replace(",", "\u2009")
+    """A whole number, thousands separated by narrow spaces."""
+    return f"{count:,}".replace(",", _THIN)

@@ -1,0 +1,350 @@
+"""One function per figure: frames in, a Vega-Lite specification (a plain dict) out.
+
+Marks have mid-tone colours of the Okabe-Ito family, at least 3:1 against white and against near
+black, so one specification serves light, dark and paper; text and grid lines take theirs from the
+page's style sheet. Shape or dash repeats what a colour says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadgen.measure.catalog import METRICS
+from reports.frames import ANSWERED, WITH_FAILURES, Frames, Record
+
+Spec = dict[str, Any]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
+BLUE, ORANGE, RED, GREEN, GREY = "#3a86c8", "#d08020", "#d1495b", "#2a9d78", "#85878c"
+PANEL_HEIGHT = 110
+TAIL_TICKS = (0.0, math.log10(2), 1.0, 2.0, 3.0, 4.0, 5.0)
+WIDE_RANGE = 30.0  # largest over median above which latencies get a logarithmic axis
+_TAIL_LABEL = (
+    "datum.value < 0.1 ? '0 %' : datum.value < 0.5 ? '50 %' : datum.value < 1.5 ? '90 %' :"
+    " datum.value < 2.5 ? '99 %' : datum.value < 3.5 ? '99.9 %' : datum.value < 4.5 ? '99.99 %'"
+    " : '99.999 %'"
+)
+
+
+def figures(frames: Frames) -> dict[str, Spec]:
+    """All figures of a run by name; a metric without samples has none."""
+    spectra = {
+        f"spectrum-{name.removesuffix('_s')}": spectrum(name, records, frames.limits[name])
+        for name, records in frames.spectra.items()
+        if records
+    }
+    return {**spectra, "timeline": timeline(frames)}
+
+
+def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -> Spec:
+    """A latency at every percentile on a tail axis, with its band and its SLO."""
+    unit, per_s = _time_unit(max(r["value"] for r in records))
+    rows = [_scaled(r, per_s, "value", "low", "high") for r in records]
+    has_failures = any(r["series"] == WITH_FAILURES for r in records)
+    last = max(r["tail"] for r in records)
+    x = {
+        "field": "tail",
+        "type": "quantitative",
+        "title": "percentile",
+        "scale": {"domain": [0, max(last, 1.0)], "nice": False},
+        "axis": {"values": [t for t in TAIL_TICKS if t <= last + 1e-9], "labelExpr": _TAIL_LABEL},
+    }
+    y = _latency_axis([r["value"] for r in rows], unit)
+    color = {
+        "field": "series",
+        "type": "nominal",
+        "scale": {"domain": [ANSWERED, WITH_FAILURES], "range": [BLUE, RED]},
+        "legend": {"title": None, "orient": "top", "labelLimit": 400} if has_failures else None,
+    }
+    layers: list[Spec] = [
+        {
+            "transform": [{"filter": "isValid(datum.high)"}],
+            "mark": {"type": "area", "opacity": 0.2, "interpolate": "step-before"},
+            "encoding": {
+                "x": x,
+                "y": {**y, "field": "low"},
+                "y2": {"field": "high"},
+                "color": color,
+            },
+        },
+        {
+            "mark": {"type": "line", "interpolate": "step-before", "strokeWidth": 2},
+            "encoding": {
+                "x": x,
+                "y": {**y, "field": "value"},
+                "color": color,
+                "strokeDash": {
+                    **color,
+                    "scale": {"domain": [ANSWERED, WITH_FAILURES], "range": [[1, 0], [5, 3]]},
+                },
+            },
+        },
+        _spectrum_tooltips(x, y, unit),
+        *_limit_layers(limits, per_s, x, y),
+    ]
+    return _standalone(
+        {"height": 230, "width": "container", "data": {"values": rows}, "layer": layers},
+        f"{METRICS[metric].title} at every percentile, in {unit}",
+    )
+
+
+def _spectrum_tooltips(x: Spec, y: Spec, unit: str) -> Spec:
+    number = {"type": "quantitative", "format": ".4~g"}
+    return {
+        "mark": {"type": "point", "opacity": 0, "size": 120, "filled": True},
+        "encoding": {
+            "x": x,
+            "y": {**y, "field": "value"},
+            "tooltip": [
+                {"field": "quantile", "type": "quantitative", "format": ".4~%", "title": "at"},
+                {"field": "value", "title": unit, **number},
+                {"field": "low", "title": "from", **number},
+                {"field": "high", "title": "to", **number},
+                {"field": "series", "type": "nominal", "title": "of"},
+            ],
+        },
+    }
+
+
+def _limit_layers(limits: Sequence[Record], per_s: float, x: Spec, y: Spec) -> list[Spec]:
+    """A line per SLO with its text, and a ring at the percentile it is about."""
+    layers: list[Spec] = []
+    for limit in limits:
+        data = {"values": [{**_scaled(limit, per_s, "limit"), "start": 0}]}
+        at = {**y, "field": "limit"}
+        rule = {"type": "rule", "color": ORANGE, "strokeDash": [6, 3], "strokeWidth": 1.5}
+        text = {"type": "text", "align": "left", "dx": 4, "dy": -7, "fontWeight": 600}
+        layers.append({"data": data, "mark": rule, "encoding": {"y": at}})
+        layers.append(
+            {
+                "data": data,
+                "mark": text,
+                "encoding": {"y": at, "x": {**x, "field": "start"}, "text": {"field": "text"}},
+            }
+        )
+        if limit["tail"] is not None and limit["tail"] <= x["scale"]["domain"][1]:
+            ring = {"type": "point", "shape": "circle", "size": 90, "color": ORANGE}
+            encoding = {"y": at, "x": {**x, "field": "tail"}}
+            layers.append({"data": data, "mark": ring, "encoding": encoding})
+    return layers
+
+
+def timeline(frames: Frames) -> Spec:
+    """Arrivals, requests in flight, TTFT and tokens over one time axis; the top strip zooms all."""
+    panels = [
+        _panel(frames, "arrivals per s", _arrivals(), is_overview=True),
+        _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
+        _ttft_panel(frames),
+        _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN), True),
+    ]
+    spec: Spec = {
+        "datasets": {
+            "seconds": list(frames.seconds),
+            "window": [{"from_s": frames.window_s[0], "to_s": frames.window_s[1]}],
+            "warmup": [{"from_s": 0.0, "to_s": frames.window_s[0]}],
+        },
+        "spacing": 14,
+        "vconcat": panels,
+    }
+    return _standalone(spec, "Load, latency and throughput over the run, aligned in time")
+
+
+def _panel(
+    frames: Frames,
+    title: str,
+    layers: Sequence[Spec],
+    has_axis: bool = False,
+    is_overview: bool = False,
+) -> Spec:
+    data = {"name": "seconds"}
+    drawn = [{"data": data, **layer} for layer in layers]
+    if is_overview:
+        drawn[-1]["params"] = [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}}]
+    x = _time_axis(frames, has_axis or is_overview, not is_overview)
+    return {
+        "height": PANEL_HEIGHT,
+        "width": "fit",
+        "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 4},
+        "layer": [
+            *({**layer, "encoding": {"x": x, **layer["encoding"]}} for layer in drawn),
+            *_phases(x),
+        ],
+    }
+
+
+def _phases(x: Spec) -> list[Spec]:
+    """Warm-up shaded, the measured window between two rules; outside of a zoomed axis clipped."""
+    ends = {"x": {**x, "field": "from_s"}, "x2": {"field": "to_s"}}
+    rule = {"type": "rule", "strokeDash": [3, 3], "color": GREY, "clip": True}
+    return [
+        {
+            "data": {"name": "warmup"},
+            "mark": {"type": "rect", "color": GREY, "opacity": 0.16, "clip": True},
+            "encoding": ends,
+        },
+        {
+            "data": {"name": "window"},
+            "mark": rule,
+            "encoding": {"x": {**x, "field": "from_s"}},
+        },
+        {"data": {"name": "window"}, "mark": rule, "encoding": {"x": {**x, "field": "to_s"}}},
+    ]
+
+
+def _time_axis(frames: Frames, has_axis: bool, follows_zoom: bool) -> Spec:
+    domain: Any = [0, frames.end_s]
+    if follows_zoom:
+        domain = {"param": "zoom", "encoding": "x"}
+    return {
+        "field": "from_s",
+        "type": "quantitative",
+        "title": "seconds since the start of the run" if has_axis else None,
+        "scale": {"domain": domain, "nice": False, "domainMax": frames.end_s}
+        if not follows_zoom
+        else {"domain": domain, "nice": False},
+        "axis": {"grid": False, "labels": True, "tickCount": 10},
+    }
+
+
+def _arrivals() -> list[Spec]:
+    """Asked as a filled step, sent as a line upon it: a gap between them is the client's."""
+    tooltip = [
+        {"field": "from_s", "title": "from s"},
+        {"field": "asked", "type": "quantitative", "title": "asked per s", "format": ".4~g"},
+        {"field": "sent", "type": "quantitative", "title": "sent per s", "format": ".4~g"},
+    ]
+    y = {"type": "quantitative", "title": "asked ▆  sent —", "axis": {"minExtent": 46}}
+    return [
+        {
+            "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.35, "color": GREY},
+            "encoding": {"y": {**y, "field": "asked"}},
+        },
+        {
+            "mark": {
+                "type": "line",
+                "interpolate": "step-after",
+                "color": BLUE,
+                "strokeWidth": 1.5,
+                "tooltip": True,
+            },
+            "encoding": {"y": {**y, "field": "sent"}, "tooltip": tooltip},
+        },
+    ]
+
+
+def _step(field: str, title: str, color: str) -> list[Spec]:
+    return [
+        {
+            "mark": {
+                "type": "area",
+                "interpolate": "step-after",
+                "color": color,
+                "fillOpacity": 0.3,
+                "line": {"color": color, "strokeWidth": 1.5},
+                "clip": True,
+            },
+            "encoding": {
+                "y": {
+                    "field": field,
+                    "type": "quantitative",
+                    "title": title,
+                    "axis": {"minExtent": 46},
+                },
+                "tooltip": [
+                    {"field": "from_s", "title": "from s"},
+                    {"field": field, "type": "quantitative", "title": title, "format": ".4~g"},
+                ],
+            },
+        }
+    ]
+
+
+def _ttft_panel(frames: Frames) -> Spec:
+    values = [p["ttft_s"] for p in frames.points]
+    unit, per_s = _time_unit(max(values, default=0.0))
+    rows = [_scaled(p, per_s, "ttft_s") for p in frames.points]
+    statuses = ["ok", *sorted({p["status"] for p in frames.points} - {"ok"})]
+    is_ok = {"condition": {"test": "datum.status === 'ok'", "value": BLUE}, "value": RED}
+    points: Spec = {
+        "data": {"values": rows},
+        "mark": {"type": "point", "clip": True, "size": 22, "strokeWidth": 1.3},
+        "encoding": {
+            "x": {**_time_axis(frames, False, True), "field": "released_s"},
+            "y": {
+                **_latency_axis([r["ttft_s"] for r in rows], unit),
+                "field": "ttft_s",
+                "title": f"{unit}   ○ ok  × failed",
+            },
+            "color": is_ok,
+            "shape": {
+                "field": "status",
+                "type": "nominal",
+                "scale": {
+                    "domain": statuses,
+                    "range": ["circle"] + ["cross"] * (len(statuses) - 1),
+                },
+                "legend": None,
+            },
+            "angle": {"condition": {"test": "datum.status === 'ok'", "value": 0}, "value": 45},
+            "tooltip": [
+                {"field": "request_id", "title": "request"},
+                {"field": "released_s", "title": "released at s", "format": ".4~g"},
+                {"field": "ttft_s", "title": f"after {unit}", "format": ".4~g"},
+                {"field": "status"},
+            ],
+        },
+    }
+    lines = [
+        {
+            "data": {"values": [_scaled(limit, per_s, "limit")]},
+            "mark": {"type": "rule", "color": ORANGE, "strokeDash": [6, 3], "strokeWidth": 1.5},
+            "encoding": {"y": {"field": "limit", "type": "quantitative"}},
+        }
+        for limit in frames.limits["ttft_s"]
+        if limit["limit"] <= 4 * max(values, default=0.0)
+    ]
+    return {
+        "height": PANEL_HEIGHT + 50,
+        "width": "fit",
+        "title": {"text": "time to first token", "anchor": "start", "fontSize": 12, "offset": 4},
+        "layer": [points, *lines, *_phases(_time_axis(frames, False, True))],
+    }
+
+
+def _latency_axis(values: Sequence[float], unit: str) -> Spec:
+    """Linear from zero, or logarithmic where the tail would flatten everything else."""
+    positive = sorted(v for v in values if v > 0)
+    is_wide = bool(positive) and positive[-1] > WIDE_RANGE * positive[len(positive) // 2]
+    scale = {"type": "log"} if is_wide and len(positive) == len(values) else {"zero": True}
+    return {
+        "type": "quantitative",
+        "title": f"{unit} (log scale)" if "type" in scale else unit,
+        "scale": scale,
+        "axis": {"minExtent": 46},
+    }
+
+
+def _time_unit(largest_s: float) -> tuple[str, float]:
+    """The unit a figure shows and how many of it make a second."""
+    return ("s", 1.0) if largest_s >= 10 else ("ms", 1e3)
+
+
+def _scaled(record: Mapping[str, Any], per_s: float, *fields: str) -> Record:
+    scaled = {f: None if record[f] is None else record[f] * per_s for f in fields}
+    return {**record, **scaled}
+
+
+def _standalone(spec: Spec, description: str) -> Spec:
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "background": "transparent",
+        "config": {
+            "font": "system-ui, sans-serif",
+            "view": {"stroke": None},
+            "axis": {"gridOpacity": 1, "domain": True, "labelFontSize": 11, "titleFontSize": 11},
+        },
+        **spec,
+    }

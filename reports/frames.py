@@ -1,0 +1,268 @@
+"""A run as the few small tables its figures need; percentiles exact, points thinned out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.attainment import due_rows
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.load import in_flight
+from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.population import Population
+from loadgen.measure.samples import Samples
+from loadgen.measure.slo import parse_slo
+from loadgen.measure.stats import percentile
+from loadgen.measure.summary import PERCENTILES, Summary
+from loadgen.records import Run, Status
+
+Record = dict[str, Any]
+
+SPECTRUM_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+MAX_BINS = 600
+MAX_POINTS = 3000
+MAX_FAILED_POINTS = 1000
+MAX_FAILURE_KINDS = 20
+N_QUANTILES = 100
+ANSWERED, WITH_FAILURES = "answers that ended well", "all due, failures never arrive"
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Due requests that ended alike: how, how many, when first, and a few of their ids."""
+
+    status: str
+    http_status: int
+    error: str
+    n: int
+    first_s: float
+    request_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What the figures draw. Records are flat and JSON-ready; seconds and per second throughout.
+
+    `spectra[metric]`: tail (= log10 1/(1−q)), quantile, value, low, high, series. `seconds`: per
+    time bin from_s, to_s, asked, sent (per second), in_flight, output_tokens (per second).
+    `points`: released_s, ttft_s, status; failures stand at the time they were given up.
+    `limits[metric]`: the SLOs a spectrum shows, quantile None where asked of each request.
+    """
+
+    spectra: Mapping[str, Sequence[Record]]
+    limits: Mapping[str, Sequence[Record]]
+    seconds: Sequence[Record]
+    points: Sequence[Record]
+    n_points: int
+    n_failed_points: int
+    window_s: tuple[float, float]
+    end_s: float
+    failures: Sequence[Failures]
+
+
+def frames(run: Run, summary: Summary) -> Frames:
+    """The tables of one run's figures."""
+    columns, due = per_request(run), due_rows(run)
+    samples = Samples(columns, due)
+    end_s = _end_s(run, summary)
+    points, n_points, n_failed = _points(run, columns)
+    return Frames(
+        spectra={name: _spectrum(samples, name, summary.confidence) for name in SPECTRUM_METRICS},
+        limits=_limits(summary),
+        seconds=_seconds(run, columns, end_s),
+        points=points,
+        n_points=n_points,
+        n_failed_points=n_failed,
+        window_s=(summary.window.start_s, summary.window.end_s),
+        end_s=end_s,
+        failures=_failures(run, due),
+    )
+
+
+def tail_position(quantile: float) -> float:
+    """Where a quantile stands on the tail axis: log10(1 / (1 − q)); 90, 99, 99.9 % are 1, 2, 3."""
+    return -math.log10(1 - quantile)
+
+
+def _end_s(run: Run, summary: Summary) -> float:
+    """Until when there is something to see: the end of the window, or of the last answer."""
+    ends = [run.request_rows["done_s"], run.schedule_rows["scheduled_s"]]
+    latest = [float(np.nanmax(e)) for e in ends if np.isfinite(e).any()]
+    return max([summary.window.end_s, *latest])
+
+
+def _spectrum(samples: Samples, name: str, confidence: float) -> list[Record]:
+    metric = METRICS[name]
+    plain, whole = samples.of(metric), samples.of(metric, with_failures=True)
+    records = _curve(plain, ANSWERED, confidence)
+    if whole.n_infinite:
+        records += _curve(whole, WITH_FAILURES, confidence)
+    return records
+
+
+def _curve(population: Population, series: str, confidence: float) -> list[Record]:
+    """Nearest-rank percentiles with their band, on a grid even on the tail axis."""
+    n = population.n
+    if not len(population.ordered):
+        return []
+    last = math.log10(n) if n > 1 else 0.0
+    marks = [tail_position(q) for q in PERCENTILES.values() if 1 - q >= 1 / n]
+    tails = np.unique(np.r_[np.linspace(0.0, last, N_QUANTILES), marks])
+    worth = _worth_along(population, tails)
+    records = []
+    for tail, samples_worth in zip(tails.tolist(), worth.tolist(), strict=True):
+        quantile = min(max(1 - 10**-tail, 0.5 / n), 1 - 0.5 / n)
+        quantile = next((q for q in PERCENTILES.values() if abs(tail_position(q) - tail) < 1e-12),
+                        quantile)  # fmt: skip
+        found = percentile(
+            population.ordered, quantile, confidence, population.n_infinite, samples_worth
+        )
+        if math.isinf(found.value):
+            break
+        is_closed = found.low is not None and found.high is not None and found.high < math.inf
+        records.append(
+            {
+                "tail": tail,
+                "quantile": quantile,
+                "value": found.value,
+                "low": found.low if is_closed else None,
+                "high": found.high if is_closed else None,
+                "series": series,
+            }
+        )
+    return records
+
+
+def _worth_along(population: Population, tails: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Effective sample sizes, computed where percentiles are reported and interpolated between."""
+    if population.clusters is None:
+        return np.full(len(tails), float(population.n))
+    anchors = [tail_position(q) for q in PERCENTILES.values()]
+    worth = [population.n_effective(q) for q in PERCENTILES.values()]
+    return np.interp(tails, anchors, worth)
+
+
+def _limits(summary: Summary) -> dict[str, list[Record]]:
+    limits: dict[str, list[Record]] = {name: [] for name in SPECTRUM_METRICS}
+    for result in summary.slo:
+        if result.metric in limits:
+            slo = parse_slo(result.text)
+            limits[result.metric].append(
+                {
+                    "text": slo.text,
+                    "limit": slo.limit,
+                    "tail": None if slo.quantile is None else tail_position(slo.quantile),
+                    "met": result.met,
+                }
+            )
+    return limits
+
+
+def _seconds(run: Run, columns: PerRequest, end_s: float) -> list[Record]:
+    """Rates per time bin of at least a second; the last bin may reach beyond the end."""
+    width_s = max(1.0, math.ceil(end_s / MAX_BINS))
+    n_bins = max(1, math.ceil(end_s / width_s))
+    rows = run.request_rows
+    planned_s = np.where(
+        run.schedule_rows["n_parents"] == 0, run.schedule_rows["scheduled_s"], rows["released_s"]
+    )
+    asked, sent = (_histogram(t, n_bins, width_s) for t in (planned_s, rows["sent_s"]))
+    tokens = _tokens_per_bin(run, columns, n_bins, width_s)
+    starts = np.arange(n_bins, dtype=np.float64) * np.float64(width_s)
+    flight = in_flight(run, starts + width_s / 2)
+    return [
+        {
+            "from_s": float(starts[k]),
+            "to_s": float(starts[k] + width_s),
+            "asked": float(asked[k]) / width_s,
+            "sent": float(sent[k]) / width_s,
+            "in_flight": int(flight[k]),
+            "output_tokens": float(tokens[k]) / width_s,
+        }
+        for k in range(n_bins)
+    ]
+
+
+def _histogram(
+    instants_s: NDArray[np.float64],
+    n_bins: int,
+    width_s: float,
+    weights: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    happened = np.isfinite(instants_s)
+    bins = np.clip((instants_s[happened] / width_s).astype(np.int64), 0, n_bins - 1)
+    kept = None if weights is None else weights[happened]
+    return np.bincount(bins, weights=kept, minlength=n_bins).astype(np.float64)
+
+
+def _tokens_per_bin(
+    run: Run, columns: PerRequest, n_bins: int, width_s: float
+) -> NDArray[np.float64]:
+    """Each request's n spread evenly over its chunks, at the instants these were received."""
+    chunks = run.chunk_rows
+    if not len(chunks):
+        return np.zeros(n_bins)
+    row = np.searchsorted(run.request_rows["request_id"], chunks["request_id"])
+    n_chunks = np.bincount(row, minlength=len(run.request_rows))
+    per_chunk = columns.output_tokens / np.maximum(n_chunks, 1)
+    return _histogram(np.ascontiguousarray(chunks["received_s"]), n_bins, width_s, per_chunk[row])
+
+
+def _points(run: Run, columns: PerRequest) -> tuple[list[Record], int, int]:
+    """TTFT of each request at its release, the slowest always kept; failures where they gave up."""
+    rows = run.request_rows
+    answered = np.flatnonzero(columns.is_ok & columns.has_token)
+    failed = np.flatnonzero(np.isfinite(rows["released_s"]) & ~columns.is_ok)
+    shown = _thinned(answered, columns.ttft_s[answered], MAX_POINTS)
+    gave_up_s = np.nan_to_num(rows["done_s"] - rows["released_s"], nan=0.0)
+    kept = _thinned(failed, gave_up_s[failed], MAX_FAILED_POINTS)
+    records = [_point(run, row, float(columns.ttft_s[row])) for row in shown.tolist()]
+    records += [_point(run, row, float(gave_up_s[row])) for row in kept.tolist()]
+    return records, len(answered), len(failed)
+
+
+def _point(run: Run, row: int, at_s: float) -> Record:
+    return {
+        "released_s": float(run.request_rows["released_s"][row]),
+        "ttft_s": at_s,
+        "status": Status(run.request_rows["status"][row]).name,
+        "request_id": int(run.request_rows["request_id"][row]),
+    }
+
+
+def _thinned(rows: NDArray[np.intp], values: NDArray[np.float64], at_most: int) -> NDArray[np.intp]:
+    """At most so many rows: a tenth of the places for the largest values, the rest even."""
+    if len(rows) <= at_most:
+        return rows
+    largest = np.argsort(values, kind="stable")[-at_most // 10 :]
+    even = np.linspace(0, len(rows) - 1, at_most - len(largest)).astype(np.intp)
+    thinned: NDArray[np.intp] = rows[np.unique(np.r_[largest, even])]
+    return thinned
+
+
+def _failures(run: Run, due: Mask) -> list[Failures]:
+    """Kinds of failure among due requests, the most frequent first."""
+    rows = run.request_rows[due & (run.request_rows["status"] != Status.ok)]
+    kinds, which, counts = np.unique(
+        rows[["status", "http_status", "error_id"]], return_inverse=True, return_counts=True
+    )
+    found = []
+    for kind in np.argsort(-counts, kind="stable")[:MAX_FAILURE_KINDS].tolist():
+        alike = rows[which == kind]
+        released_s = alike["released_s"][np.isfinite(alike["released_s"])]
+        found.append(
+            Failures(
+                status=Status(kinds["status"][kind]).name,
+                http_status=int(kinds["http_status"][kind]),
+                error=run.names.errors[int(kinds["error_id"][kind])],
+                n=int(counts[kind]),
+                first_s=float(released_s.min()) if len(released_s) else math.nan,
+                request_ids=tuple(int(i) for i in alike["request_id"][:3]),
+            )
+        )
+    return found

@@ -1,0 +1,163 @@
+"""A run told on one HTML page that needs nothing but a browser: no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.summary import Summary
+from loadgen.measure.wording import say, say_count
+from loadgen.records import Run
+from reports import tables
+from reports.bundle import vega_bundle
+from reports.charts import figures
+from reports.frames import Frames, frames
+from reports.redaction import redact
+
+_CAPTIONS = {
+    "spectrum-ttft": "Time to first token at every percentile",
+    "spectrum-tpot": "Time per output token at every percentile",
+    "spectrum-itl": "Inter-token latency at every percentile",
+    "spectrum-e2e": "End-to-end latency at every percentile",
+}
+
+
+def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
+    """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    seen = frames(run, summary)
+    drawn = figures(seen)
+    scripts = [vega_bundle(cache_dir), _asset("static/page.js")]
+    page = _environment().get_template("report.html.j2")
+    return page.render(
+        title=f"{summary.run or 'run'} · slobench",
+        run=summary.run,
+        summary=summary,
+        banner=tables.banner(summary),
+        tables=tables,
+        subject=_subject(run),
+        window=_window(summary),
+        captions={name: text for name, text in _CAPTIONS.items() if name in drawn},
+        points_note=_points_note(seen),
+        failures=seen.failures,
+        level=f"{100 * summary.confidence:g} %",
+        say=say,
+        say_count=say_count,
+        metrics=METRICS,
+        provenance=_provenance(run),
+        scenario_text=redact(str(_of(run, "scenario").get("text", ""))),
+        preflight=run.manifest.get("preflight") or [],
+        style=_asset("static/page.css"),
+        policy=_policy(scripts),
+        scripts=scripts,
+        specs=_embedded(drawn),
+        summary_json=_embedded(summary.to_json()),
+    )
+
+
+def write(run: Run, summary: Summary, path: Path, cache_dir: Path | None = None) -> None:
+    """`render` into a file."""
+    path.write_text(render(run, summary, cache_dir), encoding="utf-8")
+
+
+def _environment() -> jinja2.Environment:
+    loader = jinja2.FunctionLoader(lambda name: _asset(f"templates/{name}"))
+    return jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _asset(name: str) -> str:
+    return files("reports").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: list[str]) -> str:
+    """Only our own scripts, by their hash; styles inline; nothing from anywhere else."""
+    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline';"
+        " img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _embedded(content: Mapping[str, Any]) -> str:
+    """JSON for a `<script type="application/json">`, unable to end it or to open a comment."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _of(run: Run, key: str) -> Mapping[str, Any]:
+    value = run.manifest.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _subject(run: Run) -> str:
+    """What was measured, for the line under the title."""
+    target, scenario = _of(run, "target"), _of(run, "scenario")
+    resolved = scenario.get("resolved") or {}
+    name = resolved.get("name") or scenario.get("name") or scenario.get("source") or ""
+    parts = (name, target.get("model"), target.get("url"), run.manifest.get("started_utc"))
+    return " · ".join(redact(str(part)) for part in parts if part)
+
+
+def _window(summary: Summary) -> str:
+    window = summary.window
+    return (
+        f"Measured from {window.start_s:g} s to {window.end_s:g} s of the run:"
+        f" {say(window.length_s, 's')}."
+    )
+
+
+def _points_note(seen: Frames) -> str:
+    n_failed = sum(p["status"] != "ok" for p in seen.points)
+    n_ok = len(seen.points) - n_failed
+    if n_ok == seen.n_points and n_failed == seen.n_failed_points:
+        return "Every request is a point."
+    return (
+        f"{say_count(n_ok)} of {say_count(seen.n_points)} answers and {say_count(n_failed)} of"
+        f" {say_count(seen.n_failed_points)} failures are drawn, the slowest always."
+    )
+
+
+def _provenance(run: Run) -> list[tuple[str, str]]:
+    """How this run came about and how to repeat it; values are text, never a secret."""
+    manifest = run.manifest
+    scenario, target = _of(run, "scenario"), dict(_of(run, "target"))
+    labels = target.pop("labels", None) or {}
+    command = manifest.get("command") or []
+    entries: list[tuple[str, object]] = [
+        ("command", shlex.join(str(word) for word in command)),
+        ("scenario", scenario.get("source") or scenario.get("name")),
+        ("scenario sha256", scenario.get("sha256")),
+        ("seed", manifest.get("seed")),
+        ("prompt salt", manifest.get("salt")),
+        ("schedule sha256", manifest.get("schedule_sha256")),
+        *((f"target {key}", value) for key, value in target.items()),
+        *((f"label {key}", value) for key, value in labels.items()),
+        ("slobench", manifest.get("slobench")),
+        ("git", manifest.get("git")),
+        *((f"version {key}", value) for key, value in _of(run, "versions").items()),
+        *((f"host {key}", value) for key, value in _of(run, "host").items()),
+        ("started", manifest.get("started_utc")),
+        ("ended", " ".join(str(manifest.get(k) or "") for k in ("ended", "end_reason")).strip()),
+    ]
+    return [(name, redact(_text(value))) for name, value in entries if value not in (None, "", {})]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,247 @@
+"""A summary as the words and cells people read; the page and the terminal show the same ones.
+
+Every cell that shows a number knows where in summary.json that number stands (`path`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loadgen.measure.catalog import METRICS, Unit
+from loadgen.measure.stats import Interval, Percentile
+from loadgen.measure.summary import PERCENTILES, Distribution, Summary
+from loadgen.measure.verdict import SloResult
+from loadgen.measure.wording import say, say_count
+from loadgen.records import Status
+
+Tone = Literal["met", "missed", "unknown", "invalid"]
+
+MAIN_METRICS = ("ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "max_stall_s", "e2e_s")
+MORE_METRICS = tuple(
+    n for n, m in METRICS.items() if m.slo and m.scope != "run" and n not in MAIN_METRICS
+)
+CLIENT_METRICS = tuple(n for n, m in METRICS.items() if not m.slo)
+FAILURES = "failures as ∞"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text, where its number comes from, and a small second line (an interval, a reason)."""
+
+    text: str
+    path: str = ""
+    unit: Unit | Literal["count"] = "count"
+    small: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The verdict that nobody can overlook."""
+
+    tone: Tone
+    word: str
+    sure: str
+    reasons: tuple[str, ...]
+
+
+def banner(summary: Summary) -> Banner:
+    """The verdict's word, how sure it is, and why."""
+    level = f"{100 * summary.confidence:g} %"
+    if not summary.validity.trusted:
+        return Banner(
+            "invalid", "INVALID: NO VERDICT", "the run cannot be trusted", summary.reasons
+        )
+    if summary.verdict == "no_verdict":
+        return Banner("unknown", "NO VERDICT", "", summary.reasons)
+    word = "MET" if summary.verdict == "met" else "MISSED"
+    judged = [r for r in summary.slo if r.met is (summary.verdict == "met")]
+    sure = [bool(r.proven) for r in judged if r.proven is not None]
+    is_sure = bool(sure) and (all(sure) if summary.verdict == "met" else any(sure))
+    text = f"proven at {level}" if is_sure else f"by the estimate, not proven at {level}"
+    return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
+
+
+def slo_rows(summary: Summary) -> list[list[Cell]]:
+    """Promise, what was measured, the bound on it, n, verdict, proof."""
+    return [_slo_row(result, k) for k, result in enumerate(summary.slo)]
+
+
+SLO_HEAD = ("promise", "measured", "at that confidence", "n", "verdict", "proven")
+
+
+def _slo_row(result: SloResult, k: int) -> list[Cell]:
+    path = f"slo.{k}"
+    text = f"{result.text} (implied)" if result.is_implied else result.text
+    value = Cell(say(result.value, result.unit), f"{path}.value", result.unit)
+    n = Cell(say_count(result.n), f"{path}.n")
+    if result.scope == "request":
+        kept = Cell(f"{value.text} kept it", value.path, result.unit)
+        both = Interval(result.value, result.low, result.high)
+        return [
+            Cell(text), kept, Cell(between(both, result.unit)), n,
+            Cell("–", small="through attainment"), Cell("–"),
+        ]  # fmt: skip
+    verdict = {True: "✓ kept", False: "✗ missed", None: "? no sample"}[result.met]
+    return [Cell(text), value, _bound(result, path), n, Cell(verdict), _proof(result)]
+
+
+def _bound(result: SloResult, path: str) -> Cell:
+    """The one-sided bound that decides: the worst plausible value of a kept promise, or the best of
+    a missed one."""
+    is_upper = (METRICS[result.metric].direction == "lower") is (result.met is not False)
+    end, name, sign = (
+        (result.high, "high", "at most") if is_upper else (result.low, "low", "at least")
+    )
+    if result.met is None or (result.low is None and result.high is None):
+        return Cell("–")
+    if end is None:
+        return Cell("open", small="n is too small")
+    if math.isinf(end):
+        return Cell("failures")
+    return Cell(f"{sign} {say(end, result.unit)}", f"{path}.{name}", result.unit)
+
+
+def _proof(result: SloResult) -> Cell:
+    if result.proven is None:
+        return Cell("–")
+    if result.proven:
+        return Cell("yes")
+    if result.n_needed is None:
+        return Cell("no")
+    return Cell("no", small=f"needs n ≈ {say_count(result.n_needed)}")
+
+
+def between(interval: Interval | Percentile, unit: Unit) -> str:
+    """`[95.9 ms, 100 ms]`; an open end is an ellipsis."""
+    if interval.low is None and interval.high is None:
+        return "[…]"
+    low = "…" if interval.low is None else say(interval.low, unit)
+    high = "…" if interval.high is None else say(interval.high, unit)
+    return f"[{low}, {high}]"
+
+
+METRIC_HEAD = ("metric", "n", "mean", *PERCENTILES, "max")
+
+
+def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
+    """Name, n, mean, percentiles with interval and `*`, maximum."""
+    rows = []
+    for name in names:
+        found, unit = summary.metrics[name], METRICS[name].unit
+        path = f"metrics.{name}"
+        rows.append(
+            [
+                _metric_name(name),
+                Cell(say_count(found.n), f"{path}.n"),
+                Cell(say(found.mean, unit), f"{path}.mean", unit),
+                *_percentile_cells(found, name, "percentiles"),
+                Cell(say(found.max, unit), f"{path}.max", unit),
+            ]
+        )
+    return rows
+
+
+def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
+    """The percentiles with every failure as +inf; only metrics for which that differs."""
+    rows = []
+    for name in names:
+        found = summary.metrics[name]
+        if found.with_failures and found.with_failures != found.percentiles:
+            rows.append([_metric_name(name), *_percentile_cells(found, name, "with_failures")])
+    return rows
+
+
+def _metric_name(name: str) -> Cell:
+    metric = METRICS[name]
+    return Cell(metric.title, title=f"{metric.meaning} {metric.formula}. {metric.edges}")
+
+
+def _percentile_cells(found: Distribution, name: str, view: str) -> list[Cell]:
+    unit = METRICS[name].unit
+    percentiles = found.percentiles if view == "percentiles" else found.with_failures
+    return [
+        Cell(
+            percentile_text(percentile, unit),
+            f"metrics.{name}.{view}.{key}.value",
+            unit,
+            small=between(percentile, unit) if percentile.value < float("inf") else "",
+        )
+        for key, percentile in percentiles.items()
+    ]
+
+
+def percentile_text(percentile: Percentile, unit: Unit) -> str:
+    """`431 ms`, or `431 ms*` when fewer than ten samples lie beyond it."""
+    text = say(percentile.value, unit)
+    return f"{text}*" if percentile.few and text not in ("–", "∞") else text
+
+
+def tiles(summary: Summary) -> list[tuple[str, Cell]]:
+    """The headline numbers, each with what it must be read beside."""
+    goodput, share = summary.goodput.requests_per_s, summary.attainment
+    failed = summary.counts["due"] - summary.counts["ok"]
+    return [
+        (
+            "Goodput",
+            Cell(
+                say(goodput.value, "per_s"),
+                "goodput.requests_per_s.value",
+                "per_s",
+                between(goodput, "per_s"),
+                METRICS["goodput"].meaning,
+            ),
+        ),
+        (
+            "SLO attainment",
+            Cell(
+                say(share.value, "share"),
+                "attainment.value",
+                "share",
+                f"{between(Interval(share.value, share.low, share.high), 'share')},"
+                f" {say_count(share.met)} of {say_count(share.due)}",
+                METRICS["attainment"].meaning,
+            ),
+        ),
+        (
+            "Achieved rate",
+            Cell(
+                say(summary.achieved_rate_per_s, "per_s"),
+                "achieved_rate_per_s",
+                "per_s",
+                f"of {say(summary.offered_rate_per_s, 'per_s')} offered",
+                "Requests sent inside the measured window, beside those that were due in it.",
+            ),
+        ),
+        (
+            "Output tokens",
+            Cell(
+                say(summary.throughput.output_tokens_per_s, "per_s"),
+                "throughput.output_tokens_per_s",
+                "per_s",
+                f"{say(summary.throughput.input_tokens_per_s, 'per_s')} input",
+                METRICS["output_tokens_per_s"].meaning,
+            ),
+        ),
+        (
+            "Failed",
+            Cell(
+                say_count(failed),
+                "",
+                "count",
+                f"of {say_count(summary.counts['due'])} due",
+                METRICS["error_rate"].meaning,
+            ),
+        ),
+    ]
+
+
+def count_rows(summary: Summary) -> list[tuple[str, Cell]]:
+    """Scheduled, warm-up, due, not due, and the due ones by how they ended (zeros left out)."""
+    names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due", "not_due": "never due"}
+    rows = [(names[key], key) for key in names]
+    rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
+    return [(word, Cell(say_count(summary.counts[key]), f"counts.{key}")) for word, key in rows]
