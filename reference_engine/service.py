@@ -238,15 +238,18 @@ class Service:
 
     def _encode(self, call: Call) -> list[int]:
         if call.messages is not None:
-            return self._tokenizer.render(call.messages)
-        if call.prompt is not None:
-            return self._tokenizer.encode(call.prompt)
-        assert call.prompt_ids is not None, "a call has messages, a prompt or ids"
+            tokens = self._tokenizer.render(call.messages)
+        elif call.prompt is not None:
+            tokens = self._tokenizer.encode(call.prompt)
+        else:
+            assert call.prompt_ids is not None, "a call has messages, a prompt or ids"
+            tokens = list(call.prompt_ids)
         vocab = self._limits.vocab_size
-        bad = next((token for token in call.prompt_ids if not 0 <= token < vocab), None)
-        if bad is not None:
+        # A tokenizer of another model may be the culprit; the model would fail on such an id.
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            bad = next(token for token in tokens if not 0 <= token < vocab)
             raise WireError(f"prompt: token id {bad} is outside 0-{vocab - 1}", param="prompt")
-        return list(call.prompt_ids)
+        return tokens
 
     def _room_after(self, n_prompt: int) -> int:
         in_kv = self._kv.n_blocks * self._kv.block_tokens + 1

@@ -161,6 +161,7 @@ def test_max_tokens_may_be_left_out_of_a_chat():
         (COMPLETIONS, {"prompt": "x" * 5000}, 400, "prompt", "context_length_exceeded"),
         (COMPLETIONS, {"prompt": "x" * 700}, 400, "prompt", "kv_capacity_exceeded"),
         (COMPLETIONS, {"prompt": [320]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": [1, -1]}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": "x", "model": "nanno"}, 404, "model", "model_not_found"),
         (COMPLETIONS, b"x" * (1 << 19), 413, None, "body_too_large"),
         ("/v1/embeddings", {}, 404, None, None),
