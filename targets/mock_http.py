@@ -83,7 +83,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except httptools.HttpParserCallbackError:
+            raise  # a mistake of ours, not the client's
+        except httptools.HttpParserError:
             self.write(wire.whole_response(400, wire.error_body(400, "not an HTTP/1.1 request")))
             self.transport.close()
 
@@ -161,8 +163,9 @@ class Connection(asyncio.Protocol):
         replies = self.replies
         number = len(replies.rows)
         seq = headers.get("x-seq", "")
+        is_number = seq.isascii() and seq.isdigit()
         api = "chat" if path.endswith("/chat/completions") else "completions"
-        row = LogRow(int(seq) if seq.isdigit() else -1, number, self.id, api, read_ns=read_ns)
+        row = LogRow(int(seq) if is_number else -1, number, self.id, api, read_ns=read_ns)
         replies.begin(row)
         refusal, script = None, replies.script
         try:
@@ -174,12 +177,12 @@ class Connection(asyncio.Protocol):
         failure = script.failure(row.seq if row.seq >= 0 else number)
         if refusal is None and failure is not None and failure.isdigit():
             refusal = int(failure), wire.error_body(int(failure), f"scripted failure {failure}")
-        reply = self.reply = self._reply(row, ask, script, failure)
+        self.reply = self._reply(row, ask, script, failure)
         if refusal is not None:
             row.outcome = str(refusal[0])
-            self.finish(wire.whole_response(*refusal))
+            self.reply.refuse(wire.whole_response(*refusal))
         elif failure != "hang":
-            reply.start()
+            self.reply.start()
 
     def _reply(self, row: LogRow, ask: Ask, script: Script, failure: str | None) -> Reply:
         is_chat = row.api == "chat"

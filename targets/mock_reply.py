@@ -113,6 +113,7 @@ class Reply:
     streams: bool
     failure: str | None
     _event: int = field(default=-1)  # the next to write; -1 is the head
+    _refusal: bytes | None = None
 
     @property
     def breaks_at(self) -> int | None:
@@ -128,11 +129,18 @@ class Reply:
         else:
             self._schedule(0.0)
 
+    def refuse(self, response: bytes) -> None:
+        """Answer with an error instead, at once unless a stall holds it back like any other."""
+        self._refusal = response
+        self._schedule(0.0)
+
     def step(self, due_ns: int) -> None:
         """Write what is due at `due_ns` and schedule the next, unless the client has gone."""
         if self.connection.reply is not self:
             return
-        if self.failure == "reset":
+        if self._refusal is not None:
+            self.connection.finish(self._refusal)
+        elif self.failure == "reset":
             self.connection.reset()
         elif self.failure == "notsse":
             self.connection.finish(wire.whole_response(200, _PAGE, "text/html"))

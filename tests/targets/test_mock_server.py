@@ -179,6 +179,17 @@ def test_a_refused_request_is_an_error_body_and_the_connection_lives(
         assert texts(wire.read_events()) == [" the"]
 
 
+def test_a_thousand_pipelined_refusals_are_each_answered(mock_url):
+    body = json.dumps(ask(1)).encode()
+    one = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-mock: fail=503\r\nx-seq: \xb2\r\n"
+    with Wire(mock_url) as wire:
+        wire.socket.sendall((one + b"content-length: %d\r\n\r\n" % len(body) + body) * 1000)
+        wire.send(ask(1))
+        answers = wire.read_until(b"[DONE]")
+    assert answers.count(b"HTTP/1.1 503 Service Unavailable") == 1000
+    assert answers.count(b"HTTP/1.1 200 OK") == 1
+
+
 def test_what_is_not_http_is_answered_and_closed(mock_url):
     with Wire(mock_url) as wire:
         wire.socket.sendall(b"\x16\x03\x01 hello\r\n\r\n")
