@@ -23,6 +23,7 @@ class Wire:
     def __init__(self, url):
         host, port = url.removeprefix("http://").split(":")
         self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.rest = b""
 
     def __enter__(self):
         return self
@@ -37,21 +38,23 @@ class Wire:
         self.socket.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
 
     def read_until(self, end):
-        """Everything up to and with `end`, or up to the connection's end."""
-        data = b""
-        while end not in data:
+        """Everything up to and with `end`, or up to the connection's end; the rest is kept."""
+        while end not in self.rest:
             more = self.socket.recv(65536)
             if not more:
-                break
-            data += more
-        return data
+                data, self.rest = self.rest, b""
+                return data
+            self.rest += more
+        data, _, self.rest = self.rest.partition(end)
+        return data + end
 
     def read_response(self):
         """(status, body) of a response with a content length."""
-        head, _, body = self.read_until(b"\r\n\r\n").partition(b"\r\n\r\n")
+        head = self.read_until(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length:")[1].split()[0])
-        while len(body) < length:
-            body += self.socket.recv(65536)
+        while len(self.rest) < length:
+            self.rest += self.socket.recv(65536)
+        body, self.rest = self.rest[:length], self.rest[length:]
         return int(head.split()[1]), body
 
     def read_events(self):
