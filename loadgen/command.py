@@ -17,11 +17,12 @@ from rich.console import Console
 from loadgen.errors import SlobenchError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from loadgen.measure.aggregate import Summary
+    from loadgen.measure.summary import Summary
     from loadgen.workload.scenario import Scenario
 
 _INTERRUPTED = 130
 _INTERNAL = 4
+_COLUMNS = 100
 
 
 def version() -> str:
@@ -140,7 +141,7 @@ def preview(scenario: Scenario, as_json: bool) -> None:
         return
     from reports.preview_view import tables
 
-    Console(highlight=False).print(tables(facts))
+    stdout().print(tables(facts))
 
 
 def serve(options: Mapping[str, Any], as_json: bool) -> int:
@@ -174,7 +175,7 @@ def list_kinds(family: str | None, plugins: Sequence[Path], as_json: bool) -> No
         return
     from loadgen.kinds import tables
 
-    Console(highlight=False).print(tables(found))
+    stdout().print(tables(found))
 
 
 def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
@@ -210,13 +211,18 @@ def cache_dir(environ: Mapping[str, str]) -> Path | None:
     return Path(base) / "slobench" if base else None
 
 
+def stdout() -> Console:
+    """Where data goes; wide enough for the result table where there is no terminal to ask."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _COLUMNS)
+
+
 def _tell(summary: Summary, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary.to_json(), indent=2, allow_nan=False))
         return
     from reports.console import table
 
-    Console(highlight=False).print(table(summary))
+    stdout().print(table(summary))
 
 
 def _workers(text: str) -> int:

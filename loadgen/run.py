@@ -30,8 +30,9 @@ from loadgen.drive.shard import ShardTask
 from loadgen.drive.shards import Outcome, Shards
 from loadgen.drive.stop_rules import ErrorRate
 from loadgen.errors import UsageError
-from loadgen.measure.aggregate import Summary, summarize
-from loadgen.measure.per_request import per_request
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import derived
+from loadgen.measure.summary import Summary
 from loadgen.records import CHUNKS, EDGES, SCHEMA, Edges, Names, Run, Schedule, empty_requests
 from loadgen.target import Choice, Target, open_target
 from loadgen.workload.prompts import Prompts
@@ -249,6 +250,7 @@ class _Recorder:
         return {
             "ended": ended,
             "end_reason": reason,
+            "epoch_monotonic_s": outcome.epoch_ns * 1e-9,
             "epoch_utc": datetime.fromtimestamp(epoch_utc, UTC).isoformat(),
             "window": window,
         }
@@ -323,16 +325,10 @@ def _write_results(
     from reports.html import write
 
     summary = summarize(run, slo=slo, confidence=confidence)
-    store.write_run(directory, run, _derived(run))
+    store.write_run(directory, run, derived(run))
     store.write_summary(directory, summary.to_json())
     write(run, summary, directory / "report.html", cache_dir=cache_dir)
     return summary
-
-
-def _derived(run: Run) -> dict[str, Any]:
-    """The columns of requests.parquet that can be computed, for notebooks."""
-    times = per_request(run)
-    return {name: getattr(times, name) for name in ("ttft_s", "tpot_s", "e2e_s", "slo_met")}
 
 
 @contextlib.contextmanager

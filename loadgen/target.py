@@ -19,7 +19,8 @@ from targets.base import Adapter
 from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
 from targets.mock_options import split_options
-from targets.probe import Preflight, preflight
+from targets.preflight import Preflight
+from targets.probe import preflight
 
 OURS = ("reference", "mock")
 _PATIENCE_S = 30.0

@@ -1,8 +1,21 @@
 """Options and fixtures that every part of the suite shares."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+LENIENT = [
+    f"--set=instrument.{key}={value}"
+    for key, value in (
+        ("lateness", "60s"),
+        ("loop_lag", "60s"),
+        ("cpu", "100%"),
+        ("run_delay", "100%"),
+    )
+]
 
 
 def pytest_addoption(parser):
@@ -22,3 +35,28 @@ def check_golden(request):
         assert text == path.read_text("utf-8")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory):
+    """`cli(*args, cwd=…)`: the command line in a real process, bounded in time.
+
+    `*cli.lenient` lifts the thresholds of the instrument check: a busy test machine is not what
+    these tests are about.
+    """
+    cache = tmp_path_factory.mktemp("cache")
+
+    def run(*args, cwd, environ=None, timeout_s=90):
+        return subprocess.run(
+            [sys.executable, "-m", "loadgen", *map(str, args)],
+            cwd=cwd,
+            env=os.environ | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"} | (environ or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    run.lenient = LENIENT
+    run.environ = os.environ | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
+    return run

@@ -32,6 +32,7 @@ from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter
 
 _BEAT_S = 0.25
+_ORPHAN_S = 30.0  # for writing the part after the parent is gone; nobody would reap us later
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,6 +253,7 @@ async def _obey(commands: asyncio.Queue[bytes], shard: Shard) -> None:
             shard.stop(reason, float(drain_s))
         elif word == b"":
             shard.stop("the controlling process ended", 0.0)
+            asyncio.get_running_loop().call_later(_ORPHAN_S, os._exit, 70)
             return
 
 

@@ -1,0 +1,255 @@
+"""Whole runs against the scripted mock server: real processes, real sockets, real files."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.drive.store import read_run
+from loadgen.records import Status
+
+pytestmark = pytest.mark.e2e
+
+
+def flags(rate="40/s", out=16, seconds="2s", **settings):
+    """A small run without a file."""
+    given = [f"--rate={rate}", "--input-len=64", f"--output-len={out}", f"--duration={seconds}"]
+    return [*given, *(f"--set={key}={value}" for key, value in settings.items())]
+
+
+def truth(directory):
+    """What the mock says it did: x-seq → (read, first write, last write), seconds, monotonic."""
+    with (directory / "logs" / "truth.csv").open() as lines:
+        rows = {int(row["seq"]): row for row in csv.DictReader(lines)}
+    return {seq: row for seq, row in rows.items() if seq >= 0}  # the preflight's have none
+
+
+def ledger(directory):
+    counts = json.loads((directory / "summary.json").read_text())["counts"]
+    return counts, sum(counts[status.name] for status in Status)
+
+
+@pytest.fixture(scope="module")
+def plain(cli, tmp_path_factory):
+    """One ordinary run, looked at from several sides."""
+    where = tmp_path_factory.mktemp("plain")
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=50ms,itl=10ms", *flags(), "--slo=ttft<=30s",
+        *cli.lenient, "--out=run", cwd=where,
+    )  # fmt: skip
+    return result, where / "run"
+
+
+def test_a_kept_promise_exits_0_and_leaves_every_file(plain):
+    result, directory = plain
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert {path.name for path in directory.iterdir()} == {
+        "manifest.json", "schedule.parquet", "edges.parquet", "requests.parquet",
+        "chunks.parquet", "summary.json", "report.html", "logs",
+    }  # fmt: skip
+    assert (directory.parent / "latest").resolve() == directory.resolve()
+    assert "report.html" in result.stderr
+    assert "MET" in result.stdout
+
+
+def test_every_request_and_token_is_recorded(plain):
+    run = read_run(plain[1])
+    assert (run.request_rows["status"] == Status.ok).all()
+    assert (run.request_rows["output_tokens"] == 16).all()
+    assert len(run.chunk_rows) == 16 * len(run.request_rows)
+    assert list(run.requests.status.cat.categories) == [status.name for status in Status]
+
+
+def test_client_and_server_instants_are_in_causal_order(plain):
+    """Both clocks are CLOCK_MONOTONIC of one machine: sent before read, written before received."""
+    run = read_run(plain[1])
+    said = truth(plain[1])
+    rows = run.request_rows
+    assert sorted(said) == rows["request_id"].tolist()
+    epoch_s = float(run.manifest["epoch_monotonic_s"])
+    for row in rows:
+        line = said[int(row["request_id"])]
+        read_s, first_s, last_s = (
+            int(line[name]) * 1e-9 - epoch_s for name in ("read_ns", "first_ns", "last_ns")
+        )
+        assert row["sent_s"] < read_s < first_s < row["first_token_s"]
+        assert last_s < row["last_token_s"] <= row["done_s"]
+
+
+def test_no_measured_ttft_is_below_the_script(plain):
+    rows = read_run(plain[1]).request_rows
+    assert (rows["first_token_s"] - rows["sent_s"]).min() >= 0.050
+    tpot_s = (rows["last_token_s"] - rows["first_token_s"]) / 15
+    assert np.median(tpot_s) == pytest.approx(0.010, rel=0.3)
+
+
+def test_an_existing_run_is_not_overwritten_without_force(plain, cli):
+    result, directory = plain
+    again = ["run", "--target=mock", *flags(seconds="500ms"), *cli.lenient, f"--out={directory}"]
+    refused = cli(*again, cwd=directory.parent)
+    assert refused.returncode == 2
+    assert "--force" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_missed_promise_exits_1_and_json_says_so(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=50ms,itl=1ms", *flags(seconds="1s"),
+        "--slo=p99(ttft)<=20ms", *cli.lenient, "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    assert json.loads(result.stdout)["verdict"] == "missed"
+
+
+def test_a_stall_shows_from_the_release_and_not_from_the_send(cli, tmp_path):
+    """One connection, 1.4 s of silence: one request of 250 saw the stall after it was sent, but
+    seventy were due during it. Coordinated omission would hide them."""
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=1ms,itl=1ms,stall=1.4s@2s",
+        *flags(rate="50/s", out=2, seconds="5s"), "--set=limits.max_concurrency=1",
+        "--set=limits.when_full=wait", "--set=arrivals.kind=constant", *cli.lenient,
+        "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
+    assert metrics["ttft_s"]["percentiles"]["p99"]["value"] > 1.2
+    assert metrics["ttft_from_send_s"]["percentiles"]["p99"]["value"] < 0.7
+
+
+@pytest.mark.parametrize(
+    ("fail", "status", "words"),
+    [
+        ("500:40%", "http_error", "HTTP 500"),
+        ("401:40%", "http_error", "HTTP 401"),
+        ("cut:40%", "stream_error", "middle of the response"),
+        ("inband:40%", "stream_error", "error in the stream"),
+        ("utf8:40%", "stream_error", "not understood"),
+        ("notsse:40%", "stream_error", "not an event stream"),
+        ("reset:40%", "stream_error", "clos"),
+        ("hang:40%", "timeout", "limits.timeout"),
+    ],
+)
+def test_each_way_to_fail_is_a_row_with_its_status(cli, tmp_path, fail, status, words):
+    result = cli(
+        "run", "--target=mock", f"--engine=ttft=1ms,itl=1ms,fail={fail},seed=3",
+        *flags(rate="60/s", seconds="1s"), "--set=limits.timeout=1500ms", *cli.lenient,
+        "--slo=ttft<=30s", "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    counts, total = ledger(tmp_path / "run")
+    assert counts[status] > 0
+    assert counts["ok"] > 0
+    assert counts[status] + counts["ok"] == total == counts["scheduled"]
+    run = read_run(tmp_path / "run")
+    failed = run.requests[run.requests.status == status]
+    assert failed.error.astype(str).str.contains(words).all(), failed.error.unique()
+
+
+def test_a_dead_server_ends_the_run_early_with_the_reason(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=1ms,itl=1ms,fail=503:90%,seed=4",
+        *flags(rate="50/s", seconds="30s"), "--set=stop_when.over=1s", *cli.lenient,
+        "--slo=ttft<=30s", "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 3, result.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["ended"] == "stopped"
+    assert "stop_when.error_rate" in manifest["end_reason"]
+    counts, total = ledger(tmp_path / "run")
+    assert counts["not_released"] > 0
+    assert total == counts["scheduled"]
+
+
+def start(cli, *args, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", "loadgen", *args],
+        cwd=cwd,
+        env=cli.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process, words):
+    for line in process.stderr:
+        if words in line:
+            return
+    raise AssertionError(f"it ended without saying {words!r}")
+
+
+def test_ctrl_c_keeps_and_reports_what_was_measured(cli, tmp_path):
+    process = start(
+        cli, "run", "--target=mock", "--engine=ttft=5ms,itl=1ms", *flags(seconds="60s"),
+        *cli.lenient, "--slo=ttft<=30s", "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        wait_for(process, "5/60 s")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, stderr
+    directory = tmp_path / "run"
+    counts, total = ledger(directory)
+    assert counts["ok"] > 100
+    assert counts["not_released"] > 1000
+    assert total == counts["scheduled"]
+    assert (directory / "report.html").is_file()
+    assert json.loads((directory / "summary.json").read_text())["verdict"] == "no_verdict"
+
+
+def test_a_killed_shard_loses_its_rows_and_nothing_else(cli, tmp_path):
+    process = start(
+        cli, "run", "--target=mock", "--engine=ttft=5ms,itl=1ms", *flags(seconds="7s"),
+        *cli.lenient, "--workers=2", "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        wait_for(process, "5/7 s")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
+        shards = sorted(int(p) for p, c in commands.items() if "loadgen.drive.shard" in c)
+        assert len(shards) == 2
+        os.kill(shards[0], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 3, stderr
+    counts, total = ledger(tmp_path / "run")
+    assert counts["lost"] > 0
+    assert counts["ok"] > 0
+    assert counts["lost"] + counts["ok"] == total == counts["scheduled"]
+
+
+def test_two_workers_send_the_same_requests_as_one(cli, tmp_path):
+    for n in (1, 2):
+        result = cli(
+            "run", "--target=mock", "--engine=ttft=1ms,itl=1ms", *flags(seconds="1s"),
+            *cli.lenient, f"--workers={n}", f"--out=run{n}", cwd=tmp_path,
+        )  # fmt: skip
+        assert result.returncode in (0, 3), result.stderr
+    one, two = read_run(tmp_path / "run1"), read_run(tmp_path / "run2")
+    assert one.manifest["schedule_sha256"] == two.manifest["schedule_sha256"]
+    assert set(two.request_rows["shard"]) == {0, 1}
+    assert (two.request_rows["status"] == Status.ok).all()
+    for column in ("request_id", "input_tokens", "output_tokens"):
+        assert (one.request_rows[column] == two.request_rows[column]).all()
+
+
+def test_report_recomputes_a_run_under_other_promises(plain, cli, tmp_path):
+    directory = plain[1]
+    before = (directory / "requests.parquet").read_bytes()
+    result = cli("report", directory, "--slo=p99(ttft)<=1ms", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["verdict"] == "missed"
+    cli("report", directory, cwd=tmp_path)
+    assert json.loads((directory / "summary.json").read_text())["verdict"] == "met"
+    assert len(before) > 0
