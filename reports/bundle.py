@@ -9,39 +9,41 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-_END = "/* slobench: end of bundle */\n"
+_END = "\n/* slobench: end of bundle */\n"
 
 
-def vega_bundle(cache_dir: Path | None = None) -> str:
+def made_by_vl_convert() -> str:
+    """The script that defines `window.vegaEmbed`, bundled anew."""
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle(_SNIPPET)
+    assert "</script" not in bundle.lower(), "the bundle would end its own <script> element"
+    assert "<!--" not in bundle, "the bundle would open a comment in its <script> element"
+    return bundle
+
+
+def vega_bundle(cache_dir: Path | None = None, make: Callable[[], str] = made_by_vl_convert) -> str:
     """The script that defines `window.vegaEmbed`; about 0.9 MB, safe inside a `<script>` element.
 
     `cache_dir` (e.g. ~/.cache) gets `slobench/vega-<version>.js`; None, or a directory that cannot
     be written, means that the bundle is made anew.
     """
     if cache_dir is None:
-        return _make()
+        return make() + _END
     path = cache_dir / "slobench" / f"vega-{version('vl-convert-python')}.js"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         cached = path.read_text(encoding="utf-8")
         if cached.endswith(_END):
             return cached
-    bundle = _make()
+    bundle = make() + _END
     with contextlib.suppress(OSError):
         _write_at_once(path, bundle)
     return bundle
-
-
-def _make() -> str:
-    import vl_convert
-
-    bundle: str = vl_convert.javascript_bundle(_SNIPPET)
-    assert "</script" not in bundle.lower(), "the bundle would end its own <script> element"
-    assert "<!--" not in bundle, "the bundle would open a comment in its <script> element"
-    return f"{bundle}\n{_END}"
 
 
 def _write_at_once(path: Path, text: str) -> None:

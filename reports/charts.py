@@ -19,10 +19,10 @@ Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
 BLUE, ORANGE, RED, GREEN, GREY = "#3a86c8", "#d08020", "#d1495b", "#2a9d78", "#85878c"
 PANEL_HEIGHT = 110
-TAIL_TICKS = (0.0, math.log10(2), 1.0, 2.0, 3.0, 4.0, 5.0)
+TAIL_TICKS = (math.log10(2), 1.0, 2.0, 3.0, 4.0, 5.0)
 WIDE_RANGE = 30.0  # largest over median above which latencies get a logarithmic axis
 _TAIL_LABEL = (
-    "datum.value < 0.1 ? '0 %' : datum.value < 0.5 ? '50 %' : datum.value < 1.5 ? '90 %' :"
+    "datum.value < 0.5 ? '50 %' : datum.value < 1.5 ? '90 %' :"
     " datum.value < 2.5 ? '99 %' : datum.value < 3.5 ? '99.9 %' : datum.value < 4.5 ? '99.99 %'"
     " : '99.999 %'"
 )
@@ -49,14 +49,19 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
         "type": "quantitative",
         "title": "percentile",
         "scale": {"domain": [0, max(last, 1.0)], "nice": False},
-        "axis": {"values": [t for t in TAIL_TICKS if t <= last + 1e-9], "labelExpr": _TAIL_LABEL},
+        "axis": {
+            "values": [tick for tick in TAIL_TICKS if tick <= last + 1e-9],
+            "labelExpr": _TAIL_LABEL,
+            "labelOverlap": False,
+        },
     }
     y = _latency_axis([r["value"] for r in rows], unit)
+    legend = {"title": None, "orient": "top", "labelLimit": 400, "symbolOpacity": 1}
     color = {
         "field": "series",
         "type": "nominal",
         "scale": {"domain": [ANSWERED, WITH_FAILURES], "range": [BLUE, RED]},
-        "legend": {"title": None, "orient": "top", "labelLimit": 400} if has_failures else None,
+        "legend": legend if has_failures else None,
     }
     layers: list[Spec] = [
         {
@@ -141,7 +146,7 @@ def timeline(frames: Frames) -> Spec:
     ]
     spec: Spec = {
         "datasets": {
-            "seconds": list(frames.seconds),
+            "seconds": _closed(frames.seconds),
             "window": [{"from_s": frames.window_s[0], "to_s": frames.window_s[1]}],
             "warmup": [{"from_s": 0.0, "to_s": frames.window_s[0]}],
         },
@@ -149,6 +154,11 @@ def timeline(frames: Frames) -> Spec:
         "vconcat": panels,
     }
     return _standalone(spec, "Load, latency and throughput over the run, aligned in time")
+
+
+def _closed(bins: Sequence[Record]) -> list[Record]:
+    """The bins and the end of the last, so that its step is drawn to there."""
+    return [*bins, *({**last, "from_s": last["to_s"]} for last in bins[-1:])]
 
 
 def _panel(

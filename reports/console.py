@@ -37,14 +37,17 @@ def table(summary: Summary) -> Group:
 
 
 def _latencies(summary: Summary) -> Table:
+    from rich.text import Text
+
     grid = _grid("latency", "n", *(f"{key} [{summary.confidence:.0%}]" for key in _PERCENTILES))
     for name in tables.MAIN_METRICS:
         found, title = summary.metrics[name], METRICS[name].title
         cells = [_with_interval(found.percentiles[key], name) for key in _PERCENTILES]
-        grid.add_row(title, say_count(found.n), *cells)
+        grid.add_row(title, say_count(found.n), *map(Text, cells))
         if name in ("ttft_s", "e2e_s") and found.with_failures != found.percentiles:
             cells = [_with_interval(found.with_failures[key], name) for key in _PERCENTILES]
-            grid.add_row(f"  {tables.FAILURES}", say_count(summary.counts["due"]), *cells)
+            n_due = say_count(summary.counts["due"])
+            grid.add_row(f"  {tables.FAILURES}", n_due, *map(Text, cells))
     return grid
 
 
@@ -60,12 +63,14 @@ def _with_interval(percentile: Percentile, name: str) -> str:
 
 
 def _promises(summary: Summary) -> Table:
+    from rich.text import Text
+
     grid = _grid("promise", "measured", f"at {summary.confidence:.0%}", "n", "verdict", "proven")
     for cells in tables.slo_rows(summary):
         words = [cell.text for cell in cells]
         if cells[-1].small:
             words[-1] += f", {cells[-1].small}"
-        grid.add_row(*words)
+        grid.add_row(*map(Text, words))
     return grid
 
 

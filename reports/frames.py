@@ -110,7 +110,7 @@ def _curve(population: Population, series: str, confidence: float) -> list[Recor
     n = population.n
     if not len(population.ordered):
         return []
-    last = math.log10(n) if n > 1 else 0.0
+    last = math.log10(2 * n)  # the grid ends at the largest sample
     marks = [tail_position(q) for q in PERCENTILES.values() if 1 - q >= 1 / n]
     tails = np.unique(np.r_[np.linspace(0.0, last, N_QUANTILES), marks])
     worth = _worth_along(population, tails)

@@ -128,7 +128,7 @@ def schedule_rows(
     return rows
 
 
-def with_manifest(run: Run, **changes: Any) -> Run:
+def with_manifest(run: Run, /, **changes: Any) -> Run:
     return replace(run, manifest={**run.manifest, **changes})
 
 

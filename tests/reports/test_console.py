@@ -1,0 +1,79 @@
+"""The terminal's result: fits 100 columns, needs no colour, ends with the verdict and reasons."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from loadgen.measure.aggregate import summarize
+from loadgen.records import Run
+from reports.console import table
+from tests.runs import measured_run, with_manifest, with_shard
+
+SLO = [
+    "ttft <= 150ms",
+    "tpot <= 15ms",
+    "attainment >= 95%",
+    "p99(ttft_from_send) <= 300ms",
+    "p99.9(itl) <= 20ms",
+    "error_rate <= 0.1%",
+    "goodput_output_tokens_per_s >= 10/s",
+]
+
+
+def printed(run: Run, width: int = 100, confidence: float | None = None) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False, color_system=None)
+    console.print(table(summarize(run, confidence=confidence)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        measured_run(slo=SLO),
+        measured_run(slo=SLO, n_failed=9),
+        measured_run(slo=SLO, ttft_s=100.0),
+        measured_run(slo=SLO, n_failed=220),
+        measured_run(0, slo=SLO),
+        measured_run(),
+    ],
+)
+def test_no_line_is_longer_than_100_columns(run: Run) -> None:
+    assert max(len(line) for line in printed(run).splitlines()) <= 100
+
+
+def test_the_verdict_is_a_word_and_its_reasons_follow() -> None:
+    lines = printed(measured_run(slo=["p50(ttft) <= 50ms"])).splitlines()
+    verdict = lines.index("MISSED (proven at 95 %)")
+    assert lines[verdict + 1].strip().startswith("p50(ttft) <= 50ms: missed at 97.7 ms, n = 200")
+
+
+def test_an_invalid_run_says_so_in_words() -> None:
+    text = printed(with_shard(measured_run(slo=SLO), cpu_share=0.99))
+    assert "INVALID: NO VERDICT (the run cannot be trusted)" in text
+    assert "99 % of one core" in text
+
+
+def test_percentiles_come_with_interval_n_and_mark() -> None:
+    text = printed(measured_run())
+    line = next(line for line in text.splitlines() if line.startswith("TTFT "))
+    assert " 200 " in line
+    assert "97.7 ms [95.4, 100]" in line
+    assert "146 ms* [135, …]" in line
+
+
+def test_failures_have_their_own_line() -> None:
+    assert "failures as ∞" in printed(measured_run(n_failed=3))
+    assert "failures as ∞" not in printed(measured_run())
+
+
+def test_words_in_brackets_are_text_not_markup() -> None:
+    run = with_manifest(measured_run(slo=SLO), ended="stopped", end_reason="[red]over[/red] 50 %")
+    assert "[red]over[/red] 50 %" in printed(run)
+
+
+def test_a_verdict_by_proof_only_says_what_is_missing() -> None:
+    run = measured_run(n_failed=1, slo=["attainment >= 99%"])
+    assert "NO VERDICT" in printed(run, confidence=0.95)
+    assert "not proven at 95 % (needs n ≈" in printed(run, confidence=0.95)

@@ -1,0 +1,105 @@
+"""The tables behind the figures: exact where they are numbers, thinned where they are points."""
+
+import numpy as np
+import pytest
+
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.summary import PERCENTILES
+from loadgen.records import Run
+from reports.frames import (
+    ANSWERED,
+    MAX_BINS,
+    MAX_POINTS,
+    SPECTRUM_METRICS,
+    WITH_FAILURES,
+    Frames,
+    frames,
+    tail_position,
+)
+from tests.runs import measured_run, with_manifest
+
+
+def frames_of(run: Run) -> Frames:
+    return frames(run, summarize(run))
+
+
+@pytest.mark.parametrize("metric", SPECTRUM_METRICS)
+def test_a_spectrum_passes_through_the_percentiles_of_the_summary(metric: str) -> None:
+    run = measured_run(620, n_failed=6, manifest={"window": {"warmup_s": 2.0, "measure_s": 60.0}})
+    summary = summarize(run)
+    seen = frames(run, summary).spectra[metric]
+    for series, percentiles in (
+        (ANSWERED, summary.metrics[metric].percentiles),
+        (WITH_FAILURES, summary.metrics[metric].with_failures),
+    ):
+        for key in ("p50", "p90", "p99") if series == ANSWERED else ("p50", "p90"):
+            (record,) = (
+                r for r in seen if r["series"] == series and r["quantile"] == PERCENTILES[key]
+            )
+            assert record["value"] == percentiles[key].value
+            if record["high"] is not None:
+                assert record["low"] == percentiles[key].low
+                assert record["high"] == percentiles[key].high
+
+
+def test_the_tail_axis_gives_each_nine_the_same_room() -> None:
+    assert [tail_position(q) for q in (0.0, 0.9, 0.99, 0.999)] == pytest.approx([0, 1, 2, 3])
+
+
+def test_a_spectrum_rises_and_stops_where_failures_begin() -> None:
+    seen = frames_of(measured_run(n_failed=20)).spectra["ttft_s"]
+    for series in (ANSWERED, WITH_FAILURES):
+        values = [r["value"] for r in seen if r["series"] == series]
+        assert values == sorted(values)
+    assert max(r["quantile"] for r in seen if r["series"] == WITH_FAILURES) <= 0.9
+    assert max(r["quantile"] for r in seen if r["series"] == ANSWERED) > 0.99
+
+
+def test_without_failures_there_is_one_curve() -> None:
+    seen = frames_of(measured_run()).spectra["ttft_s"]
+    assert {r["series"] for r in seen} == {ANSWERED}
+
+
+def test_time_bins_hold_every_arrival_and_every_token() -> None:
+    seen = frames_of(measured_run(n_failed=3)).seconds
+    widths = [r["to_s"] - r["from_s"] for r in seen]
+    for field, total in (("asked", 220), ("sent", 220), ("output_tokens", 217 * 20)):
+        assert sum(r[field] * w for r, w in zip(seen, widths, strict=True)) == pytest.approx(total)
+
+
+def test_a_long_run_has_no_more_bins_than_a_figure_can_show() -> None:
+    window = {"warmup_s": 2.0, "measure_s": 7200.0}
+    run = measured_run(300, rate_per_s=1 / 24, manifest={"window": window})
+    assert len(frames_of(run).seconds) <= MAX_BINS
+
+
+def test_points_are_thinned_but_the_slowest_and_the_failures_stay() -> None:
+    run = measured_run(5000, rate_per_s=100.0, n_tokens=2, n_failed=40)
+    seen = frames_of(run)
+    ok = [p for p in seen.points if p["status"] == "ok"]
+    assert len(ok) <= MAX_POINTS < seen.n_points == 4960
+    assert sum(p["status"] == "http_error" for p in seen.points) == seen.n_failed_points == 40
+    ttft_s = run.request_rows["first_token_s"] - run.request_rows["released_s"]
+    slowest = np.sort(ttft_s[~np.isnan(ttft_s)])[-200:]
+    assert set(slowest.tolist()) <= {p["ttft_s"] for p in ok}
+
+
+def test_limits_stand_where_their_percentile_is() -> None:
+    seen = frames_of(measured_run(slo=["ttft <= 150ms", "p99(ttft) <= 300ms", "goodput >= 1/s"]))
+    assert [(r["limit"], r["tail"]) for r in seen.limits["ttft_s"]] == [
+        (0.15, None),
+        (0.3, pytest.approx(2.0)),
+    ]
+
+
+def test_failures_are_grouped_by_how_they_ended() -> None:
+    (kind,) = frames_of(measured_run(n_failed=5)).failures
+    assert (kind.status, kind.http_status, kind.n) == ("http_error", 503, 5)
+    assert kind.first_s == pytest.approx(21.5)
+    assert kind.request_ids == (215, 216, 217)
+
+
+def test_an_empty_run_has_frames_without_samples() -> None:
+    seen = frames_of(with_manifest(measured_run(0), window={"warmup_s": 0.0, "measure_s": 5.0}))
+    assert all(not records for records in seen.spectra.values())
+    assert (len(seen.seconds), len(seen.points), len(seen.failures)) == (5, 0, 0)

@@ -1,0 +1,257 @@
+"""The page: same numbers as summary.json, no network, hostile text inert, every kind of run."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.measure.aggregate import summarize
+from loadgen.records import Names, Run, Status
+from reports.html import render, write
+from tests.runs import measured_run, with_manifest, with_shard
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
+SLO = ["ttft <= 150ms", "attainment >= 95%", "p99(ttft) <= 300ms", "p99(itl) <= 20ms"]
+HOSTILE = "</script><script>alert(1)</script><!-- \"'><img src=x onerror=alert(2)>\u2028{{7*7}}"
+
+
+def page_of(run: Run, cache: Path) -> str:
+    return render(run, summarize(run), cache)
+
+
+class Page(HTMLParser):
+    """What a browser would make of it: tags with attributes, and texts of elements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.numbers: list[tuple[str, str, str]] = []  # path, unit, text
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self._number: list[str] = []
+        self._in_value = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        self._open.append(tag)
+        if found.get("data-path"):
+            self._number = [str(found["data-path"]), str(found["data-unit"])]
+        if tag == "span" and found.get("class") == "value" and self._number:
+            self._in_value = True
+        if tag == "script":
+            self.scripts.append((found, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_value = False
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script" and self.scripts[-1][1] == "":
+            self.scripts[-1] = (self.scripts[-1][0], data)
+            self._open.append("after")
+        elif self._in_value:
+            self.numbers.append((self._number[0], self._number[1], data))
+            self._number = []
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        scripts = {content for _, content in self.scripts}
+        return "\n".join(t for t in self.texts if t not in scripts)
+
+
+def structure(page: str) -> str:
+    """The page without its style and scripts, one tag per line."""
+    page = re.sub(r"<style>.*?</style>", "<style></style>", page, flags=re.S)
+    page = re.sub(r"(<script[^>]*>).*?(</script>)", r"\1\2", page, flags=re.S)
+    page = re.sub(r"'sha256-[^']+'", "'sha256-…'", page)
+    return "\n".join(line for line in page.splitlines() if line.strip()) + "\n"
+
+
+def test_the_page_of_a_fixed_run_is_the_golden_one(cache: Path, check_golden: Any) -> None:
+    check_golden(
+        GOLDEN / "missed.html", structure(page_of(measured_run(slo=SLO, n_failed=5), cache))
+    )
+
+
+UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01}
+
+
+def number(text: str) -> float | None:
+    """The SI value a text shows, None for none; read from the text alone."""
+    words = text.replace("*", "").replace("kept it", "").replace("\u202f", "")
+    words = re.sub(r"^(at most|at least) ", "", words).strip()
+    if words in ("–", "∞"):
+        return None
+    match = re.fullmatch(r"(-?[\d.]+)\s*(ns|µs|ms|s|min|h|%|/s)?", words)
+    assert match, f"{text!r} is no number"
+    return float(match[1]) * UNITS.get(match[2] or "", 1.0)
+
+
+def at(content: Any, path: str) -> Any:
+    """A JSON value by its dotted path; keys such as p99.9 hold a dot themselves."""
+    if not path:
+        return content
+    if isinstance(content, list):
+        first, _, rest = path.partition(".")
+        return at(content[int(first)], rest)
+    key = max((k for k in content if path == k or path.startswith(f"{k}.")), key=len)
+    return at(content[key], path[len(key) + 1 :])
+
+
+@pytest.mark.parametrize("n_failed", [0, 5])
+def test_every_number_on_the_page_is_the_one_in_the_summary(cache: Path, n_failed: int) -> None:
+    run = measured_run(slo=[*SLO, "goodput >= 9/s", "error_rate <= 1%"], n_failed=n_failed)
+    summary = summarize(run)
+    numbers = Page(render(run, summary, cache)).numbers
+    assert len(numbers) > 130
+    content = summary.to_json()
+    for path, _, text in numbers:
+        shown, expected = number(text), at(content, path)
+        if expected is None:
+            assert shown is None, (path, text)
+        else:
+            assert shown == pytest.approx(expected, rel=5.1e-3), (path, text)
+
+
+def test_the_page_carries_its_summary_for_machines(cache: Path) -> None:
+    run = measured_run(slo=SLO)
+    scripts = {attrs.get("id"): text for attrs, text in Page(page_of(run, cache)).scripts}
+    assert json.loads(scripts["summary"]) == json.loads(json.dumps(summarize(run).to_json()))
+    assert set(json.loads(scripts["figures"])) == {
+        "spectrum-ttft", "spectrum-tpot", "spectrum-itl", "spectrum-e2e", "timeline",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "word"),
+    [
+        (measured_run(slo=SLO), "MET"),
+        (measured_run(slo=["p50(ttft) <= 1ms"]), "MISSED"),
+        (measured_run(), "NO VERDICT"),
+        (with_shard(measured_run(slo=SLO), cpu_share=0.99), "INVALID: NO VERDICT"),
+        (with_manifest(measured_run(slo=SLO), ended="interrupted"), "NO VERDICT"),
+        (measured_run(220, n_failed=220, slo=SLO), "MISSED"),
+        (measured_run(1, slo=SLO), "NO VERDICT"),
+        (measured_run(0, slo=SLO), "NO VERDICT"),
+    ],
+    ids=["met", "missed", "nothing asked", "invalid", "interrupted", "all failed", "one", "empty"],
+)
+def test_every_kind_of_run_has_a_page_with_its_verdict_first(
+    run: Run, word: str, cache: Path
+) -> None:
+    page = page_of(run, cache)
+    assert f"<title>{word}: " in page
+    assert page.index(f"</span> {word}") < page.index("<table")
+    for reason in summarize(run).reasons:
+        assert reason in Page(page).text
+
+
+def hostile_run() -> Run:
+    run = measured_run(slo=SLO, n_failed=2)
+    names = Names(errors=("", HOSTILE), remotes=("", HOSTILE))
+    target = {**run.manifest["target"], "model": HOSTILE, "labels": {HOSTILE: HOSTILE}}
+    scenario = {"source": HOSTILE, "text": HOSTILE, "resolved": {"name": HOSTILE}}
+    return replace(
+        with_manifest(
+            run, run=HOSTILE, target=target, scenario=scenario, end_reason=HOSTILE,
+            ended="interrupted", command=["slobench", HOSTILE], host={"hostname": HOSTILE},
+            preflight=[{"check": HOSTILE, "ok": None, "detail": HOSTILE}],
+        ),
+        names=names,
+    )  # fmt: skip
+
+
+def test_hostile_names_and_errors_stay_text(cache: Path) -> None:
+    plain = Page(page_of(measured_run(slo=SLO, n_failed=2), cache))
+    hostile = Page(page_of(hostile_run(), cache))
+    assert "alert(1)" in hostile.text
+    assert len(hostile.scripts) == len(plain.scripts) == 4
+    assert not [tag for tag, _ in hostile.tags if tag in ("img", "iframe", "object", "link")]
+    assert not [a for _, attrs in hostile.tags for a in attrs if a.startswith("on")]
+    assert "49" not in [text.strip() for text in hostile.texts]
+    for attrs, content in hostile.scripts:
+        if attrs.get("type") == "application/json":
+            json.loads(content)
+            assert not re.search(r"[<>&\u2028]", content)
+
+
+def test_nothing_is_loaded_from_anywhere(cache: Path) -> None:
+    page = Page(page_of(measured_run(slo=SLO), cache))
+    loading = {"src", "href", "srcset", "action", "data", "poster", "background", "ping"}
+    assert not [(tag, a) for tag, attrs in page.tags for a in attrs if a in loading]
+    own = re.sub(r"<script>.*?</script>", "", page_of(measured_run(slo=SLO), cache), flags=re.S)
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", own))
+    assert addresses == {
+        "http://127.0.0.1:8000",  # the target, as text
+        "https://vega.github.io/schema/vega-lite/v6.json",  # names the format; never fetched
+    }
+    assert "url(" not in own
+    assert "@import" not in own
+
+
+def test_only_the_pages_own_scripts_may_run(cache: Path) -> None:
+    page = Page(page_of(measured_run(slo=SLO), cache))
+    policy = next(a["content"] for t, a in page.tags if a.get("http-equiv")) or ""
+    executed = [text for attrs, text in page.scripts if not attrs.get("type")]
+    allowed = re.findall(r"'sha256-([^']+)'", policy)
+    assert allowed == [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in executed
+    ]
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+
+
+def test_keys_on_the_command_line_are_not_shown(cache: Path) -> None:
+    run = with_manifest(
+        measured_run(),
+        command=["slobench", "run", "--set", "api_key=s3cr3t-value", "--target", "http://u:pw@h/"],
+    )
+    page = page_of(run, cache)
+    assert "s3cr3t-value" not in page
+    assert "u:pw@" not in page
+
+
+def test_failures_are_told_by_kind_with_their_first_instant(cache: Path) -> None:
+    run = measured_run(slo=SLO, n_failed=5)
+    run.request_rows["status"][40], run.request_rows["error_id"][40] = Status.timeout, 0
+    text = Page(page_of(run, cache)).text
+    assert "HTTP 503: overloaded" in text
+    assert "http error 503" in text
+    assert "timeout" in text
+    assert "215, 216, 217" in text
+
+
+CHROMIUM = next((found for n in ("chromium", "google-chrome") if (found := shutil.which(n))), None)
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on this machine")
+def test_a_browser_draws_every_figure_without_a_complaint(cache: Path, tmp_path: Path) -> None:
+    run = measured_run(slo=SLO, n_failed=5)
+    path = tmp_path / "report.html"
+    write(run, summarize(run), path, cache)
+    shown = subprocess.run(
+        [
+            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr",
+            "--virtual-time-budget=8000", "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=90, check=True,
+    )  # fmt: skip
+    assert 'data-drawn="5"' in shown.stdout
+    assert shown.stdout.count("<svg") >= 5
+    assert shown.stdout.count("could not be drawn") == 1  # the words in the script itself
+    assert not [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
