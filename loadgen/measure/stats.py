@@ -124,7 +124,8 @@ def wilson(hits: int, n: int, confidence: float) -> Interval:
     share = hits / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    low = 0.0 if hits == 0 else centre - half  # exact at the ends, where rounding would not be
+    return Interval(share, low, 1.0 if hits == n else centre + half)
 
 
 def exact_bounds(hits: int, n: int, confidence: float) -> Interval:

@@ -168,6 +168,12 @@ def test_wilson_and_exact_bounds_agree_with_scipy(
     assert exact.high == pytest.approx(most.high, abs=1e-9)
 
 
+@given(st.integers(1, 10_000))
+def test_an_interval_of_all_or_nothing_ends_exactly_there(n: int) -> None:
+    assert wilson(n, n, 0.95).high == 1.0
+    assert wilson(0, n, 0.95).low == 0.0
+
+
 def test_a_share_of_nothing_is_unknown() -> None:
     assert math.isnan(wilson(0, 0, 0.95).value)
     assert exact_bounds(0, 0, 0.95).high is None
