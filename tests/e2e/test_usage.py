@@ -6,6 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 QUICK = ["--rate=5/s", "--input-len=8", "--output-len=4", "--duration=1s"]
+LONG = ["--rate=5/s", "--input-len=400", "--output-len=4", "--duration=1s"]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ QUICK = ["--rate=5/s", "--input-len=8", "--output-len=4", "--duration=1s"]
         (["run", *QUICK, "--target=mock", "--plugin=nowhere.py"], 2, "no such Python file"),
         (["run", *QUICK, "--target=mock", "--engine=fail=401:100%"], 3, "401"),
         (["run", *QUICK, "--target=mock", "--engine=fail=notsse:100%"], 3, "event stream"),
-        (["run", *QUICK, "--target=mock", "--engine=max_model_len=10"], 3, "--max-model-len"),
+        (["run", *LONG, "--target=mock", "--engine=max_model_len=300"], 3, "--max-model-len"),
         (["report", "nowhere"], 2, "not a run directory"),
         (["list", "arival"], 2, "did you mean 'arrivals'"),
         (["serve", "--port=99999"], 2, "--port"),
