@@ -21,6 +21,8 @@ BLUE, ORANGE, RED, GREEN, GREY = "#3a86c8", "#d08020", "#d1495b", "#2a9d78", "#8
 PANEL_HEIGHT = 110
 TAIL_TICKS = (math.log10(2), 1.0, 2.0, 3.0, 4.0, 5.0)
 WIDE_RANGE = 30.0  # largest over median above which latencies get a logarithmic axis
+FAR = 3.0  # an SLO this many times above the largest value is named, not drawn
+_TEXT = {"type": "text", "align": "left", "dx": 4, "dy": -7, "fontWeight": 600}
 _TAIL_LABEL = (
     "datum.value < 0.5 ? '50 %' : datum.value < 1.5 ? '90 %' :"
     " datum.value < 2.5 ? '99 %' : datum.value < 3.5 ? '99.9 %' : datum.value < 4.5 ? '99.99 %'"
@@ -40,7 +42,8 @@ def figures(frames: Frames) -> dict[str, Spec]:
 
 def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -> Spec:
     """A latency at every percentile on a tail axis, with its band and its SLO."""
-    unit, per_s = _time_unit(max(r["value"] for r in records))
+    largest_s = max(r["value"] for r in records)
+    (unit, per_s), reach_s = _time_unit(largest_s), FAR * largest_s
     rows = [_scaled(r, per_s, "value", "low", "high") for r in records]
     has_failures = any(r["series"] == WITH_FAILURES for r in records)
     last = max(r["tail"] for r in records)
@@ -87,7 +90,8 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
             },
         },
         _spectrum_tooltips(x, y, unit),
-        *_limit_layers(limits, per_s, x, y),
+        *_limit_layers([s for s in limits if s["limit"] <= reach_s], per_s, x, y),
+        *_far_limit_layers([s for s in limits if s["limit"] > reach_s]),
     ]
     return _standalone(
         {"height": 230, "width": "container", "data": {"values": rows}, "layer": layers},
@@ -120,20 +124,24 @@ def _limit_layers(limits: Sequence[Record], per_s: float, x: Spec, y: Spec) -> l
         data = {"values": [{**_scaled(limit, per_s, "limit"), "start": 0}]}
         at = {**y, "field": "limit"}
         rule = {"type": "rule", "color": ORANGE, "strokeDash": [6, 3], "strokeWidth": 1.5}
-        text = {"type": "text", "align": "left", "dx": 4, "dy": -7, "fontWeight": 600}
+        encoding = {"y": at, "x": {**x, "field": "start"}, "text": {"field": "text"}}
         layers.append({"data": data, "mark": rule, "encoding": {"y": at}})
-        layers.append(
-            {
-                "data": data,
-                "mark": text,
-                "encoding": {"y": at, "x": {**x, "field": "start"}, "text": {"field": "text"}},
-            }
-        )
+        layers.append({"data": data, "mark": _TEXT, "encoding": encoding})
         if limit["tail"] is not None and limit["tail"] <= x["scale"]["domain"][1]:
             ring = {"type": "point", "shape": "circle", "size": 90, "color": ORANGE}
             encoding = {"y": at, "x": {**x, "field": "tail"}}
             layers.append({"data": data, "mark": ring, "encoding": encoding})
     return layers
+
+
+def _far_limit_layers(limits: Sequence[Record]) -> list[Spec]:
+    """SLOs so far above everything measured that drawing them would flatten it: words only."""
+    if not limits:
+        return []
+    texts = [f"{limit['text']} is far above ↑" for limit in limits]
+    mark = {**_TEXT, "baseline": "top", "dy": 2}
+    encoding = {"x": {"value": 0}, "y": {"value": 0}, "text": {"field": "text"}}
+    return [{"data": {"values": [{"text": texts}]}, "mark": mark, "encoding": encoding}]
 
 
 def timeline(frames: Frames) -> Spec:
@@ -203,18 +211,22 @@ def _phases(x: Spec) -> list[Spec]:
     ]
 
 
-def _time_axis(frames: Frames, has_axis: bool, follows_zoom: bool) -> Spec:
-    domain: Any = [0, frames.end_s]
+def _time_axis(frames: Frames, has_title: bool, follows_zoom: bool) -> Spec:
+    """The whole run, or the stretch brushed in the overview (its signal is empty without one)."""
+    scale: Spec = {"domain": [0, frames.end_s], "nice": False}
     if follows_zoom:
-        domain = {"param": "zoom", "encoding": "x"}
+        scale = {
+            "domainMin": {"expr": "zoom.from_s ? zoom.from_s[0] : 0"},
+            "domainMax": {"expr": f"zoom.from_s ? zoom.from_s[1] : {frames.end_s}"},
+            "nice": False,
+            "zero": False,
+        }
     return {
         "field": "from_s",
         "type": "quantitative",
-        "title": "seconds since the start of the run" if has_axis else None,
-        "scale": {"domain": domain, "nice": False, "domainMax": frames.end_s}
-        if not follows_zoom
-        else {"domain": domain, "nice": False},
-        "axis": {"grid": False, "labels": True, "tickCount": 10},
+        "title": "seconds since the start of the run" if has_title else None,
+        "scale": scale,
+        "axis": {"grid": False, "tickCount": 10},
     }
 
 
@@ -228,7 +240,13 @@ def _arrivals() -> list[Spec]:
     y = {"type": "quantitative", "title": "asked ▆  sent —", "axis": {"minExtent": 46}}
     return [
         {
-            "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.35, "color": GREY},
+            "mark": {
+                "type": "area",
+                "interpolate": "step-after",
+                "opacity": 0.35,
+                "color": GREY,
+                "clip": True,
+            },
             "encoding": {"y": {**y, "field": "asked"}},
         },
         {
@@ -237,7 +255,7 @@ def _arrivals() -> list[Spec]:
                 "interpolate": "step-after",
                 "color": BLUE,
                 "strokeWidth": 1.5,
-                "tooltip": True,
+                "clip": True,
             },
             "encoding": {"y": {**y, "field": "sent"}, "tooltip": tooltip},
         },
@@ -313,7 +331,7 @@ def _ttft_panel(frames: Frames) -> Spec:
             "encoding": {"y": {"field": "limit", "type": "quantitative"}},
         }
         for limit in frames.limits["ttft_s"]
-        if limit["limit"] <= 4 * max(values, default=0.0)
+        if limit["limit"] <= FAR * max(values, default=0.0)
     ]
     return {
         "height": PANEL_HEIGHT + 50,

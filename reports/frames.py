@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.load import in_flight
+from loadgen.measure.load import mean_in_flight
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
@@ -49,7 +49,7 @@ class Frames:
     """What the figures draw. Records are flat and JSON-ready; seconds and per second throughout.
 
     `spectra[metric]`: tail (= log10 1/(1−q)), quantile, value, low, high, series. `seconds`: per
-    time bin from_s, to_s, asked, sent (per second), in_flight, output_tokens (per second).
+    time bin from_s, to_s, asked, sent (per second), in_flight (mean), output_tokens (per second).
     `points`: released_s, ttft_s, status; failures stand at the time they were given up.
     `limits[metric]`: the SLOs a spectrum shows, quantile None where asked of each request.
     """
@@ -173,15 +173,15 @@ def _seconds(run: Run, columns: PerRequest, end_s: float) -> list[Record]:
     )
     asked, sent = (_histogram(t, n_bins, width_s) for t in (planned_s, rows["sent_s"]))
     tokens = _tokens_per_bin(run, columns, n_bins, width_s)
-    starts = np.arange(n_bins, dtype=np.float64) * np.float64(width_s)
-    flight = in_flight(run, starts + width_s / 2)
+    edges = np.arange(n_bins + 1, dtype=np.float64) * np.float64(width_s)
+    flight = mean_in_flight(run, edges)
     return [
         {
-            "from_s": float(starts[k]),
-            "to_s": float(starts[k] + width_s),
+            "from_s": float(edges[k]),
+            "to_s": float(edges[k + 1]),
             "asked": float(asked[k]) / width_s,
             "sent": float(sent[k]) / width_s,
-            "in_flight": int(flight[k]),
+            "in_flight": float(flight[k]),
             "output_tokens": float(tokens[k]) / width_s,
         }
         for k in range(n_bins)

@@ -27,16 +27,27 @@ class Load:
     is_growing: bool
 
 
-def in_flight(run: Run, at_s: Times) -> NDArray[np.int64]:
-    """Requests released and not yet done at each instant, waits inside the client included."""
+def mean_in_flight(run: Run, edges_s: Times) -> NDArray[np.float64]:
+    """Mean number of requests released and not yet done, waits inside the client included.
+
+    One value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) −
+    Σ max(0, t − done) it is the rise of F over a bin divided by the bin's width.
+    """
     rows = run.request_rows
-    started = np.isfinite(rows["sent_s"])
-    released_s = np.sort(rows["released_s"][started])
-    done_s = np.sort(np.nan_to_num(rows["done_s"][started], nan=np.inf))
-    count: NDArray[np.int64] = np.searchsorted(released_s, at_s, side="right") - np.searchsorted(
-        done_s, at_s, side="right"
-    )
-    return count
+    sent = np.isfinite(rows["sent_s"])
+    released_s, done_s = rows["released_s"][sent], rows["done_s"][sent]
+    spent_s = _time_since(released_s, edges_s) - _time_since(done_s[np.isfinite(done_s)], edges_s)
+    mean: NDArray[np.float64] = np.diff(spent_s) / np.diff(edges_s)
+    return np.maximum(mean, 0.0)  # rounding may leave a hair below none
+
+
+def _time_since(starts_s: Times, at_s: Times) -> NDArray[np.float64]:
+    """Σ max(0, at − start) over all starts, for each instant."""
+    ordered = np.sort(starts_s)
+    total_s = np.r_[0.0, np.cumsum(ordered)]
+    n_begun = np.searchsorted(ordered, at_s)
+    since_s: NDArray[np.float64] = n_begun * at_s - total_s[n_begun]
+    return since_s
 
 
 def load_through(run: Run, columns: PerRequest, due: Mask, window: Window) -> Load | None:
@@ -51,8 +62,7 @@ def load_through(run: Run, columns: PerRequest, due: Mask, window: Window) -> Lo
     if int(due.sum()) < LEAST_DUE or window.length_s <= 0:
         return None
     edges = np.linspace(window.start_s, window.end_s, 5)
-    instants = np.linspace(window.start_s, window.end_s, 100, endpoint=False)
-    flight = in_flight(run, instants).reshape(4, 25).mean(axis=1)
+    flight = mean_in_flight(run, edges)
     released_s = run.request_rows["released_s"][due]
     quarter = np.clip(np.searchsorted(edges, released_s, side="right") - 1, 0, 3)
     arrived = np.bincount(quarter, minlength=4)

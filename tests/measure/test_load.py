@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.measure.attainment import due_rows, measured_window
-from loadgen.measure.load import in_flight, load_through
+from loadgen.measure.load import load_through, mean_in_flight
 from loadgen.measure.per_request import per_request
 from loadgen.records import Run
 from tests.runs import measured_run, with_manifest
@@ -55,10 +55,12 @@ def test_too_few_requests_say_nothing() -> None:
     assert not is_growing(measured_run(50))
 
 
-def test_in_flight_counts_from_release_to_the_end() -> None:
+def test_in_flight_is_the_time_between_release_and_end_shared_over_each_bin() -> None:
+    """0 to 1.5 s, 1 s to never, 2 to 2.5 s."""
     run = measured_run(3)
     run.request_rows["released_s"], run.request_rows["done_s"] = [0.0, 1.0, 2.0], [1.5, np.nan, 2.5]
-    assert in_flight(run, np.array([-1.0, 0.0, 1.0, 1.5, 2.0, 9.0])).tolist() == [0, 1, 2, 1, 2, 1]
+    means = mean_in_flight(run, np.array([-1.0, 0.0, 1.0, 2.0, 4.0, 8.0]))
+    assert means == pytest.approx([0.0, 1.0, 1.5, 1.25, 1.0])
 
 
 @pytest.mark.parametrize("warmup_s", [2.0, 0.0])
