@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from loadgen.measure.stats import (
     Values,
     effective_n,
     mean_bounds,
+    nearest_rank,
     percentile,
 )
 
@@ -28,6 +29,7 @@ class Clusters:
     values: Values
     starts: NDArray[np.intp]
     weights: NDArray[np.int64] | None = None
+    worth: dict[float, float] = field(default_factory=dict, compare=False)  # known, by quantile
 
     def sizes(self) -> Values:
         if self.weights is None:
@@ -64,13 +66,17 @@ class Population:
         return percentile(self.ordered, quantile, confidence, self.n_infinite, worth)
 
     def n_effective(self, quantile: float) -> float:
-        """How many independent samples these are worth for a percentile; n where they are that."""
-        if self.clusters is None or self.n == 0 or len(self.ordered) == 0:
+        """How many independent samples these are worth for a percentile; n where they are that.
+
+        Failures are independent of each other, so each adds one to what the gaps are worth.
+        """
+        if self.clusters is None or len(self.ordered) == 0:
             return float(self.n)
-        value = percentile(self.ordered, quantile, 0.5, self.n_infinite, 1).value
-        lone = np.ones(self.n_infinite)
-        hits = np.r_[self.clusters.hits(value), lone * (value == math.inf)]
-        return effective_n(hits, np.r_[self.clusters.sizes(), lone])
+        known = self.clusters.worth
+        if quantile not in known:
+            value = float(self.ordered[nearest_rank(len(self.ordered), quantile) - 1])
+            known[quantile] = effective_n(self.clusters.hits(value), self.clusters.sizes())
+        return known[quantile] + self.n_infinite
 
     def n_beyond(self, limit: float) -> int:
         """Samples above a limit."""
