@@ -68,7 +68,8 @@ def open_target(
     Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
     """
     with _server(choice, log_dir) as (kind, endpoint, name):
-        console.print(f"{name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip())
+        line = f"{name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
+        console.print(line, soft_wrap=True, markup=False)
         yield _probed(kind, endpoint, choice.model, scenario, schedule, console)
 
 

@@ -77,14 +77,14 @@ class Progress:
             self._live.update(self._view(), refresh=True)
         elif totals.now_s >= self._next_line_s:
             self._next_line_s = totals.now_s + _PLAIN_EVERY_S
-            self._console.print(" · ".join(self._facts(totals)), highlight=False)
+            self._console.print(" · ".join(self._facts(totals)), soft_wrap=True)
         return totals
 
     def note(self, text: str) -> None:
         """Something the user should see now, such as why the run is ending."""
         self._note = text
         if self._live is None:
-            self._console.print(text, highlight=False)
+            self._console.print(text, soft_wrap=True)
 
     def totals(self) -> Totals:
         beats = list(self._beats.values())
