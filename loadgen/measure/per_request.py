@@ -81,6 +81,8 @@ def per_request(run: Run) -> PerRequest:
     first_s, last_s = _column(rows, "first_token_s"), _column(rows, "last_token_s")
     output_tokens = _output_tokens(rows)
     gaps = _gaps(run.chunk_rows, rows)
+    max_stall_s = _greatest(gaps.icl_s, gaps.row, len(rows))
+    itl_s = gaps.itl_s
     opened = ~rows["reused_connection"]
     return PerRequest(
         is_ok=rows["status"] == Status.ok,
@@ -94,8 +96,8 @@ def per_request(run: Run) -> PerRequest:
         e2e_from_send_s=last_s - sent_s,
         close_s=_column(rows, "done_s") - released_s,
         e2e_per_token_s=_divide(last_s - released_s, output_tokens),
-        max_itl_s=_greatest(gaps.itl_s, gaps.row, len(rows)),
-        max_stall_s=_greatest(gaps.icl_s, gaps.row, len(rows)),
+        max_itl_s=max_stall_s if itl_s is gaps.icl_s else _greatest(itl_s, gaps.row, len(rows)),
+        max_stall_s=max_stall_s,
         queue_client_s=sent_s - released_s,
         connect_s=np.where(opened, _column(rows, "connected_s") - sent_s, np.nan),
         lateness_s=_lateness_s(schedule, sent_s - released_s),
@@ -133,22 +135,20 @@ def _gaps(chunks: Chunks, rows: Requests) -> Gaps:
     ids = np.ascontiguousarray(chunks["request_id"])
     received_s = np.ascontiguousarray(chunks["received_s"])
     continues = ids[1:] == ids[:-1]  # the chunk and the one before it belong to one request
+    starts = np.r_[0, np.flatnonzero(~continues) + 1] if len(ids) else np.empty(0, np.intp)
+    n_gaps = np.diff(starts, append=len(ids)) - 1
     stated = chunks["tokens"][1:][continues]
-    is_counted = bool(len(stated)) and bool(stated.all())
     return Gaps(
-        row=_row_of(ids[1:][continues], rows["request_id"]),
+        row=np.repeat(_row_of(ids[starts], rows["request_id"]), n_gaps),
         icl_s=np.diff(received_s)[continues],
         tokens=np.maximum(stated, 1).astype(np.int64),
-        is_counted=is_counted,
+        is_counted=bool(len(stated)) and bool(stated.all()),
     )
 
 
 def _row_of(ids: NDArray[np.uint32], known: NDArray[np.uint32]) -> NDArray[np.intp]:
     """The position of each id in `known` (ascending). Raises RunInvalid for an id not in it."""
-    if len(ids) and len(known) == int(known[-1]) + 1:  # the usual case: ids are 0 … n−1
-        row = ids.astype(np.intp)
-    else:
-        row = np.searchsorted(known, ids)
+    row = np.searchsorted(known, ids)
     is_known = row < len(known)
     if not is_known.all() or not np.array_equal(known[row], ids):
         raise RunInvalid("the run holds chunks of a request that was never scheduled")
