@@ -132,6 +132,15 @@ class Names:
     remotes: tuple[str, ...] = ("",)
 
 
+NAMED = {
+    "class_id": ("class", "classes"),
+    "tenant_id": ("tenant", "tenants"),
+    "error_id": ("error", "errors"),
+    "remote_id": ("remote_address", "remotes"),
+}
+"""Id column → (what the column of strings is called, the field of Names that has them)."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One recorded run, in memory. The arrays are the truth; the DataFrames are for notebooks and
@@ -151,15 +160,11 @@ class Run:
 
     @cached_property
     def schedule(self) -> pd.DataFrame:
-        return _frame(
-            self.schedule_rows, {"class_id": self.names.classes, "tenant_id": self.names.tenants}
-        )
+        return _frame(self.schedule_rows, self.names)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        frame = _frame(
-            self.request_rows, {"error_id": self.names.errors, "remote_id": self.names.remotes}
-        )
+        frame = _frame(self.request_rows, self.names)
         for column, enum in (
             ("status", Status),
             ("token_source", TokenSource),
@@ -170,7 +175,7 @@ class Run:
 
     @cached_property
     def chunks(self) -> pd.DataFrame:
-        return _frame(self.chunk_rows, {})
+        return _frame(self.chunk_rows, self.names)
 
 
 def empty_requests(schedule: Schedule) -> Requests:
@@ -185,13 +190,14 @@ def empty_requests(schedule: Schedule) -> Requests:
     return rows
 
 
-def _frame(rows: NDArray[np.void], words: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+def _frame(rows: NDArray[np.void], names: Names) -> pd.DataFrame:
     import pandas as pd
 
     frame = pd.DataFrame({name: rows[name] for name in rows.dtype.names or ()})
-    for column, categories in words.items():
-        frame[column.removesuffix("_id")] = _categorical(rows[column], categories)
-        del frame[column]
+    for column, (word, texts) in NAMED.items():
+        if column in frame:
+            frame[word] = _categorical(rows[column], getattr(names, texts))
+            del frame[column]
     return frame
 
 

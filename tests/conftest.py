@@ -37,26 +37,30 @@ def check_golden(request):
     return check
 
 
-@pytest.fixture(scope="session")
-def cli(tmp_path_factory):
+class CommandLine:
     """`cli(*args, cwd=…)`: the command line in a real process, bounded in time.
 
     `*cli.lenient` lifts the thresholds of the instrument check: a busy test machine is not what
     these tests are about.
     """
-    cache = tmp_path_factory.mktemp("cache")
 
-    def run(*args, cwd, environ=None, timeout_s=90):
+    lenient = LENIENT
+
+    def __init__(self, cache: Path) -> None:
+        self.environ = os.environ | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
+
+    def __call__(self, *args, cwd, environ=None, timeout_s=90):
         return subprocess.run(
             [sys.executable, "-m", "loadgen", *map(str, args)],
             cwd=cwd,
-            env=os.environ | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"} | (environ or {}),
+            env=self.environ | (environ or {}),
             capture_output=True,
             text=True,
             timeout=timeout_s,
             check=False,
         )
 
-    run.lenient = LENIENT
-    run.environ = os.environ | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
-    return run
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory):
+    return CommandLine(tmp_path_factory.mktemp("cache"))

@@ -102,12 +102,14 @@ def _read_stream(exchange: Exchange, adapter: Adapter, result: Decoded) -> None:
 
 
 def _delta(event: Event, adapter: Adapter, result: Decoded) -> Delta | None:
+    is_error = event.name == b"error"
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:
-        result.fail(Status.stream_error, f"event not understood: {error}")
+        what = f"error in the stream: {_excerpt(event.data)}" if is_error else None
+        result.fail(Status.stream_error, what or f"event not understood: {error}")
         return None
-    if delta.error is not None or event.name == b"error":
+    if delta.error is not None or is_error:
         message = delta.error or _excerpt(event.data)
         result.fail(Status.stream_error, f"error in the stream: {message}")
     return delta

@@ -22,6 +22,7 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import (
     CHUNKS,
     EDGES,
+    NAMED,
     REQUESTS,
     SCHEDULE,
     SCHEMA,
@@ -40,12 +41,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
-_NAMED = {
-    "class_id": "classes",
-    "tenant_id": "tenants",
-    "error_id": "errors",
-    "remote_id": "remotes",
-}
 Part = tuple[Requests, Chunks, Names]
 
 
@@ -168,8 +163,9 @@ def _write_table(
         column = np.ascontiguousarray(rows[field])
         if field in _ENUMS:
             columns[field] = _dictionary(column, [member.name for member in _ENUMS[field]])
-        elif field in _NAMED:
-            columns[field.removesuffix("_id")] = _dictionary(column, getattr(names, _NAMED[field]))
+        elif field in NAMED:
+            word, texts = NAMED[field]
+            columns[word] = _dictionary(column, getattr(names, texts))
         else:
             columns[field] = pa.array(column)
     columns |= {name: pa.array(column) for name, column in derived.items()}
@@ -194,12 +190,13 @@ def _read_table(path: Path, dtype: np.dtype[Any], names: Names) -> tuple[NDArray
         if field in _ENUMS:
             codes, words = _codes(table, field)
             rows[field] = _lookup([int(_ENUMS[field][word]) for word in words], codes)
-        elif field in _NAMED:
-            codes, words = _codes(table, field.removesuffix("_id"))
-            known = list(getattr(names, _NAMED[field]))
-            known += [word for word in words if word not in known]
-            rows[field] = _lookup([known.index(word) for word in words], codes)
-            names = replace(names, **{_NAMED[field]: tuple(known)})
+        elif field in NAMED:
+            word, texts = NAMED[field]
+            codes, words = _codes(table, word)
+            known = list(getattr(names, texts))
+            known += [text for text in words if text not in known]
+            rows[field] = _lookup([known.index(text) for text in words], codes)
+            names = replace(names, **{texts: tuple(known)})
         else:
             rows[field] = table.column(field).to_numpy()
     return rows, names

@@ -3,6 +3,7 @@ few lines of scripted bytes on a loopback port of the test's own event loop."""
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 import uvloop
@@ -18,9 +19,21 @@ def chunk(data):
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+def ends(client, ended):
+    """An event that is set, and a list that grows, when an exchange is over."""
+    over = asyncio.Event()
+
+    def on_end(exchange):
+        ended.append(exchange)
+        over.set()
+
+    client.on_end = on_end
+    return over
+
+
 async def exchange_with(server, n=1, act=None, **options):
     """Runs `n` requests one after another against `server(reader, writer)`; their exchanges."""
-    served = []
+    served: list[Any] = []
 
     async def tracked(reader, writer):
         served.append(asyncio.current_task())
@@ -37,11 +50,10 @@ async def exchange_with(server, n=1, act=None, **options):
     client = Client(
         loop, Address("127.0.0.1", port), looks_like_token=lambda data: b"token" in data, **options
     )
-    ended = []
+    ended: list[Any] = []
     try:
         for row in range(n):
-            over = asyncio.Event()
-            client.on_end = lambda exchange, over=over: (ended.append(exchange), over.set())
+            over = ends(client, ended)
             client.send(row, REQUEST)
             if act is not None:
                 await act(client)
@@ -173,11 +185,10 @@ def test_refused_connections_are_connect_errors_naming_the_address(run):
         port = listener.sockets[0].getsockname()[1]
         listener.close()
         await listener.wait_closed()
-        over = asyncio.Event()
-        ended = []
+        ended: list[Any] = []
         loop = asyncio.get_running_loop()
         client = Client(loop, Address("127.0.0.1", port), looks_like_token=lambda data: False)
-        client.on_end = lambda exchange: (ended.append(exchange), over.set())
+        over = ends(client, ended)
         client.send(0, REQUEST)
         await asyncio.wait_for(over.wait(), 5)
         return ended, port

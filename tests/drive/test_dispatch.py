@@ -1,4 +1,5 @@
 import heapq
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ class World:
 
     def __init__(self, scheduled_s, service_s, *, edges=(), think_s=0.0, status=None, **bounds):
         n = len(scheduled_s)
-        self.clock, self.alarm, self.queue = VirtualClock(), None, []
+        self.clock, self.queue = VirtualClock(), []
+        self.alarm: Any = None  # (instant, callback)
         self.service_s, self.status = service_s, status or {}
         self.releases, self.sent, self.outcome, self.n_finished = {}, {}, {}, 0
         schedule = np.zeros(n, SCHEDULE)
@@ -25,7 +27,7 @@ class World:
         links = np.array(list(edges), EDGES) if edges else np.empty(0, EDGES)
         for child in links["request_id"]:
             schedule["n_parents"][child] += 1
-        limits = {
+        limits: dict[str, Any] = {
             "timeout_s": 10.0,
             "max_concurrency": 1000,
             "when_full": "drop",

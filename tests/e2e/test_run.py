@@ -96,7 +96,7 @@ def test_no_measured_ttft_is_below_the_script(plain):
 
 
 def test_an_existing_run_is_not_overwritten_without_force(plain, cli):
-    result, directory = plain
+    _, directory = plain
     again = ["run", "--target=mock", *flags(seconds="500ms"), *cli.lenient, f"--out={directory}"]
     refused = cli(*again, cwd=directory.parent)
     assert refused.returncode == 2

@@ -1,0 +1,148 @@
+"""What recorded bytes mean. The wire text is written by hand, in the shape of the OpenAI API."""
+
+import pytest
+
+from loadgen.drive.decode import decode, quick_status
+from loadgen.drive.exchange import Exchange
+from loadgen.records import FinishReason, Status, TokenSource
+from targets.openai_chat import OpenAIChat
+
+ADAPTER = OpenAIChat(model="m")
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def token(text, field="content"):
+    return b'data: {"choices":[{"index":0,"delta":{"%s":"%s"}}]}\n\n' % (
+        field.encode(),
+        text.encode(),
+    )
+
+
+def usage(n, cached=0):
+    return (
+        b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":%d,'
+        b'"prompt_tokens_details":{"cached_tokens":%d}}}\n\n' % (n, cached)
+    )
+
+
+def exchange(*reads, status=200, content_type="text/event-stream; charset=utf-8", **fields):
+    """Reads of 1 ms distance, the first at 10 ms."""
+    made = Exchange(0, sent_ns=1, headers_ns=5_000_000, http_status=status, done_ns=99_000_000)
+    made.content_type = content_type
+    made.parts = list(reads)
+    made.times = [10_000_000 + 1_000_000 * i for i in range(len(reads))]
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_tokens_take_the_stamp_of_the_read_that_completed_them():
+    whole = token("b")
+    result = decode(
+        exchange(ROLE, token("a"), whole[:10], whole[10:], FINISH, usage(2), DONE), ADAPTER
+    )
+    assert result.status is Status.ok
+    assert result.chunk_ns == [11_000_000, 13_000_000]
+    assert (result.first_token_ns, result.last_token_ns) == (11_000_000, 13_000_000)
+    assert (result.output_tokens, result.token_source) == (2, TokenSource.usage)
+    assert result.chunk_tokens == [1, 1]
+    assert result.finish_reason is FinishReason.length
+    assert result.input_tokens == 9
+
+
+def test_an_empty_role_chunk_is_no_token():
+    result = decode(exchange(ROLE, token("a"), FINISH, DONE), ADAPTER)
+    assert result.first_token_ns == 11_000_000
+    assert (result.output_tokens, result.token_source) == (1, TokenSource.chunks)
+
+
+def test_reasoning_counts_for_the_first_token_and_not_for_the_first_answer():
+    result = decode(exchange(token("hm", "reasoning_content"), token("a"), FINISH, DONE), ADAPTER)
+    assert result.first_token_ns == 10_000_000
+    assert result.first_answer_ns == 11_000_000
+
+
+def test_fewer_chunks_than_tokens_leave_the_tokens_per_chunk_unknown():
+    result = decode(exchange(token("a"), token("bc"), FINISH, usage(5), DONE), ADAPTER)
+    assert result.output_tokens == 5
+    assert result.chunk_tokens == [0, 0]
+
+
+def test_running_usage_gives_the_tokens_of_each_chunk():
+    reads = [
+        b'data: {"choices":[{"index":0,"delta":{"content":"x"}}],"usage":{"prompt_tokens":9,'
+        b'"completion_tokens":%d}}\n\n' % n
+        for n in (1, 4, 6)
+    ]
+    result = decode(exchange(*reads, FINISH, DONE), ADAPTER)
+    assert result.chunk_tokens == [1, 3, 2]
+    assert result.output_tokens == 6
+
+
+def test_cached_tokens_are_kept():
+    result = decode(exchange(token("a"), FINISH, usage(1, cached=7), DONE), ADAPTER)
+    assert result.cached_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("reads", "words"),
+    [
+        ([token("a")], "without finish_reason and [DONE]"),
+        ([token("a"), b'data: {"error":{"message":"out of memory"}}\n\n'], "out of memory"),
+        ([token("a"), b'event: error\ndata: {"detail":"x"}\n\n', DONE], "error in the stream"),
+        ([token("a"), b"data: \xff\xfe\n\n", DONE], "not understood"),
+        ([token("a"), b"data: {half\n\n", DONE], "not understood"),
+        ([FINISH, DONE], "without a single token"),
+        ([], "without finish_reason"),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_a_stream_error_and_keeps_its_tokens(reads, words):
+    result = decode(exchange(*reads), ADAPTER)
+    assert result.status is Status.stream_error
+    assert words in result.error
+    assert len(result.chunk_ns) == (1 if token("a") in reads else 0)
+
+
+def test_a_missing_done_is_fine_where_a_finish_reason_came():
+    assert decode(exchange(token("a"), FINISH), ADAPTER).status is Status.ok
+
+
+def test_an_http_error_tells_the_servers_own_message():
+    body = b'{"error":{"message":"model not found","type":"x","code":404}}'
+    result = decode(exchange(body, status=404, content_type="application/json"), ADAPTER)
+    assert result.status is Status.http_error
+    assert result.error == "HTTP 404: model not found"
+
+
+def test_an_http_error_with_another_body_tells_its_head():
+    result = decode(exchange(b"<h1>Bad\nGateway</h1>", status=502, content_type="x"), ADAPTER)
+    assert result.error == "HTTP 502: <h1>Bad Gateway</h1>"
+    assert decode(exchange(status=502, content_type=""), ADAPTER).error == "HTTP 502: empty body"
+
+
+def test_a_200_that_is_no_event_stream_says_what_came():
+    result = decode(exchange(b"<html>hello", content_type="text/html"), ADAPTER)
+    assert result.status is Status.stream_error
+    assert "text/html" in result.error
+    assert "<html>hello" in result.error
+
+
+def test_an_unasked_encoding_is_refused():
+    result = decode(exchange(b"\x1f\x8b", content_encoding="gzip"), ADAPTER)
+    assert "gzip" in result.error
+
+
+def test_a_transport_failure_wins_and_keeps_the_tokens_before_it():
+    cut = exchange(token("a"), outcome=Status.timeout, error="no complete answer")
+    result = decode(cut, ADAPTER)
+    assert (result.status, result.error) == (Status.timeout, "no complete answer")
+    assert len(result.chunk_ns) == 1
+
+
+def test_the_quick_status_needs_no_decoding():
+    assert quick_status(exchange(first_guess_ns=1)) is Status.ok
+    assert quick_status(exchange()) is Status.stream_error
+    assert quick_status(exchange(status=429)) is Status.http_error
+    assert quick_status(exchange(outcome=Status.cancelled)) is Status.cancelled

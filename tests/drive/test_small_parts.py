@@ -1,0 +1,191 @@
+"""Stop rules, payloads, the recorder's names, the live view and the timers."""
+
+import asyncio
+import io
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from loadgen.drive.exchange import Exchange
+from loadgen.drive.payloads import HttpHead, Payloads
+from loadgen.drive.progress import Progress
+from loadgen.drive.recorder import Ids, ShardRecorder
+from loadgen.drive.stop_rules import ErrorRate
+from loadgen.drive.timer import LoopTimer, TimerFd
+from loadgen.records import SCHEDULE, Status
+from targets.openai_chat import OpenAIChat
+
+
+def test_a_failing_server_stops_the_run_after_the_window():
+    rule = ErrorRate(limit=0.5, over_s=10.0)
+    reasons = [rule.reason(t, n_ended=5 * t, n_failed=4 * t) for t in range(15)]
+    assert reasons[:10] == [None] * 10
+    assert reasons[10] == "40 of 50 requests failed in the last 10 s (stop_when.error_rate 50%)"
+
+
+def test_an_old_failure_is_forgotten():
+    rule = ErrorRate(limit=0.5, over_s=10.0)
+    totals = [
+        (t, 10 * t, min(10 * t, 40)) for t in range(60)
+    ]  # everything fails for 4 s, then none
+    assert all(rule.reason(*total) is None for total in totals)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=80))
+def test_the_rule_agrees_with_a_walk_over_the_endings(steps):
+    rule, history, now_s, ended, failed = ErrorRate(0.3, 20.0), [(0.0, 0, 0)], 0.0, 0, 0
+    for n, is_failing in steps:
+        now_s, ended, failed = now_s + 1.0, ended + n, failed + n * is_failing
+        before = [entry for entry in history if entry[0] <= now_s - 20.0]
+        expected = False
+        if before:
+            expected = ended - before[-1][1] >= 10
+            expected &= failed - before[-1][2] > 0.3 * (ended - before[-1][1])
+        assert (rule.reason(now_s, ended, failed) is not None) == expected
+        history.append((now_s, ended, failed))
+
+
+def payloads(n=4, tokens=10, **options):
+    schedule = np.zeros(n, SCHEDULE)
+    schedule["request_id"] = 100 + np.arange(n)
+    schedule["scheduled_s"] = np.arange(n) * 6.0
+    schedule["input_tokens"] = tokens
+    schedule["output_tokens"] = 7
+    head = HttpHead("host:1", "/base", (("authorization", "Bearer secret"),))
+    return Payloads(
+        schedule, lambda row: f"prompt {row}", OpenAIChat(model="m"), head, "run", 0.5, **options
+    )
+
+
+def test_a_payload_is_one_http_request_with_its_ids():
+    made = payloads()
+    made.extend(0.0)
+    head, _, body = made.take(2).partition(b"\r\n\r\n")
+    first, *fields = head.decode().split("\r\n")
+    assert first == "POST /base/v1/chat/completions HTTP/1.1"
+    names = dict(field.split(": ", 1) for field in fields)
+    assert names["host"] == "host:1"
+    assert names["authorization"] == "Bearer secret"
+    assert names["x-request-id"] == "run-102"
+    assert names["x-seq"] == "102"
+    assert names["accept-encoding"] == "identity"
+    assert int(names["content-length"]) == len(body)
+    said = json.loads(body)
+    assert said["messages"][-1]["content"] == "prompt 2"
+    assert (said["temperature"], said["stream"]) == (0.5, True)
+    assert made.n_late == 0
+
+
+def test_long_schedules_are_encoded_a_window_ahead():
+    made = payloads(n=4, tokens=60_000_000)
+    assert made.extend(0.0) is False
+    made.take(0), made.take(1)
+    assert made.n_late == 0
+    made.take(3)
+    assert made.n_late == 1
+    made.extend(6.0)
+    made.take(2)
+    assert made.n_late == 1
+
+
+def test_a_secret_is_in_no_repr():
+    assert "secret" not in repr(HttpHead("h", "", (("authorization", "secret"),)))
+
+
+def test_distinct_error_texts_cannot_fill_the_table():
+    ids = Ids()
+    first = [ids.id(f"error {i}") for i in range(5000)]
+    assert first[0] == 1
+    assert max(first) < 65536
+    assert len(set(first)) < 1100
+    assert "different texts" in ids.texts()[first[-1]]
+    assert ids.id("") == 0
+
+
+def test_the_backlog_is_bounded_and_decoded_oldest_first():
+    schedule = np.zeros(3, SCHEDULE)
+    schedule["request_id"] = [4, 5, 6]
+    recorder = ShardRecorder(schedule, OpenAIChat(), epoch_ns=0, shard=1, backlog_bytes=50)
+    for row in range(3):
+        exchange = Exchange(row, sent_ns=1_000_000_000, http_status=500, headers_ns=1, done_ns=2)
+        exchange.parts, exchange.times, exchange.n_bytes = [b"x" * 30], [1], 30
+        recorder.ended(exchange)
+    recorder.relieve()
+    assert recorder.decoded_in_run_bytes == 60
+    assert recorder.rows["status"].tolist() == [
+        Status.http_error,
+        Status.http_error,
+        Status.not_released,
+    ]
+    rows, chunks, names = recorder.finish()
+    assert rows["status"].tolist() == [Status.http_error] * 3
+    assert rows["sent_s"].tolist() == [1.0] * 3
+    assert set(rows["shard"]) == {1}
+    assert len(chunks) == 0
+    assert names.errors[rows["error_id"][0]].startswith("HTTP 500: xxx")
+
+
+def beat(now_s, **counts):
+    by_status = [0] * len(Status)
+    by_status[Status.ok], by_status[Status.timeout] = counts["ok"], counts["timeout"]
+    return {
+        "now_s": now_s, "released": counts["ok"] + counts["timeout"], "sent": 0, "in_flight": 3,
+        "waiting": 0, "by_status": by_status, "ttft_s": [0.1] * 10, "lateness_s": [0.0001],
+    }  # fmt: skip
+
+
+def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
+    out = io.StringIO()
+    with Progress(Console(file=out, width=200), 100, 60.0, 4.0) as progress:
+        progress.beat(0, beat(4.0, ok=8, timeout=0))
+        totals = progress.beat(1, beat(6.0, ok=6, timeout=2))
+        progress.note("ending the run: because")
+    assert (totals.released, totals.in_flight, totals.n_failed, totals.n_ended) == (16, 6, 2, 16)
+    line, note = out.getvalue().splitlines()
+    assert line.startswith("6/60 s · sent 16/100 (2.7/s, asked 4.0/s) · in flight 6")
+    assert "failed 2" in line
+    assert "TTFT p50 100 ms" in line
+    assert note == "ending the run: because"
+
+
+def test_the_live_view_draws_on_a_terminal():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    with Progress(console, 100, 60.0, 4.0) as progress:
+        progress.beat(0, beat(30.0, ok=50, timeout=0))
+    assert "sent 50/100" in out.getvalue()
+
+
+@pytest.mark.parametrize("make", [TimerFd, LoopTimer])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_alarm_is_never_early_and_a_new_one_replaces_the_old(make, new_loop):
+    async def alarms():
+        loop = asyncio.get_running_loop()
+        timer = make(loop, time.monotonic_ns())
+        rung: list[Any] = []
+        over = asyncio.Event()
+
+        def ring(what):
+            rung.append(timer.now_s() if what == "now" else what)
+            over.set()
+
+        timer.arm(30.0, lambda: ring("replaced"))
+        timer.arm(0.02, lambda: ring("now"))
+        await asyncio.wait_for(over.wait(), 5)
+        over.clear()
+        timer.arm(0.0, lambda: ring("past"))
+        await asyncio.wait_for(over.wait(), 5)
+        timer.close()
+        return rung
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        at_s, past = runner.run(alarms())
+    assert at_s >= 0.02
+    assert past == "past"
