@@ -1,0 +1,49 @@
+"""What exists is documented, and what is documented exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli import app
+from loadgen.kinds import FAMILIES, describe
+from loadgen.measure.catalog import METRICS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TEXT = "\n".join(page.read_text() for page in PAGES)
+VERBS = [verb.name or getattr(verb.callback, "__name__", "") for verb in app.registered_commands]
+KINDS = [(family, entry["kind"]) for family in FAMILIES for entry in describe(family)]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_is_shown_in_use(verb):
+    assert f"slobench {verb}" in TEXT
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_each_kind_is_documented(family, kind):
+    assert re.search(rf"`{kind}`|^\| {kind} |kind: {kind}", TEXT, re.MULTILINE), f"{family}: {kind}"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_each_metric_is_documented(metric):
+    assert f"`{metric}`" in TEXT
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_shows_its_two_commands_first():
+    lines = (ROOT / "README.md").read_text().splitlines()[:25]
+    assert any("make demo" in line for line in lines)
+    assert any("make test" in line for line in lines)
+    assert any("MET" in line for line in lines)
+
+
+def test_every_decision_has_its_number_once():
+    numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    assert numbers == [f"{n:04d}" for n in range(1, len(numbers) + 1)]
