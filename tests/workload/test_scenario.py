@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from pydantic import ValidationError
 
 from loadgen.errors import ScenarioError
-from loadgen.workload.arrivals import Gamma, Poisson
-from loadgen.workload.lengths import Fixed, Lognormal
+from loadgen.workload.lengths import Fixed
+from loadgen.workload.renewal import Gamma, Poisson
 from loadgen.workload.scenario import (
     Scenario,
     SharedPrefix,
@@ -21,6 +21,7 @@ from loadgen.workload.scenario import (
     scenario_from_flags,
     shipped_scenarios,
 )
+from loadgen.workload.truncated_lengths import Lognormal
 from tests import strategies
 
 CHAT = """\

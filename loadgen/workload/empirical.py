@@ -1,0 +1,76 @@
+"""Lengths as they were observed: a list of values, with weights or without, inline or in a file."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from loadgen.workload.length_files import read_columns
+from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class Empirical(Lengths):
+    """One of the observed `values`, with probability proportional to its weight (equal if none are
+    given); P(x) = Σ_{values = x} weight / Σ weight.
+
+    `path` names a CSV file (a column of tokens and, optionally, one of weights; a header line may
+    say `tokens,weight`) or a JSON file (a list of numbers, or {"values": […], "weights": […]}).
+    """
+
+    kind = "empirical"
+    path: str | None = None
+    values: Annotated[tuple[Tokens, ...], Field(strict=False, min_length=1)] | None = None
+    weights: Annotated[tuple[Weight, ...], Field(strict=False)] | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        if (self.path is None) == (self.values is None):
+            raise ValueError("give either path (a file) or values (a list), not both or neither")
+        if self.weights is not None and self.values is None:
+            raise ValueError("weights go with values; in a file they are its second column")
+        if self.weights is not None and self.values is not None:
+            if len(self.weights) != len(self.values):
+                raise ValueError(
+                    f"{len(self.weights)} weights for {len(self.values)} values; give each its own"
+                )
+            if not sum(self.weights):
+                raise ValueError("every weight is 0; at least one value must be possible")
+        _ = self._law  # reads the file now, so that its mistakes are told with the scenario's
+        return self
+
+    @property
+    def support(self) -> tuple[int, int]:
+        tokens, _ = self._law
+        return int(tokens[0]), int(tokens[-1])
+
+    def cdf(self, tokens: NDArray[np.integer]) -> Shares:
+        values, cumulative = self._law
+        n_below = np.searchsorted(values, tokens, side="right")
+        return np.concatenate([[0.0], cumulative])[n_below]
+
+    def ppf(self, shares: Shares) -> TokenCounts:
+        values, cumulative = self._law
+        index = np.searchsorted(cumulative, shares, side="right")
+        return values[np.minimum(index, len(values) - 1)]
+
+    @cached_property
+    def _law(self) -> tuple[TokenCounts, Shares]:
+        """The possible lengths, sorted, and P(length ≤ each)."""
+        if self.path is not None:
+            columns = read_columns(self.path, ("tokens", "weight"), n_required=1)
+            tokens = columns["tokens"]
+            weights = columns.get("weight", np.ones(len(tokens)))
+        else:
+            tokens = np.array(self.values, np.float64)
+            weights = np.ones(len(tokens)) if self.weights is None else np.array(self.weights)
+        values, index = np.unique(tokens.astype(np.uint32), return_inverse=True)
+        totals = np.bincount(index, weights)
+        is_possible = totals > 0
+        cumulative = np.cumsum(totals[is_possible])
+        return values[is_possible], cumulative / cumulative[-1]
