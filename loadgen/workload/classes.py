@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from loadgen.errors import nearest
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import parse_slo
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
@@ -38,20 +38,24 @@ SloEntry = Annotated[str | SloPreset, PlainValidator(_slo_entry), PlainSerialize
 SloList = Annotated[tuple[SloEntry, ...], Field(strict=False)]
 
 
-def _grounded(slo: tuple[str | SloPreset, ...]) -> tuple[str | SloPreset, ...]:
+def needs_request_slo(slo: Sequence[str | SloPreset]) -> str | None:
+    """What is wrong with a list that counts requests which kept promises nobody made; None where
+    nothing is."""
     promises = [parse_slo(text) for text in expanded(slo)]
     for promise in promises:
         if promise.metric in _OF_MET_REQUESTS and all(p.scope == "run" for p in promises):
-            raise ValueError(ungrounded(promise))
+            return (
+                f"'{promise.text}' counts requests that keep every per-request promise, and there "
+                "is none; add one, e.g. 'ttft <= 500ms'"
+            )
+    return None
+
+
+def _grounded(slo: tuple[str | SloPreset, ...]) -> tuple[str | SloPreset, ...]:
+    problem = needs_request_slo(slo)
+    if problem is not None:
+        raise ValueError(problem)
     return slo
-
-
-def ungrounded(promise: Slo) -> str:
-    """What is wrong with a promise about requests that met promises nobody made."""
-    return (
-        f"'{promise.text}' counts requests that keep every per-request promise, and there "
-        "is none; add one, e.g. 'ttft <= 500ms'"
-    )
 
 
 class Session(Strict):

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from loadgen.errors import ScenarioError
 from loadgen.workload.lengths import Fixed
 from loadgen.workload.renewal import Gamma, Poisson
+from loadgen.workload.requests import SharedPrefix
 from loadgen.workload.scenario import (
     Scenario,
-    SharedPrefix,
     StopWhen,
     load_scenario,
     read_source,
