@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from loadgen.records import Times
 from loadgen.units import Rate
@@ -27,6 +27,12 @@ class Batch(Arrivals):
     kind = "batch"
     rate: Rate
     size: Annotated[Lengths, LENGTHS]
+
+    @model_validator(mode="after")
+    def _has_single_sizes(self) -> Self:
+        if self.size.gives_pairs:
+            raise ValueError("size: kind: joint draws pairs; for one number use kind: empirical")
+        return self
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         instants_rng, sizes_rng = streams(rng, 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from math import sqrt
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,14 @@ _BLOCK = 1 << 20
 
 
 class Lengths(Plugin, ABC):
-    """A distribution on positive whole numbers of tokens."""
+    """A distribution on positive whole numbers of tokens.
+
+    `gives_pairs`: it draws input and output lengths together (pairs.py), so `output_tokens` is left
+    out.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    gives_pairs: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from pydantic import (
     PlainSerializer,
     SerializationInfo,
     TypeAdapter,
+    model_validator,
 )
 
 from loadgen.registry import Block
@@ -67,6 +68,12 @@ class Mixture(Lengths):
         ],
         Field(strict=False, min_length=1, max_length=1000),
     ]
+
+    @model_validator(mode="after")
+    def _has_single_lengths(self) -> Self:
+        if any(component.lengths.gives_pairs for component in self.of):
+            raise ValueError("kind: joint draws pairs; for one length use kind: empirical")
+        return self
 
     @property
     def support(self) -> tuple[int, int]:

@@ -1,62 +1,42 @@
 """Input and output lengths drawn together: observed pairs, or two laws tied by a correlation.
 
-`requests` names its lengths in one of two ways: `tokens: {kind: joint, …}`, or `input_tokens` and
-`output_tokens`, with a `correlation` between them or without.
+`requests` names its lengths in one of two ways: `input_tokens: {kind: joint, …}` without
+`output_tokens` (the pairs say both), or `input_tokens` and `output_tokens`, with a `correlation`
+between them or without.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import cached_property
 from math import sqrt
-from typing import Annotated, Protocol, Self
+from typing import Annotated, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from loadgen.registry import Plugin, Registry
+from loadgen.errors import ScenarioError
 from loadgen.workload.length_files import read_columns
-from loadgen.workload.lengths import Lengths, TokenCounts, Tokens
+from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
 
 COLUMNS = ("input_tokens", "output_tokens", "weight")
 
-
-class Pairs(Plugin, ABC):
-    """A distribution on pairs (input tokens, output tokens)."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    @abstractmethod
-    def draw(self, rng: np.random.Generator, n: int) -> tuple[TokenCounts, TokenCounts]:
-        """n independent pairs: inputs and outputs, uint32 [n] each."""
-
-    @property
-    @abstractmethod
-    def means(self) -> tuple[float, float]:
-        """The expected input and output length in tokens, exact."""
+Pair = Annotated[tuple[Tokens, Tokens], Field(strict=False)]
 
 
-PAIRS: Registry[Pairs] = Registry("slobench.pairs", "distribution of length pairs")
-
-
-class Joint(Pairs):
-    """One of the observed `pairs` [input, output], kept together, equally likely or by weight.
+class Joint(Lengths):
+    """One of the observed `pairs` [input, output], kept together, equally likely or by weight; it
+    stands at `input_tokens`, and `output_tokens` is left out.
 
     `path` names a CSV file (columns input_tokens, output_tokens and, optionally, weight; without a
     header in this order) or a JSON file (a list of [input, output], or of mappings with these
-    names).
+    names). `support`, `cdf` and the moments are those of the inputs.
     """
 
     kind = "joint"
+    gives_pairs: ClassVar[bool] = True
     path: str | None = None
-    pairs: (
-        Annotated[
-            tuple[Annotated[tuple[Tokens, Tokens], Field(strict=False)], ...],
-            Field(strict=False, min_length=1),
-        ]
-        | None
-    ) = None
+    pairs: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -65,19 +45,38 @@ class Joint(Pairs):
         _ = self._law  # reads the file now, so that its mistakes are told with the scenario's
         return self
 
-    def draw(self, rng: np.random.Generator, n: int) -> tuple[TokenCounts, TokenCounts]:
+    def draw_pairs(self, rng: np.random.Generator, n: int) -> tuple[TokenCounts, TokenCounts]:
+        """n independent pairs: inputs and outputs, uint32 [n] each."""
         inputs, outputs, shares = self._law
-        edges = np.cumsum(shares)[:-1]
-        chosen = np.searchsorted(edges, rng.random(n), side="right")
+        chosen = np.searchsorted(np.cumsum(shares)[:-1], rng.random(n), side="right")
         return inputs[chosen], outputs[chosen]
 
     @property
     def means(self) -> tuple[float, float]:
+        """The expected input and output length in tokens, exact."""
         inputs, outputs, shares = self._law
         return float(inputs @ shares), float(outputs @ shares)
 
+    @property
+    def support(self) -> tuple[int, int]:
+        inputs, _, _ = self._law
+        return int(inputs.min()), int(inputs.max())
+
+    def cdf(self, tokens: NDArray[np.integer]) -> Shares:
+        inputs, _, shares = self._law
+        order = np.argsort(inputs, kind="stable")
+        below = np.concatenate([[0.0], np.cumsum(shares[order])])
+        n_below = np.searchsorted(inputs[order], tokens, side="right")
+        return np.asarray(np.minimum(below[n_below], 1.0))
+
+    def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
+        raise ScenarioError(_MISPLACED)
+
+    def ppf(self, shares: Shares) -> TokenCounts:
+        raise ScenarioError(_MISPLACED)
+
     @cached_property
-    def _law(self) -> tuple[TokenCounts, TokenCounts, NDArray[np.float64]]:
+    def _law(self) -> tuple[TokenCounts, TokenCounts, Shares]:
         """Inputs, outputs and the probability of each pair."""
         if self.path is not None:
             columns = read_columns(self.path, COLUMNS, n_required=2)
@@ -89,6 +88,12 @@ class Joint(Pairs):
         return inputs.astype(np.uint32), outputs.astype(np.uint32), weights / weights.sum()
 
 
+_MISPLACED = (
+    "kind: joint draws input and output lengths together: it belongs at "
+    "requests.input_tokens, with output_tokens and correlation left out; for one length alone use kind: empirical"
+)
+
+
 class Asked(Protocol):
     """What `requests` says about lengths."""
 
@@ -97,22 +102,21 @@ class Asked(Protocol):
     @property
     def output_tokens(self) -> Lengths | None: ...
     @property
-    def tokens(self) -> Pairs | None: ...
-    @property
     def correlation(self) -> float: ...
 
 
 def check_asked(asked: Asked) -> None:
-    """Raises ValueError unless lengths are named in exactly one way."""
-    if asked.tokens is not None:
-        for key in ("input_tokens", "output_tokens"):
-            if getattr(asked, key) is not None:
-                raise ValueError(f"tokens draws pairs; leave {key} or tokens out")
-        if asked.correlation:
-            raise ValueError("tokens draws pairs, which have their own correlation; leave it out")
-    for key in ("input_tokens", "output_tokens"):
-        if asked.tokens is None and getattr(asked, key) is None:
-            raise ValueError(f"{key} is required (or tokens: {{kind: joint, …}} for pairs)")
+    """Raises ValueError where pairs stand beside what they replace, or where there is nothing for a
+    correlation to tie."""
+    inputs, outputs = asked.input_tokens, asked.output_tokens
+    if outputs is not None and outputs.gives_pairs:
+        raise ValueError(_MISPLACED)
+    if inputs is not None and inputs.gives_pairs and (outputs is not None or asked.correlation):
+        raise ValueError(_MISPLACED)
+    if asked.correlation and (inputs is None or outputs is None):
+        raise ValueError(
+            "correlation ties input_tokens to output_tokens; name both, or leave it out"
+        )
 
 
 def draw_pair(
@@ -124,11 +128,16 @@ def draw_pair(
     """n input and n output lengths, uint32 [n] each, as `requests` asks for them.
 
     Independent lengths are drawn from `rng` and `output_rng` (`rng` again where it is None); what
-    is tied together comes from `rng` alone. `asked` has passed `check_asked`.
+    is tied together comes from `rng` alone. Raises ScenarioError where `asked` would not pass
+    `check_asked`.
     """
-    if asked.tokens is not None:
-        return asked.tokens.draw(rng, n)
+    try:
+        check_asked(asked)
+    except ValueError as error:
+        raise ScenarioError(f"requests: {error}") from None
     inputs, outputs = asked.input_tokens, asked.output_tokens
+    if isinstance(inputs, Joint):
+        return inputs.draw_pairs(rng, n)
     assert inputs is not None, "requests without input_tokens"
     assert outputs is not None, "requests without output_tokens"
     if asked.correlation:
@@ -136,13 +145,15 @@ def draw_pair(
     return inputs.draw(rng, n), outputs.draw(output_rng or rng, n)
 
 
-def mean_pair(asked: Asked) -> tuple[float, float]:
-    """The expected input and output length in tokens, exact. `asked` has passed `check_asked`."""
-    if asked.tokens is not None:
-        return asked.tokens.means
-    assert asked.input_tokens is not None, "requests without input_tokens"
-    assert asked.output_tokens is not None, "requests without output_tokens"
-    return asked.input_tokens.mean, asked.output_tokens.mean
+def mean_pair(asked: Asked) -> tuple[float | None, float | None]:
+    """The expected input and output length in tokens, exact; None for what is not asked for."""
+    inputs, outputs = asked.input_tokens, asked.output_tokens
+    if isinstance(inputs, Joint):
+        return inputs.means
+    return (
+        None if inputs is None else inputs.mean,
+        None if outputs is None else outputs.mean,
+    )
 
 
 def correlated(
