@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from loadgen.workload.length_files import read_columns
 from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
+from loadgen.workload.lists import FILLED, FROM_LIST
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -25,8 +26,8 @@ class Empirical(Lengths):
 
     kind = "empirical"
     path: str | None = None
-    values: Annotated[tuple[Tokens, ...], Field(strict=False, min_length=1)] | None = None
-    weights: Annotated[tuple[Weight, ...], Field(strict=False)] | None = None
+    values: Annotated[tuple[Tokens, ...], FROM_LIST, FILLED] | None = None
+    weights: Annotated[tuple[Weight, ...], FROM_LIST] | None = None
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:

@@ -21,6 +21,7 @@ from pydantic import (
 
 from loadgen.registry import Block
 from loadgen.workload.lengths import LENGTHS, Lengths, Shares, TokenCounts
+from loadgen.workload.lists import FILLED, FROM_LIST
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Mixture(Lengths):
             Annotated[InstanceOf[Component], BeforeValidator(_component), PlainSerializer(_flat)],
             ...,
         ],
-        Field(strict=False, min_length=1, max_length=1000),
+        FROM_LIST,
+        FILLED,
     ]
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from loadgen.records import Times
 from loadgen.registry import Block
 from loadgen.units import Rate, Seconds
 from loadgen.workload.arrivals import Arrivals, streams
+from loadgen.workload.lists import FROM_LIST
 from loadgen.workload.renewal import poisson_instants
 
 MAX_STATE_CHANGES = 20_000_000
@@ -125,10 +126,12 @@ class Mmpp(Arrivals):
 
     kind = "mmpp"
     rate: Rate
-    states: Annotated[tuple[State, ...], Field(strict=False, min_length=2, max_length=1000)]
+    states: Annotated[tuple[State, ...], FROM_LIST]
 
     @model_validator(mode="after")
-    def _has_a_rate(self) -> Self:
+    def _has_states_and_a_rate(self) -> Self:
+        if len(self.states) < 2:
+            raise ValueError("states needs two or more; with one rate use kind: poisson")
         if not any(state.weight_rate for state in self.states):
             raise ValueError("every weight_rate is 0; at least one state needs arrivals")
         return self

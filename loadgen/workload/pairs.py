@@ -13,15 +13,16 @@ from typing import Annotated, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from loadgen.errors import ScenarioError
 from loadgen.workload.length_files import read_columns
 from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
+from loadgen.workload.lists import FILLED, FROM_LIST
 
 COLUMNS = ("input_tokens", "output_tokens", "weight")
 
-Pair = Annotated[tuple[Tokens, Tokens], Field(strict=False)]
+Pair = Annotated[tuple[Tokens, Tokens], FROM_LIST]
 
 
 class Joint(Lengths):
@@ -36,7 +37,7 @@ class Joint(Lengths):
     kind = "joint"
     gives_pairs: ClassVar[bool] = True
     path: str | None = None
-    pairs: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1)] | None = None
+    pairs: Annotated[tuple[Pair, ...], FROM_LIST, FILLED] | None = None
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -90,7 +91,8 @@ class Joint(Lengths):
 
 _MISPLACED = (
     "kind: joint draws input and output lengths together: it belongs at "
-    "requests.input_tokens, with output_tokens and correlation left out; for one length alone use kind: empirical"
+    "requests.input_tokens, with output_tokens and correlation left out; for one length "
+    "alone use kind: empirical"
 )
 
 

@@ -23,6 +23,7 @@ from loadgen.records import Times
 from loadgen.registry import Block
 from loadgen.units import Level, Seconds
 from loadgen.workload.arrivals import Arrivals
+from loadgen.workload.lists import FILLED, FROM_LIST
 from loadgen.workload.renewal import Cv, constant_instants, gamma_instants, poisson_instants
 
 Counts = NDArray[np.float64]  # expected arrivals since t = 0
@@ -117,7 +118,7 @@ class Steps(VaryingRate):
     """
 
     kind = "steps"
-    levels: Annotated[tuple[Step, ...], Field(strict=False, min_length=1)]
+    levels: Annotated[tuple[Step, ...], FROM_LIST, FILLED]
 
     @model_validator(mode="after")
     def _has_a_rate(self) -> Self:
@@ -156,7 +157,7 @@ class Curve(VaryingRate):
     """
 
     kind = "curve"
-    points: Annotated[tuple[Point, ...], Field(strict=False, min_length=1)]
+    points: Annotated[tuple[Point, ...], FROM_LIST, FILLED]
     process: Literal["poisson", "gamma", "constant"] = "poisson"
     cv: Cv | None = None
 

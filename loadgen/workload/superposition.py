@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from loadgen.records import Times
 from loadgen.workload.arrivals import ARRIVALS, Arrivals, streams
+from loadgen.workload.lists import FILLED, FROM_LIST
 
 
 class Sum(Arrivals):
@@ -19,9 +20,7 @@ class Sum(Arrivals):
     """
 
     kind = "sum"
-    of: Annotated[
-        tuple[Annotated[Arrivals, ARRIVALS], ...], Field(strict=False, min_length=1, max_length=100)
-    ]
+    of: Annotated[tuple[Annotated[Arrivals, ARRIVALS], ...], FROM_LIST, FILLED]
 
     @model_validator(mode="after")
     def _is_open_loop(self) -> Self:
