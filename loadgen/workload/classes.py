@@ -122,8 +122,7 @@ class TrafficClass(Strict):
         """The steps of its chain; a class without one has a single step."""
         if self.chain:
             return self.chain
-        assert self.requests is not None, "a class without requests or chain is refused on reading"
-        return (Step(name="request", requests=self.requests),)
+        return (Step(name="request", requests=self.requests or Requests()),)
 
     def problems(self, arrivals: Arrivals | None, has_texts: bool) -> Iterator[Problem]:
         """What does not fit together, given the arrivals it has; `has_texts`: the prompts come with
@@ -153,7 +152,7 @@ class TrafficClass(Strict):
 
 
 def _missing(path: tuple[str | int, ...], asked: Requests, is_optional: bool) -> Iterator[Problem]:
-    if is_optional or getattr(asked.input_tokens, "gives_pairs", False):
+    if is_optional or asked.has_lengths:
         return
     for key in ("input_tokens", "output_tokens"):
         if getattr(asked, key) is None:

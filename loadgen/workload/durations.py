@@ -93,7 +93,7 @@ class ExponentialDuration(Durations):
 
 
 class LognormalDuration(Durations):
-    """exp(N(ln median, sigma²)): most pauses short, a few very long; mean median · exp(sigma²/2)."""
+    """exp(N(ln median, sigma²)): most are short, a few very long; mean median · exp(sigma²/2)."""
 
     kind = "lognormal"
     median: Annotated[Seconds, Field(gt=0)]

@@ -19,6 +19,7 @@ from loadgen.workload.classes import Step, TrafficClass
 from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
 from loadgen.workload.lengths import TokenCounts
+from loadgen.workload.pairs import draw_pair, mean_pair
 from loadgen.workload.requests import Requests, SharedPrefix
 from loadgen.workload.streams import Purpose, stream
 from loadgen.workload.traffic import Traffic
@@ -154,8 +155,8 @@ def _quickest_s(asked: TrafficClass) -> float:
     """The least time that one unit is planned to take from its first request to its last answer."""
     depth_s: dict[str, float] = {}
     for step in asked.steps():
-        tokens = step.requests.output_tokens
-        own_s = QUICKEST_S + (tokens.mean if tokens else 1.0) / QUICKEST_TOKENS_PER_S
+        tokens = mean_pair(step.requests)[1] or 1.0
+        own_s = QUICKEST_S + tokens / QUICKEST_TOKENS_PER_S
         depth_s[step.name] = own_s + max((depth_s[name] for name in step.after), default=0.0)
     longest_s = max(depth_s.values())
     if asked.session is None:
@@ -185,11 +186,10 @@ def _ask(
     inputs, outputs = lengths(asked, traffic, owner, name, len(mine))
     rows["input_tokens"][mine], rows["output_tokens"][mine] = inputs, outputs
     rows["temperature"][mine] = asked.temperature
-    if traffic.prefix_id is not None and traffic.prefix_tokens is not None:
-        rows["prefix_id"][mine], rows["prefix_tokens"][mine] = (
-            traffic.prefix_id,
-            traffic.prefix_tokens,
-        )
+    if asked.shared_prefix is None and asked.input_tokens is None and traffic.prefix_id is not None:
+        assert traffic.prefix_tokens is not None, "prefixes without their lengths"
+        rows["prefix_id"][mine] = traffic.prefix_id
+        rows["prefix_tokens"][mine] = traffic.prefix_tokens
     elif asked.shared_prefix is not None:
         _, number = np.unique(unit, return_inverse=True)  # turns of a session share their prefix
         n = int(number.max(initial=-1)) + 1
@@ -202,23 +202,19 @@ def _ask(
 def lengths(
     asked: Requests, traffic: Traffic, owner: Owner, name: tuple[str, ...], n: int
 ) -> tuple[TokenCounts, TokenCounts]:
-    """Input tokens (without a shared prefix) and output tokens of n requests; what the traffic
-    states goes before what is asked, and what neither says is 1."""
-    if asked.correlation or (asked.input_tokens is not None and asked.output_tokens is None):
-        from loadgen.workload.pairs import draw_pair
-
-        inputs, outputs = draw_pair(asked, owner.stream(Purpose.pairs, *name), n)
+    """Input tokens (without a shared prefix) and output tokens of n requests: as asked, else as the
+    traffic states them; what neither says is 1."""
+    rngs = [owner.stream(p, *name) for p in (Purpose.input_tokens, Purpose.output_tokens)]
+    if asked.has_lengths:
+        inputs, outputs = draw_pair(asked, rngs[0], n, rngs[1])
     else:
         inputs, outputs = (
-            np.ones(n, np.uint32) if kind is None else kind.draw(owner.stream(purpose, *name), n)
-            for kind, purpose in (
-                (asked.input_tokens, Purpose.input_tokens),
-                (asked.output_tokens, Purpose.output_tokens),
-            )
+            np.ones(n, np.uint32) if law is None else law.draw(rng, n)
+            for law, rng in zip((asked.input_tokens, asked.output_tokens), rngs, strict=True)
         )
-    if traffic.input_tokens is not None:
+    if traffic.input_tokens is not None and asked.input_tokens is None:
         inputs = traffic.input_tokens
-    if traffic.output_tokens is not None:
+    if traffic.output_tokens is not None and not (asked.output_tokens or asked.has_lengths):
         outputs = traffic.output_tokens
     return inputs, outputs
 

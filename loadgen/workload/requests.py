@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from loadgen.registry import Block, Plugin, Registry
 from loadgen.units import Share
 from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
+from loadgen.workload.pairs import check_asked
 
 
 class Strict(Block):
@@ -83,8 +84,9 @@ class SharedPrefix(Strict):
 class Requests(Strict):
     """What is asked: lengths in tokens and the sampling temperature.
 
-    Lengths may be left out where the arrivals (a trace) or the prompts (a dataset) state them.
-    `correlation` is that of a Gaussian copula between input and output lengths.
+    Lengths are two laws, tied by the `correlation` of a Gaussian copula, or a joint one of pairs at
+    `input_tokens`; where the arrivals (a trace) or the prompts (a dataset) state them they may be
+    left out.
     """
 
     input_tokens: Annotated[Lengths, LENGTHS] | None = None
@@ -92,3 +94,14 @@ class Requests(Strict):
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
     shared_prefix: SharedPrefix | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+
+    @model_validator(mode="after")
+    def _says_lengths_once(self) -> Self:
+        check_asked(self)
+        return self
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether input and output lengths are both said."""
+        inputs, outputs = self.input_tokens, self.output_tokens
+        return inputs is not None and (outputs is not None or inputs.gives_pairs)

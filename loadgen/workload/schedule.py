@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +54,10 @@ def make_plan(scenario: Scenario) -> Plan:
     much.
     """
     names, traffic = scenario.names(), scenario.traffic()
-    layouts, first_prefix = [], 0
+    layouts: list[Layout] = []
+    first_prefix = 0
     for asked, arriving, pause, owner in _streams(scenario):
-        room = MAX_REQUESTS - sum(len(layout.rows) for layout in layouts)
+        room = MAX_REQUESTS - sum(len(before.rows) for before in layouts)
         layout = lay_out(asked, arriving, pause, owner, scenario.horizon_s, room)
         if arriving.session_id is not None:
             layout = replace(layout, source=_renumbered(arriving.session_id))
@@ -129,9 +130,7 @@ def _streams(
         owner = Owner(scenario.seed, (name,) if has_names else ())
         arrivals = asked.arrivals or scenario.arrivals
         assert arrivals is not None, "a scenario without arrivals is refused on reading"
-        arriving = (
-            shares[name] if name in shares else _arriving(scenario, arrivals, owner.name)
-        )
+        arriving = shares[name] if name in shares else _arriving(scenario, arrivals, owner.name)
         yield asked, arriving, arrivals.pause(), owner
 
 
@@ -167,8 +166,11 @@ def _shared_out(
 
 
 def _chosen(whole: Traffic, which: NDArray[np.bool_]) -> Traffic:
-    columns = {name: getattr(whole, name) for name in whole.__slots__}
-    return Traffic(**{name: None if c is None else c[which] for name, c in columns.items()})
+    columns = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    chosen: dict[str, Any] = {
+        name: None if column is None else column[which] for name, column in columns.items()
+    }
+    return Traffic(**chosen)
 
 
 def _renumbered(session_id: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -18,9 +18,8 @@ class Purpose(IntEnum):
     prefix = 3
     prompt = 4
     classes = 5
-    pairs = 6
-    turns = 7
-    think = 8
+    turns = 6
+    think = 7
 
 
 def stream(seed: int, purpose: Purpose, *owner: str) -> np.random.Generator:

@@ -76,7 +76,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 def fit_text(tokenizer: Tokenizer, text: str, n_tokens: int, lead: str = "") -> str:
     """The beginning of `text` for which `lead` + beginning has `n_tokens` tokens, with a filler at
     the end where cutting alone does not get there (merges reach over the cut); at least one
-    character. Where no try is exact, the nearest. It does not end in a blank: templates strip those.
+    character. Where no try is exact, the nearest. It does not end in a blank (templates strip it).
     """
     assert text, "there is no text to fit"
     ends = tokenizer.ends(lead + text)
