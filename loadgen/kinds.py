@@ -14,18 +14,25 @@ from loadgen.registry import Plugin, Registry
 FAMILIES: Mapping[str, str] = {
     "arrivals": "loadgen.workload.arrivals:ARRIVALS",
     "lengths": "loadgen.workload.lengths:LENGTHS",
+    "durations": "loadgen.workload.durations:DURATIONS",
+    "popularities": "loadgen.workload.requests:POPULARITIES",
+    "prompts": "loadgen.workload.texts:PROMPTS",
+    "traces": "loadgen.workload.traces.trace:TRACES",
+    "presets": "",
     "apis": "targets.base:TARGETS",
     "modes": "reference_engine.policies.base:POLICIES",
     "executors": "reference_engine.executors.base:EXECUTORS",
     "scenarios": "",
 }
-"""Family → `module:REGISTRY`; scenarios are files."""
+"""Family → `module:REGISTRY`; scenarios are files and presets a table."""
 
 
 def describe(family: str) -> list[dict[str, Any]]:
     """One entry per kind: kind, what (first sentence), parameters {name: {type, default}}."""
     if family == "scenarios":
         return _scenarios()
+    if family == "presets":
+        return _presets()
     module, _, name = FAMILIES[family].partition(":")
     registry: Registry[Any] = getattr(importlib.import_module(module), name)
     return [_kind(registry, kind) for kind in registry.names()]
@@ -66,6 +73,19 @@ def _scenarios() -> list[dict[str, Any]]:
             "parameters": {},
         }
         for name in shipped_scenarios()
+    ]
+
+
+def _presets() -> list[dict[str, Any]]:
+    from loadgen.workload.presets import CATALOGUE
+
+    return [
+        {
+            "kind": name,
+            "what": f"{', '.join(preset.promises)}. {preset.why} ({preset.source})",
+            "parameters": {},
+        }
+        for name, preset in CATALOGUE.items()
     ]
 
 
