@@ -25,7 +25,13 @@ ALLOWED: dict[str, list[str]] = {
     "targets": [*WORDS, "targets"],
     "reference_engine": [*WORDS, "reference_engine"],
     # Shells: sockets, processes, files, clocks.
-    "loadgen.drive": [*WORDS, "loadgen.drive", "loadgen.workload.prompts", "targets.base"],
+    "loadgen.drive": [
+        *WORDS,
+        "loadgen.drive",
+        "loadgen.workload.prompts",
+        "loadgen.workload.dialogue",
+        "targets.base",
+    ],
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
     "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],

@@ -18,6 +18,7 @@ from loadgen.workload.requests import Requests, Strict
 
 _OF_MET_REQUESTS = ("attainment", "goodput", "goodput_output_tokens_per_s")
 _NO_PAUSE = FixedDuration.model_construct(duration=0.0)
+DEFAULT_TENANT = "default"  # is not sent to the server
 Problem = tuple[tuple[str | int, ...], str]  # key path, what is wrong there
 
 
@@ -112,7 +113,7 @@ class TrafficClass(Strict):
     chain: Chain = ()
     slo: Annotated[SloList, AfterValidator(_grounded)] = ()
     priority: Annotated[int, Field(ge=-32768, le=32767)] = 0
-    tenant: Annotated[str, Field(min_length=1, max_length=64)] = "default"
+    tenant: Annotated[str, Field(min_length=1, max_length=64)] = DEFAULT_TENANT
 
     def slo_texts(self) -> tuple[str, ...]:
         """The promises with presets written out."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.measure.stats import least_n
-from loadgen.records import Phase, Schedule, Times
+from loadgen.records import Edges, Phase, Schedule, Times
 from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.pairs import mean_pair
@@ -22,8 +22,13 @@ ARRIVALS_PER_WINDOW = 5
 Means = NDArray[np.float64]  # tokens
 
 
-def preview(scenario: Scenario, schedule: Schedule, confidence: float = 0.95) -> dict[str, Any]:
-    """The figures of one schedule as JSON; None where a number does not exist (a gap of one row, a
+def preview(
+    scenario: Scenario,
+    schedule: Schedule,
+    edges: Edges | None = None,
+    confidence: float = 0.95,
+) -> dict[str, Any]:
+    """The figures of one plan as JSON; None where a number does not exist (a gap of one row, a
     kind that states no rate).
 
     `n` and everything about arrivals and lengths covers warm-up and measured window alike; `slo`
@@ -38,7 +43,7 @@ def preview(scenario: Scenario, schedule: Schedule, confidence: float = 0.95) ->
     return {
         "scenario": scenario.name,
         "seed": scenario.seed,
-        "schedule_sha256": schedule_sha256(schedule),
+        "schedule_sha256": schedule_sha256(schedule, edges),
         "n": n,
         "n_measured": n_measured,
         "duration_s": horizon_s,

@@ -190,6 +190,11 @@ class Scenario(Strict):
         own = {"requests": self.requests, "session": self.session, "chain": self.chain}
         return {ONLY_CLASS: TrafficClass.model_validate(own, strict=False)}
 
+    def is_closed_loop(self, class_name: str) -> bool:
+        """Whether a class's requests wait for its users' earlier ones."""
+        arrivals = self.traffic()[class_name].arrivals or self.arrivals
+        return arrivals is not None and arrivals.pause() is not None
+
     def names(self) -> Names:
         """What class_id and tenant_id of the schedule mean."""
         traffic = self.traffic()
