@@ -182,7 +182,7 @@ def _edges(
             f"times in {horizon_s:g}s, at most {MAX_STATE_CHANGES:.0e}; lengthen them"
         )
     edges_s, n_drawn = [np.zeros(1)], 0
-    while edges_s[-1][-1] < horizon_s:
+    while n_drawn == 0 or edges_s[-1][-1] < horizon_s:
         expected = (horizon_s - edges_s[-1][-1]) / mean_s
         n = int(expected + 6 * np.sqrt(expected)) + 16
         block = sojourns_s(n_drawn, n)
