@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Self
 
@@ -14,6 +15,14 @@ from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
 from loadgen.workload.lists import FILLED, FROM_LIST
 
 Weight = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, eq=False)  # what it was read from is compared, not the arrays
+class _Law:
+    """The possible lengths, sorted, and P(length ≤ each)."""
+
+    values: TokenCounts
+    shares: Shares
 
 
 class Empirical(Lengths):
@@ -47,22 +56,19 @@ class Empirical(Lengths):
 
     @property
     def support(self) -> tuple[int, int]:
-        tokens, _ = self._law
-        return int(tokens[0]), int(tokens[-1])
+        values = self._law.values
+        return int(values[0]), int(values[-1])
 
     def cdf(self, tokens: NDArray[np.integer]) -> Shares:
-        values, cumulative = self._law
-        n_below = np.searchsorted(values, tokens, side="right")
-        return np.concatenate([[0.0], cumulative])[n_below]
+        n_below = np.searchsorted(self._law.values, tokens, side="right")
+        return np.concatenate([[0.0], self._law.shares])[n_below]
 
     def ppf(self, shares: Shares) -> TokenCounts:
-        values, cumulative = self._law
-        index = np.searchsorted(cumulative, shares, side="right")
-        return values[np.minimum(index, len(values) - 1)]
+        index = np.searchsorted(self._law.shares, shares, side="right")
+        return self._law.values[np.minimum(index, len(self._law.values) - 1)]
 
     @cached_property
-    def _law(self) -> tuple[TokenCounts, Shares]:
-        """The possible lengths, sorted, and P(length ≤ each)."""
+    def _law(self) -> _Law:
         if self.path is not None:
             columns = read_columns(self.path, ("tokens", "weight"), n_required=1)
             tokens = columns["tokens"]
@@ -74,4 +80,4 @@ class Empirical(Lengths):
         totals = np.bincount(index, weights)
         is_possible = totals > 0
         cumulative = np.cumsum(totals[is_possible])
-        return values[is_possible], cumulative / cumulative[-1]
+        return _Law(values[is_possible], cumulative / cumulative[-1])

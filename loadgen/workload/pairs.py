@@ -7,6 +7,7 @@ between them or without.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from typing import Annotated, ClassVar, Protocol, Self
@@ -23,6 +24,15 @@ from loadgen.workload.lists import FILLED, FROM_LIST
 COLUMNS = ("input_tokens", "output_tokens", "weight")
 
 Pair = Annotated[tuple[Tokens, Tokens], FROM_LIST]
+
+
+@dataclass(frozen=True, eq=False)  # what it was read from is compared, not the arrays
+class _Law:
+    """The observed pairs, and the probability of each."""
+
+    inputs: TokenCounts
+    outputs: TokenCounts
+    shares: Shares
 
 
 class Joint(Lengths):
@@ -48,26 +58,24 @@ class Joint(Lengths):
 
     def draw_pairs(self, rng: np.random.Generator, n: int) -> tuple[TokenCounts, TokenCounts]:
         """n independent pairs: inputs and outputs, uint32 [n] each."""
-        inputs, outputs, shares = self._law
-        chosen = np.searchsorted(np.cumsum(shares)[:-1], rng.random(n), side="right")
-        return inputs[chosen], outputs[chosen]
+        law = self._law
+        chosen = np.searchsorted(np.cumsum(law.shares)[:-1], rng.random(n), side="right")
+        return law.inputs[chosen], law.outputs[chosen]
 
     @property
     def means(self) -> tuple[float, float]:
         """The expected input and output length in tokens, exact."""
-        inputs, outputs, shares = self._law
-        return float(inputs @ shares), float(outputs @ shares)
+        law = self._law
+        return float(law.inputs @ law.shares), float(law.outputs @ law.shares)
 
     @property
     def support(self) -> tuple[int, int]:
-        inputs, _, _ = self._law
-        return int(inputs.min()), int(inputs.max())
+        return int(self._law.inputs.min()), int(self._law.inputs.max())
 
     def cdf(self, tokens: NDArray[np.integer]) -> Shares:
-        inputs, _, shares = self._law
-        order = np.argsort(inputs, kind="stable")
-        below = np.concatenate([[0.0], np.cumsum(shares[order])])
-        n_below = np.searchsorted(inputs[order], tokens, side="right")
+        order = np.argsort(self._law.inputs, kind="stable")
+        below = np.concatenate([[0.0], np.cumsum(self._law.shares[order])])
+        n_below = np.searchsorted(self._law.inputs[order], tokens, side="right")
         return np.asarray(np.minimum(below[n_below], 1.0))
 
     def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
@@ -77,8 +85,7 @@ class Joint(Lengths):
         raise ScenarioError(_MISPLACED)
 
     @cached_property
-    def _law(self) -> tuple[TokenCounts, TokenCounts, Shares]:
-        """Inputs, outputs and the probability of each pair."""
+    def _law(self) -> _Law:
         if self.path is not None:
             columns = read_columns(self.path, COLUMNS, n_required=2)
             inputs, outputs = columns["input_tokens"], columns["output_tokens"]
@@ -86,7 +93,7 @@ class Joint(Lengths):
         else:
             inputs, outputs = np.array(self.pairs, np.float64).T
             weights = np.ones(len(inputs))
-        return inputs.astype(np.uint32), outputs.astype(np.uint32), weights / weights.sum()
+        return _Law(inputs.astype(np.uint32), outputs.astype(np.uint32), weights / weights.sum())
 
 
 _MISPLACED = (
