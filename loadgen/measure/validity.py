@@ -227,7 +227,8 @@ def _planned_s(run: Run) -> NDArray[np.float64]:
         child = np.searchsorted(ids, edges["request_id"])
         parent = np.searchsorted(ids, edges["after"])
         latest_s = np.full(len(rows), -np.inf)
-        np.maximum.at(latest_s, child, rows["done_s"][parent])
+        with np.errstate(invalid="ignore"):  # NaN (never sent) wins, and is dealt with below
+            np.maximum.at(latest_s, child, rows["done_s"][parent])
         has_parents = np.isfinite(latest_s)
         planned_s[has_parents] = latest_s[has_parents] + schedule["think_s"][has_parents]
         # after a parent that was never sent there is no instant to hold the release against
