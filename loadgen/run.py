@@ -95,9 +95,22 @@ def execute(scenario: Scenario, target: str, options: RunOptions, console: Conso
     with _run_directory(scenario.name, options) as directory:
         choice = Choice(target, options.engine, options.model, options.environ)
         with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
-            recorded = _Recorder(scenario, plan, opened, options, directory, console).record()
+            recorded = record(scenario, plan, opened, options, directory, console)
         summary = _write_results(recorded, directory, None, options.confidence, options.cache_dir)
         return Finished(recorded, summary, directory)
+
+
+def record(
+    scenario: Scenario,
+    plan: Plan,
+    target: Target,
+    options: RunOptions,
+    directory: Path,
+    console: Console,
+) -> Run:
+    """Send a plan to an open target and put the run together; the plan and the manifest are in
+    `directory` before the first request goes out."""
+    return _Recorder(scenario, plan, target, options, directory, console).record()
 
 
 def conclude(

@@ -302,8 +302,7 @@ def _since_start(rows: Schedule, source: Index) -> NDArray[np.float64]:
     begins_s = ends_s - taken_s
     starts = np.flatnonzero(np.r_[True, source[1:] != source[:-1]][: len(source)])
     offset_s = np.repeat(begins_s[starts], np.diff(np.r_[starts, len(source)]))
-    since_s: NDArray[np.float64] = begins_s - offset_s
-    return since_s
+    return np.where(rows["n_parents"] == 0, 0.0, begins_s - offset_s)
 
 
 def joined(layouts: Sequence[Layout]) -> tuple[Layout, Index]:
