@@ -32,7 +32,8 @@ class Durations(Plugin, ABC):
 
 
 def _bare_duration(spec: object) -> dict[str, object] | None:
-    return {"kind": "fixed", "duration": spec} if isinstance(spec, str) else None
+    is_meant = isinstance(spec, str | int | float)  # a bare number is then told to name its unit
+    return {"kind": "fixed", "duration": spec} if is_meant else None
 
 
 DURATIONS: Registry[Durations] = Registry(

@@ -115,7 +115,7 @@ def test_a_bare_think_time_is_a_fixed_one():
         ({**BATCH, "size": {"kind": "joint", "pairs": [[1, 2]]}}, "joint draws pairs"),
         ({"kind": "burst", "requests": 0}, "greater than or equal to 1"),
         ({**USERS, "users": 0}, "greater than or equal to 1"),
-        ({**USERS, "think": 2}, r"expected \{kind: …\} naming the duration"),
+        ({**USERS, "think": 2}, "a duration needs its unit: write '2s' or '2ms', not 2"),
     ],
 )
 def test_groups_that_cannot_be_meant_are_refused(spec, said):
