@@ -192,8 +192,8 @@ def _stimulus(run: Run) -> Check:
     if n_dry:
         detail = (
             f"{say_count(n_dry)} users of the closed loop had sent all that was planned for them"
-            " before the window ended: the server answers (or fails) faster than 20 ms and 1000 tokens/s;"
-            " ask for longer answers or a think time"
+            " before the window ended: the server answers (or fails) faster than 20 ms and 1000"
+            " tokens/s; ask for longer answers or a think time"
         )
         return Check("stimulus", False, detail, is_gate=True)
     if n_moved or n_unsent:

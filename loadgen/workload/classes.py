@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.errors import nearest
 from loadgen.measure.slo import parse_slo
@@ -22,20 +22,37 @@ DEFAULT_TENANT = "default"  # is not sent to the server
 Problem = tuple[tuple[str | int, ...], str]  # key path, what is wrong there
 
 
+def as_validation_error(problems: Sequence[Problem]) -> ValidationError:
+    """Problems as pydantic tells them, each with its key path."""
+    details = [
+        InitErrorDetails(
+            type=PydanticCustomError("value_error", "{problem}", {"problem": problem}),
+            loc=path,
+            input=None,
+        )
+        for path, problem in problems
+    ]
+    return ValidationError.from_exception_data("Scenario", details)
+
+
 def _slo_entry(value: object) -> str | SloPreset:
     if isinstance(value, str):
         parse_slo(value)
         return value
     if isinstance(value, dict | SloPreset):
         return SloPreset.model_validate(value)
-    raise PydanticCustomError("slo_type", "Input should be an SLO, or {{preset: NAME}}")
+    raise PydanticCustomError("slo_type", "Input should be an SLO, or {preset: NAME}")
 
 
 def _written(entry: str | SloPreset) -> object:
     return entry if isinstance(entry, str) else entry.model_dump()
 
 
-SloEntry = Annotated[str | SloPreset, PlainValidator(_slo_entry), PlainSerializer(_written)]
+SloEntry = Annotated[
+    str | SloPreset,
+    PlainValidator(_slo_entry, json_schema_input_type=str | SloPreset),
+    PlainSerializer(_written),
+]
 SloList = Annotated[tuple[SloEntry, ...], Field(strict=False)]
 
 
@@ -83,20 +100,26 @@ class Step(Strict):
 
 
 def _ordered(chain: tuple[Step, ...]) -> tuple[Step, ...]:
+    problems = list(_problems_of(chain))
+    if problems:
+        raise as_validation_error(problems)
+    return chain
+
+
+def _problems_of(chain: tuple[Step, ...]) -> Iterator[Problem]:
     above: list[str] = []
-    for step in chain:
+    for number, step in enumerate(chain):
         if step.name in above:
-            raise ValueError(f"two steps are called '{step.name}'")
+            yield (number, "name"), f"two steps are called '{step.name}'"
         for name in step.after:
             if name not in above:
-                hint = nearest(name, above)
-                raise ValueError(f"step '{step.name}' waits for '{name}', no step above it; {hint}")
+                problem = f"no step above this one is called '{name}'; {nearest(name, above)}"
+                yield (number, "after"), problem
         if len(set(step.after)) < len(step.after):
-            raise ValueError(f"step '{step.name}' names a step twice in after")
+            yield (number, "after"), "names a step twice"
         if not step.after and step.think != _NO_PAUSE:
-            raise ValueError(f"step '{step.name}' starts the chain: it has nothing to think after")
+            yield (number, "think"), "a step without 'after' starts the chain: nothing to think on"
         above.append(step.name)
-    return chain
 
 
 Chain = Annotated[tuple[Step, ...], Field(strict=False), AfterValidator(_ordered)]

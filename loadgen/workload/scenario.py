@@ -22,7 +22,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
@@ -36,6 +35,7 @@ from loadgen.workload.classes import (
     Session,
     SloList,
     TrafficClass,
+    as_validation_error,
     needs_request_slo,
     tenants_of,
 )
@@ -132,15 +132,7 @@ class Scenario(Strict):
     def _fits_together(self) -> Self:
         problems = list(self._problems())
         if problems:
-            details = [
-                InitErrorDetails(
-                    type=PydanticCustomError("value_error", "{problem}", {"problem": problem}),
-                    loc=path,
-                    input=None,
-                )
-                for path, problem in problems
-            ]
-            raise ValidationError.from_exception_data("Scenario", details)
+            raise as_validation_error(problems)
         return self
 
     def _problems(self) -> Iterator[Problem]:
