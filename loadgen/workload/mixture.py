@@ -16,6 +16,7 @@ from pydantic import (
     PlainSerializer,
     SerializationInfo,
     TypeAdapter,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -57,6 +58,13 @@ def _flat(component: Component, info: SerializationInfo) -> dict[str, Any]:
     return {"weight": component.weight, **LENGTHS.dump(component.lengths, info)}
 
 
+_ENTRY = {
+    "type": "object",
+    "properties": {"weight": {"type": "number", "exclusiveMinimum": 0}, "kind": {"type": "string"}},
+    "required": ["weight", "kind"],
+}
+
+
 class Mixture(Lengths):
     """A length of component i with probability w_i/Σw: F(x) = Σ w_i F_i(x)/Σw, and the mean
     likewise."""
@@ -64,7 +72,12 @@ class Mixture(Lengths):
     kind = "mixture"
     of: Annotated[
         tuple[
-            Annotated[InstanceOf[Component], BeforeValidator(_component), PlainSerializer(_flat)],
+            Annotated[
+                InstanceOf[Component],
+                BeforeValidator(_component),
+                PlainSerializer(_flat),
+                WithJsonSchema(_ENTRY),
+            ],
             ...,
         ],
         FROM_LIST,

@@ -10,6 +10,9 @@ from scipy import stats
 
 from loadgen.workload.arrivals import ARRIVALS
 from loadgen.workload.preview import describe_arrivals
+from loadgen.workload.scenario import scenario_from_flags
+from loadgen.workload.schedule import make_schedule, merge, split
+from loadgen.workload.streams import Purpose, stream
 from tests import strategies
 
 
@@ -40,6 +43,29 @@ def test_a_longer_window_only_adds_arrivals(spec, seed, mean_count, factor):
     long = process.times(generator(seed), short_s * factor)
     assert np.array_equal(long[: len(short)], short)
     assert np.all(long[len(short) :] >= short_s)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "mmpp", "rate": "20/s"}
+        | {"states": [{"weight_rate": w, "mean_stay": "3s"} for w in (1, 6)]},
+        {"kind": "hawkes", "rate": "20/s", "branching": 0.5, "decay": "1s"},
+        {"kind": "batch", "rate": "20/s", "size": 4},
+        {"kind": "diurnal", "rate": "20/s", "peak_to_trough": 3, "period": "60s"},
+    ],
+    ids=lambda spec: spec["kind"],
+)
+def test_the_merged_schedule_of_all_shards_is_the_process(spec):
+    scenario = scenario_from_flags(
+        rate="1/s", input_len=10, output_len=10, duration="100s", overrides={"arrivals": spec}
+    )
+    schedule = make_schedule(scenario)
+    for n_shards in (2, 7):
+        merged = merge(split(schedule, n_shards)[::-1])
+        assert merged.tobytes() == schedule.tobytes()
+    drawn = ARRIVALS.build(spec).times(stream(0, Purpose.arrivals), 100.0)
+    assert np.array_equal(schedule["scheduled_s"], drawn)
 
 
 def test_poisson_counts_have_dispersion_one():
