@@ -73,7 +73,7 @@ def test_rescaled_by_its_own_intensity_it_is_poisson_of_rate_one(instants):
 
 
 def test_the_window_opens_in_the_stationary_state():
-    # Without a past the first 2 s would see 4.6 of 10 arrivals, not 10, and their variance would
+    # Without a past the first 2 s would see 5 arrivals, not 10, and their variance would
     # lack what came before.
     process, rng = ARRIVALS.build(SPEC), generator(52)
     counts = np.array([len(process.times(rng, 2.0)) for _ in range(3000)])
