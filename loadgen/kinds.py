@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Group
 from rich.table import Table
 
@@ -53,7 +54,7 @@ def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
             "type": _type_name(field.annotation),
             "default": "required"
             if field.is_required()
-            else field.get_default(call_default_factory=True),
+            else _plain(field.get_default(call_default_factory=True)),
         }
         for name, field in cls.model_fields.items()
     }
@@ -87,6 +88,13 @@ def _presets() -> list[dict[str, Any]]:
         }
         for name, preset in CATALOGUE.items()
     ]
+
+
+def _plain(default: Any) -> Any:
+    """A default as JSON: a kind by its name, a block as a mapping."""
+    if isinstance(default, Plugin):
+        return default.kind
+    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
 
 
 def _type_name(annotation: Any) -> str:
