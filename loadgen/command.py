@@ -133,9 +133,9 @@ def report(
 def preview(scenario: Scenario, as_json: bool) -> None:
     """The planned schedule in numbers."""
     from loadgen.workload.preview import preview as describe
-    from loadgen.workload.schedule import make_schedule
+    from loadgen.workload.schedule import make_plan
 
-    facts = describe(scenario, make_schedule(scenario))
+    facts = describe(scenario, *make_plan(scenario))
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

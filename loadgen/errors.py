@@ -4,6 +4,7 @@
     ├── UsageError             exit 2  the command line, a file or a value is wrong; fix and repeat
     │   ├── ScenarioError      exit 2  a scenario, with file, line and key path
     │   ├── TargetFileError    exit 2  a target file or URL that cannot be meant
+    │   ├── TraceFileError     exit 2  a recorded trace that cannot be read, with file and line
     │   └── UnknownKind        exit 2  a plug-in name nobody registered (also a ValueError)
     ├── TargetError            exit 3  the endpoint cannot be measured: no run, hence no verdict
     ├── RunInvalid             exit 3  the instrument or its record broke: rows lost, a shard died
@@ -37,6 +38,10 @@ class ScenarioError(UsageError):
 
 class TargetFileError(UsageError):
     """A target file or URL that cannot be meant."""
+
+
+class TraceFileError(UsageError):
+    """A trace file that cannot be read as one; `file:line: reason`."""
 
 
 class UnknownKind(UsageError, ValueError):

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Group
 from rich.table import Table
 
@@ -14,18 +15,25 @@ from loadgen.registry import Plugin, Registry
 FAMILIES: Mapping[str, str] = {
     "arrivals": "loadgen.workload.arrivals:ARRIVALS",
     "lengths": "loadgen.workload.lengths:LENGTHS",
+    "durations": "loadgen.workload.durations:DURATIONS",
+    "popularities": "loadgen.workload.requests:POPULARITIES",
+    "prompts": "loadgen.workload.texts:PROMPTS",
+    "traces": "loadgen.workload.traces.trace:TRACES",
+    "presets": "",
     "apis": "targets.base:TARGETS",
     "modes": "reference_engine.policies.base:POLICIES",
     "executors": "reference_engine.executors.base:EXECUTORS",
     "scenarios": "",
 }
-"""Family → `module:REGISTRY`; scenarios are files."""
+"""Family → `module:REGISTRY`; scenarios are files and presets a table."""
 
 
 def describe(family: str) -> list[dict[str, Any]]:
     """One entry per kind: kind, what (first sentence), parameters {name: {type, default}}."""
     if family == "scenarios":
         return _scenarios()
+    if family == "presets":
+        return _presets()
     module, _, name = FAMILIES[family].partition(":")
     registry: Registry[Any] = getattr(importlib.import_module(module), name)
     return [_kind(registry, kind) for kind in registry.names()]
@@ -46,7 +54,7 @@ def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
             "type": _type_name(field.annotation),
             "default": "required"
             if field.is_required()
-            else field.get_default(call_default_factory=True),
+            else _plain(field.get_default(call_default_factory=True)),
         }
         for name, field in cls.model_fields.items()
     }
@@ -67,6 +75,26 @@ def _scenarios() -> list[dict[str, Any]]:
         }
         for name in shipped_scenarios()
     ]
+
+
+def _presets() -> list[dict[str, Any]]:
+    from loadgen.workload.presets import CATALOGUE
+
+    return [
+        {
+            "kind": name,
+            "what": f"{', '.join(preset.promises)}. {preset.why} ({preset.source})",
+            "parameters": {},
+        }
+        for name, preset in CATALOGUE.items()
+    ]
+
+
+def _plain(default: Any) -> Any:
+    """A default as JSON: a kind by its name, a block as a mapping."""
+    if isinstance(default, Plugin):
+        return default.kind
+    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
 
 
 def _type_name(annotation: Any) -> str:

@@ -37,6 +37,9 @@ SCHEDULE = np.dtype(
         ("tenant_id", "u2"),
         ("priority", "i2"),
         ("phase", "u1"),
+        ("context", "u1"),  # what the prompt holds of its parent's conversation: dialogue.Context
+        ("after_failure", "?"),  # released also when a parent failed: the next request of a user
+        ("temperature", "f4"),
     ]
 )
 EDGES = np.dtype([("request_id", "u4"), ("after", "u4")])

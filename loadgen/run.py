@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -33,11 +33,12 @@ from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.summary import Summary
-from loadgen.records import CHUNKS, EDGES, SCHEMA, Edges, Names, Run, Schedule, empty_requests
+from loadgen.records import CHUNKS, SCHEMA, Run, Schedule, empty_requests
 from loadgen.target import Choice, Target, open_target
+from loadgen.workload.classes import DEFAULT_TENANT
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.schedule import make_schedule, schedule_sha256, split
+from loadgen.workload.schedule import Plan, make_plan, schedule_sha256, split_plan
 
 _INTERRUPT_DRAIN_S = 10.0
 _DECODING_S = 600.0  # after the drain, for shards to decode what they hold and write it
@@ -91,13 +92,26 @@ def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **op
 
 def execute(scenario: Scenario, target: str, options: RunOptions, console: Console) -> Finished:
     """`run`, telling `console` how it goes, and returning the summary and the directory too."""
-    schedule = make_schedule(scenario)
+    plan = make_plan(scenario)
     with _run_directory(scenario.name, options) as directory:
         choice = Choice(target, options.engine, options.model, options.environ)
-        with open_target(choice, scenario, schedule, directory / "logs", console) as opened:
-            recorded = _Recorder(scenario, schedule, opened, options, directory, console).record()
+        with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
+            recorded = record(scenario, plan, opened, options, directory, console)
         summary = _write_results(recorded, directory, None, options.confidence, options.cache_dir)
         return Finished(recorded, summary, directory)
+
+
+def record(
+    scenario: Scenario,
+    plan: Plan,
+    target: Target,
+    options: RunOptions,
+    directory: Path,
+    console: Console,
+) -> Run:
+    """Send a plan to an open target and put the run together; the plan and the manifest are in
+    `directory` before the first request goes out."""
+    return _Recorder(scenario, plan, target, options, directory, console).record()
 
 
 def conclude(
@@ -113,20 +127,21 @@ class _Recorder:
     def __init__(
         self,
         scenario: Scenario,
-        schedule: Schedule,
+        plan: Plan,
         target: Target,
         options: RunOptions,
         directory: Path,
         console: Console,
     ) -> None:
-        self._scenario, self._schedule, self._target = scenario, schedule, target
+        self._scenario, self._plan, self._target = scenario, plan, target
+        self._schedule, self._names = plan.schedule, scenario.names()
         self._options, self._directory, self._console = options, directory, console
         self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
         self._epoch_ns = 0
         self._ended, self._end_reason, self._ended_s = "completed", "", math.inf
         self._n_interrupts = 0
         self._progress = Progress(
-            console, len(schedule), scenario.horizon_s, len(schedule) / scenario.horizon_s
+            console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
         )
         limits = scenario.stop_when
         self._error_rate = ErrorRate(limits.error_rate, limits.over) if limits else None
@@ -134,7 +149,9 @@ class _Recorder:
     def record(self) -> Run:
         manifest = self._manifest()
         nothing = empty_requests(self._schedule)
-        planned = Run(manifest, self._schedule, nothing, np.empty(0, CHUNKS), _no_edges())
+        edges = self._plan.edges
+        chunks = np.empty(0, CHUNKS)
+        planned = Run(manifest, self._schedule, nothing, chunks, edges, self._names)
         store.write_schedule(self._directory, planned)
         parts_dir = self._directory / "parts"
         parts_dir.mkdir(exist_ok=True)
@@ -149,10 +166,11 @@ class _Recorder:
             outcome = shards.run(self._on_beat(shards), self._on_start, limit_s)
         manifest |= self._ending(outcome)
         parts = [store.read_part(t.part_path) for t in tasks if t.shard not in outcome.dead]
-        requests, chunks, names = store.merge_parts(self._schedule, parts)
+        requests, chunks, found = store.merge_parts(self._schedule, parts)
+        names = replace(self._names, errors=found.errors, remotes=found.remotes)
         shutil.rmtree(parts_dir)
         instrument = {"shards": outcome.instruments}
-        return Run(manifest, self._schedule, requests, chunks, _no_edges(), names, instrument)
+        return Run(manifest, self._schedule, requests, chunks, edges, names, instrument)
 
     def _tasks(self, parts_dir: Path) -> list[ShardTask]:
         scenario, endpoint = self._scenario, self._target.endpoint
@@ -165,8 +183,8 @@ class _Recorder:
         return [
             ShardTask(
                 shard=number,
-                schedule=part,
-                edges=_no_edges(),
+                schedule=part.schedule,
+                edges=part.edges,
                 host=address.host,
                 port=address.port,
                 is_tls=address.ssl,
@@ -176,7 +194,7 @@ class _Recorder:
                 prompts=prompts,
                 fit=self._target.fit,
                 run_name=self._directory.name,
-                temperature=scenario.requests.temperature,
+                tenants=tuple("" if t == DEFAULT_TENANT else t for t in self._names.tenants),
                 bounds=Bounds(
                     timeout_s=scenario.limits.timeout,
                     max_concurrency=per_shard,
@@ -185,10 +203,12 @@ class _Recorder:
                     drain_s=scenario.phases.drain,
                 ),
                 connections=endpoint.connections,
-                n_preopen=min(per_shard, len(part), n_preopen // n_shards + 1, _MOST_PREOPENED),
+                n_preopen=min(
+                    per_shard, len(part.schedule), n_preopen // n_shards + 1, _MOST_PREOPENED
+                ),
                 part_path=parts_dir / f"shard-{number}.npz",
             )
-            for number, part in enumerate(split(self._schedule, n_shards))
+            for number, part in enumerate(split_plan(self._plan, n_shards))
         ]
 
     def _on_start(self, epoch_ns: int) -> None:
@@ -264,7 +284,7 @@ class _Recorder:
         }
 
     def _manifest(self) -> dict[str, Any]:
-        scenario, names = self._scenario, Names()
+        scenario, names = self._scenario, self._names
         instrument = scenario.instrument
         return {
             "schema": SCHEMA,
@@ -278,9 +298,18 @@ class _Recorder:
             },
             "seed": scenario.seed,
             "salt": self._salt.hex(),
-            "schedule_sha256": schedule_sha256(self._schedule),
+            "schedule_sha256": schedule_sha256(*self._plan),
             "n_requests": len(self._schedule),
-            "slo": list(scenario.slo),
+            "slo": list(scenario.slo_texts()),
+            "classes": {
+                name: {
+                    "slo": list(asked.slo_texts()),
+                    "priority": asked.priority,
+                    "tenant": asked.tenant,
+                    "is_closed_loop": scenario.is_closed_loop(name),
+                }
+                for name, asked in scenario.traffic().items()
+            },
             "target": self._target.to_manifest(),
             "preflight": self._target.checks,
             "names": {"classes": list(names.classes), "tenants": list(names.tenants)},
@@ -366,10 +395,6 @@ def _point_latest(directory: Path) -> None:
         with contextlib.suppress(OSError):
             link.unlink(missing_ok=True)
             link.symlink_to(directory.name, target_is_directory=True)
-
-
-def _no_edges() -> Edges:
-    return np.empty(0, EDGES)
 
 
 def _versions() -> dict[str, str]:

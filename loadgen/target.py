@@ -110,7 +110,7 @@ def _probed(
     schedule: Schedule,
     console: Console,
 ) -> Target:
-    sample = Prompts(scenario.prompts, scenario.seed, b"preflight")
+    sample = _Samples(Prompts(scenario.prompts, scenario.seed, b"preflight"))
     found = asyncio.run(
         preflight(
             endpoint,
@@ -118,16 +118,37 @@ def _probed(
             max_input_tokens=int(schedule["input_tokens"].max()),
             max_output_tokens=int(schedule["output_tokens"].max()),
             timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
-            text_of=sample.sample,
+            text_of=sample.text,
         )
     )
     _tell(found, console)
     found.or_raise()
     fit = PromptFit(0.0, _TOKENS_PER_CHAR)
     if found.fit is not None:
-        fit = PromptFit(max(0.0, found.fit.overhead_tokens), found.fit.tokens_per_char)
+        overhead_tokens = sample.overhead_tokens(*found.fit)
+        fit = PromptFit(max(0.0, overhead_tokens), found.fit.tokens_per_char)
     checks = [{"check": c.check, "ok": c.ok, "detail": c.detail} for c in found.checks]
     return Target(kind, endpoint, found.adapter, fit, checks)
+
+
+class _Samples:
+    """The texts that a preflight sent, and what a local tokenizer knows of them."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts, self._sent = prompts, list[str]()
+
+    def text(self, n_chars: int) -> str:
+        self._sent.append(self._prompts.sample(n_chars))
+        return self._sent[-1]
+
+    def overhead_tokens(self, overhead_tokens: float, tokens_per_char: float) -> float:
+        """The template's tokens: the fit's, or, with a local tokenizer, the server's count of the
+        first text (a point that the fit goes through) less our own."""
+        tokenizer = self._prompts.tokenizer
+        if tokenizer is None or not self._sent:
+            return overhead_tokens
+        stated = overhead_tokens + tokens_per_char * len(self._sent[0])
+        return stated - tokenizer.count(self._sent[0])
 
 
 def _tell(found: Preflight, console: Console) -> None:

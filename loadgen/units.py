@@ -54,14 +54,17 @@ def parse_duration_s(text: object) -> float:
 def parse_rate_per_s(text: object) -> float:
     """Events per second from `'12/s'`, `'30/min'`, `'0.5 req/s'`. Raises ValueError on a bare,
     zero or negative number."""
-    if not isinstance(text, str):
-        raise ValueError(f"a rate needs its unit: write '{text}/s', not {text!r}")
-    match = _RATE.fullmatch(text.strip())
-    if match is None or match[2] not in _SECONDS:
-        raise ValueError(f"{text!r} is not a rate; write e.g. '12/s' or '30/min'")
-    rate = float(match[1]) / _SECONDS[match[2]]
+    rate = _rate_per_s(text)
     if not (rate > 0 and math.isfinite(rate)):
         raise ValueError(f"{text!r}: a rate must be positive")
+    return rate
+
+
+def parse_level_per_s(text: object) -> float:
+    """Events per second as `parse_rate_per_s` reads them, and `'0/s'` for silence."""
+    rate = _rate_per_s(text)
+    if not (rate >= 0 and math.isfinite(rate)):
+        raise ValueError(f"{text!r}: a rate must be positive, or '0/s' for silence")
     return rate
 
 
@@ -106,11 +109,25 @@ def write_rate(rate_per_s: float) -> str:
     return _shortest(rate_per_s, ("s", "min", "h", "d"), "/", parse_rate_per_s)
 
 
+def write_level(rate_per_s: float) -> str:
+    """`write_rate`, and `'0/s'` for silence."""
+    return write_rate(rate_per_s) if rate_per_s else "0/s"
+
+
 def write_share(share: float) -> str:
     """A percentage that `parse_share` reads back as exactly this value, else the plain number:
     `0.02` → `'2%'`."""
     percent = f"{share * 100:.12g}%"
     return percent if parse_share(percent) == share else repr(share)
+
+
+def _rate_per_s(text: object) -> float:
+    if not isinstance(text, str):
+        raise ValueError(f"a rate needs its unit: write '{text}/s', not {text!r}")
+    match = _RATE.fullmatch(text.strip())
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"{text!r} is not a rate; write e.g. '12/s' or '30/min'")
+    return float(match[1]) / _SECONDS[match[2]]
 
 
 def _shortest(
@@ -134,6 +151,10 @@ Rate = Annotated[
     float, BeforeValidator(parse_rate_per_s), PlainSerializer(write_rate, when_used="json")
 ]
 """A pydantic field written as a rate string, read as events per second."""
+Level = Annotated[
+    float, BeforeValidator(parse_level_per_s), PlainSerializer(write_level, when_used="json")
+]
+"""A rate that may be zero: one level of a rate that varies in time."""
 Share = Annotated[
     float, BeforeValidator(parse_share), PlainSerializer(write_share, when_used="json")
 ]

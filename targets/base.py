@@ -21,7 +21,8 @@ class Request:
     """One request as the workload means it: text in, a number of tokens out.
 
     `output_tokens` is exact where the server accepts `ignore_eos`, at most otherwise. `messages`,
-    when given, replaces `prompt` (multi-turn); each is (role, content).
+    when given, replaces `prompt` (multi-turn); each is (role, content). `priority` 0 and an empty
+    `tenant` are not sent: not every server knows these words.
     """
 
     prompt: str
@@ -29,6 +30,8 @@ class Request:
     temperature: float = 0.0
     seed: int | None = None
     messages: tuple[tuple[str, str], ...] = ()
+    priority: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,10 @@ def common_body(adapter: Adapter, request: Request, limit_field: str) -> dict[st
     }
     if request.seed is not None:
         body["seed"] = request.seed
+    if request.priority:
+        body["priority"] = request.priority
+    if request.tenant:
+        body["tenant"] = request.tenant
     if adapter.include_usage:
         options = {"include_usage": True}
         if adapter.continuous_usage:

@@ -19,10 +19,117 @@ def _spec(kind, **parameters):
     return st.fixed_dictionaries({"kind": st.just(kind), **parameters})
 
 
-arrivals = st.one_of(
+def _of_rate(build):
+    """Kinds whose durations go with their rate, so that no example asks for a million of either:
+    `build` gets the rate, four durations of 1 to 50 mean gaps, and those four numbers."""
+    return st.builds(
+        lambda rate, parts: build(f"{rate!r}/s", [f"{part / rate!r}s" for part in parts], parts),
+        st.floats(0.01, 1000),
+        st.lists(st.floats(1, 50), min_size=4, max_size=4),
+    )
+
+
+_levels = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(
+    lambda levels: [f"{level}/s" for level in levels]
+)
+renewals = st.one_of(
     _spec("constant", rate=rates),
     _spec("poisson", rate=rates),
     _spec("gamma", rate=rates, cv=st.floats(0.05, 5)),
+    _spec("weibull", rate=rates, shape=st.floats(0.4, 5)),
+)
+modulated = st.one_of(
+    _of_rate(lambda rate, t, _: {"kind": "on_off", "rate": rate, "on": t[0], "off": t[1]}),
+    _of_rate(
+        lambda rate, t, parts: {
+            "kind": "on_off",
+            "rate": rate,
+            "on": t[0],
+            "off": t[1],
+            "sojourn": "pareto",
+            "alpha": 1 + parts[2] / 20,
+        }
+    ),
+    _of_rate(
+        lambda rate, t, parts: {
+            "kind": "mmpp",
+            "rate": rate,
+            "states": [
+                {"weight_rate": parts[-1 - i], "mean_stay": stay} for i, stay in enumerate(t[:3])
+            ],
+        }
+    ),
+    _of_rate(
+        lambda rate, t, parts: {
+            "kind": "hawkes",
+            "rate": rate,
+            "branching": parts[1] / 60,
+            "decay": t[0],
+        }
+    ),
+)
+varying = st.one_of(
+    st.builds(
+        lambda a, b, shape: {"kind": "ramp", "from": a, "to": b, "over": "9s", "shape": shape},
+        st.integers(1, 9).map("{}/s".format),
+        st.integers(1, 9).map("{}/s".format),
+        st.sampled_from(["linear", "exponential"]),
+    ),
+    _levels.map(lambda r: {"kind": "steps", "levels": [{"rate": x, "for": "5s"} for x in r]}),
+    st.builds(
+        lambda levels, process: {
+            "kind": "curve",
+            "points": [{"at": f"{3 * i}s", "rate": x} for i, x in enumerate(levels)],
+            **process,
+        },
+        _levels,
+        st.sampled_from(
+            [{}, {"process": "constant"}, {"process": "gamma", "cv": 2.0}, {"process": "poisson"}]
+        ),
+    ),
+    _of_rate(
+        lambda rate, t, parts: {
+            "kind": "diurnal",
+            "rate": rate,
+            "peak_to_trough": parts[0],
+            "period": t[1],
+            "peak_at": t[2],
+        }
+    ),
+    st.builds(
+        lambda at, rise, decay: {
+            "kind": "flash_crowd",
+            "rate": "3/s",
+            "peak": "20/s",
+            "at": f"{at!r}s",
+            "rise": f"{rise!r}s",
+            "decay": f"{decay!r}s",
+        },
+        st.floats(0, 60),
+        st.floats(0.1, 30),
+        st.floats(0.1, 30),
+    ),
+)
+grouped = st.one_of(
+    _spec("batch", rate=rates, size=st.integers(1, 20)),
+    _spec(
+        "batch",
+        rate=rates,
+        size=st.just({"kind": "lognormal", "median": 3, "sigma": 0.8, "max": 40}),
+    ),
+    _spec("burst", requests=st.integers(1, 500)),
+)
+arrivals = st.one_of(
+    renewals,
+    modulated,
+    varying,
+    grouped,
+    _of_rate(
+        lambda rate, _, parts: {
+            "kind": "sum",
+            "of": [{"kind": "poisson", "rate": rate}, {"kind": "gamma", "rate": rate, "cv": 2.0}],
+        }
+    ),
 )
 _bounds = st.tuples(tokens, tokens).map(sorted)
 lengths = st.one_of(
@@ -44,6 +151,38 @@ lengths = st.one_of(
     st.builds(
         lambda alpha, b: {"kind": "power_law", "alpha": alpha, "min": b[0], "max": b[1]},
         st.floats(0.1, 4),
+        _bounds,
+    ),
+    st.builds(
+        lambda mean, spread, top: {"kind": "normal", "mean": mean, "sd": spread, "max": mean + top},
+        tokens,
+        st.floats(1, 500),
+        tokens,
+    ),
+    st.builds(
+        lambda mean, cv, top: {"kind": "gamma", "mean": mean, "cv": cv, "max": mean + top},
+        tokens,
+        st.floats(0.1, 2),
+        tokens,
+    ),
+    st.lists(tokens, min_size=1, max_size=9).map(lambda v: {"kind": "empirical", "values": v}),
+    st.lists(st.tuples(tokens, st.floats(0.1, 9)), min_size=1, max_size=9).map(
+        lambda pairs: {
+            "kind": "empirical",
+            "values": [value for value, _ in pairs],
+            "weights": [weight for _, weight in pairs],
+        }
+    ),
+    st.builds(
+        lambda weights, size, b: {
+            "kind": "mixture",
+            "of": [
+                {"weight": weights[0], "kind": "fixed", "tokens": size},
+                {"weight": weights[1], "kind": "uniform", "min": b[0], "max": b[1]},
+            ],
+        },
+        st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)),
+        tokens,
         _bounds,
     ),
 )

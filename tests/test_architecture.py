@@ -25,12 +25,21 @@ ALLOWED: dict[str, list[str]] = {
     "targets": [*WORDS, "targets"],
     "reference_engine": [*WORDS, "reference_engine"],
     # Shells: sockets, processes, files, clocks.
-    "loadgen.drive": [*WORDS, "loadgen.drive", "loadgen.workload.prompts", "targets.base"],
+    "loadgen.drive": [
+        *WORDS,
+        "loadgen.drive",
+        "loadgen.workload.prompts",
+        "loadgen.workload.dialogue",
+        "targets.base",
+    ],
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
     "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
     "loadgen.target": [*WORDS, "loadgen.workload", "targets"],
     "loadgen.kinds": [*WORDS, "loadgen.workload"],
+    "loadgen.schema": [*WORDS, "loadgen.kinds", "loadgen.workload"],
+    "loadgen.translate": [*WORDS, "loadgen.translate", "loadgen.workload"],
+    "loadgen.starter": [*WORDS, "loadgen.workload"],
     "loadgen.command": ["loadgen", "reports", "reference_engine.serve"],
     "loadgen.cli": ["loadgen.command"],
     "loadgen.__main__": ["loadgen.cli"],

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from loadgen.units import (
     format_duration,
     parse_duration_s,
+    parse_level_per_s,
     parse_rate_per_s,
     parse_share,
     write_duration,
+    write_level,
     write_rate,
     write_share,
 )
@@ -86,6 +88,15 @@ def test_rates_are_read_per_second(text, per_s):
 def test_what_is_no_rate_is_refused_with_an_example(wrong, said):
     with pytest.raises(ValueError, match=said):
         parse_rate_per_s(wrong)
+
+
+def test_one_level_of_a_varying_rate_may_be_silence():
+    assert parse_level_per_s("0/s") == 0.0
+    assert parse_level_per_s("30/min") == 0.5
+    assert write_level(0.0) == "0/s"
+    assert write_level(12.0) == "12/s"
+    with pytest.raises(ValueError, match="must be positive, or '0/s' for silence"):
+        parse_level_per_s("-1/s")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ def test_every_error_has_the_exit_code_of_the_tree_in_the_docstring():
         "UsageError": 2,
         "ScenarioError": 2,
         "TargetFileError": 2,
+        "TraceFileError": 2,
         "UnknownKind": 2,
         "TargetError": 3,
         "RunInvalid": 3,

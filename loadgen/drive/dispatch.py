@@ -1,6 +1,8 @@
 """When each row goes out: one rule for open loop, closed loop and multi-turn.
 
-A row is released at `scheduled_s`, or, if it has parents, at `max(done_s of parents) + think_s`.
+A row is released at `scheduled_s`, or, if it has parents, at `max(done_s of parents) + think_s`. A
+parent that failed releases nothing, but for rows marked `after_failure`: the user of a closed loop
+goes on, counting from the instant at which it was clear that nothing more would come.
 Instants are absolute, so a late alarm delays one row and never the ones behind it. What cannot be
 sent is recorded with its cause, and never silently shifted.
 """
@@ -67,8 +69,9 @@ class Dispatcher:
     ) -> None:
         self._sender, self._recorder, self._timer = sender, recorder, timer
         self._bounds, self._on_finished = bounds, on_finished
-        self._children, self._n_waiting_for = _families(schedule, edges)
+        self._children, self._n_waiting_for = families(schedule, edges)
         self._think_s: list[float] = schedule["think_s"].astype(float).tolist()
+        self._goes_on: list[bool] = schedule["after_failure"].tolist()
         scheduled_s: list[float] = schedule["scheduled_s"].tolist()
         roots = np.flatnonzero(schedule["n_parents"] == 0)
         order = roots[np.argsort(schedule["scheduled_s"][roots], kind="stable")].tolist()
@@ -183,10 +186,10 @@ class Dispatcher:
     def _parent_ended(self, child: int, parent: int, status: Status, done_s: float) -> None:
         if child not in self._orphans:
             return
-        if status != Status.ok:
+        if status != Status.ok and not self._goes_on[child]:
             self._orphans.discard(child)
             cause = f"its parent, request {parent}, ended with {status.name}"
-            self._unsent(child, Status.not_released, cause)
+            self._unsent(child, Status.not_released, cause, done_s)
             return
         self._parents_done_s[child] = max(self._parents_done_s[child], done_s)
         self._n_waiting_for[child] -= 1
@@ -196,16 +199,19 @@ class Dispatcher:
         release_s = self._parents_done_s[child] + self._think_s[child]
         if self._stop_reason or release_s >= self._bounds.horizon_s:
             cause = self._stop_reason or "its parent ended after the window"
-            self._unsent(child, Status.not_released, cause)
+            self._unsent(child, Status.not_released, cause, release_s)
         else:
             heapq.heappush(self._planned, (release_s, child))
 
-    def _unsent(self, row: int, status: Status, reason: str) -> None:
-        """A row that will never be sent; its children cannot be released either."""
+    def _unsent(self, row: int, status: Status, reason: str, ended_s: float | None = None) -> None:
+        """A row that will never be sent, which was clear at `ended_s` (None: now)."""
         self._recorder.unsent(row, status, reason)
         self._unaccounted -= 1
-        for child in self._children.get(row, ()):
-            self._parent_ended(child, row, status, 0.0)
+        children = self._children.get(row, ())
+        if children and ended_s is None:
+            ended_s = self._timer.now_s()
+        for child in children:
+            self._parent_ended(child, row, status, ended_s or 0.0)
 
     def _give_up_unreleased(self, reason: str) -> None:
         planned, self._planned = self._planned, []
@@ -230,7 +236,7 @@ class Dispatcher:
         self._end_s = float("inf") if self._unaccounted else self._end_s
 
 
-def _families(schedule: Schedule, edges: Edges) -> tuple[dict[int, list[int]], list[int]]:
+def families(schedule: Schedule, edges: Edges) -> tuple[dict[int, list[int]], list[int]]:
     """Children of each row and the number of parents each row waits for, in row indices."""
     row_of = {int(request_id): row for row, request_id in enumerate(schedule["request_id"])}
     children: dict[int, list[int]] = {}

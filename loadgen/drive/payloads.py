@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from loadgen.records import Schedule
 from targets.base import Adapter, Request
+
+
+class Words(Protocol):
+    """What a request says: messages if it has any, else a prompt."""
+
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def messages(self) -> tuple[tuple[str, str], ...]: ...
+
 
 _AHEAD_S = 10.0
 _EAGER_BYTES = 256 << 20
@@ -38,21 +49,31 @@ class HttpHead:
 
 class Payloads:
     """Encoded requests by row: all of them before the start where they fit, else a window that
-    `extend` keeps `_AHEAD_S` in front of the clock. A row asked for before it was encoded (its
-    release was not foreseeable) is encoded on the spot and counted in `n_late`."""
+    `extend` keeps `_AHEAD_S` in front of the clock, and rows with parents as `prepare` is told.
+
+    A row whose words hold the server's own answers (`waits_for` names whose) can only be written
+    after `answered`; `prepare` does that between two events of the loop. A row asked for before it
+    was encoded (its release was not foreseeable, or came at once) is encoded on the spot and
+    counted in `n_late`. `tenants` are the words of tenant_id, "" for one that is not sent.
+    """
 
     def __init__(
         self,
         schedule: Schedule,
-        render: Callable[[int], str],
+        ask: Callable[[int, str | None], Words],
         adapter: Adapter,
         head: HttpHead,
         run_name: str,
-        temperature: float,
+        tenants: Sequence[str] = ("",),
+        waits_for: Callable[[int], int | None] = lambda row: None,
     ) -> None:
-        self._schedule, self._render, self._adapter = schedule, render, adapter
-        self._head, self._run_name, self._temperature = head, run_name, temperature
+        self._schedule, self._ask, self._adapter = schedule, ask, adapter
+        self._head, self._run_name, self._tenants = head, run_name, tenants
+        self._waits_for = waits_for
+        self._is_child: list[bool] = (schedule["n_parents"] > 0).tolist()
         self._ready: dict[int, bytes] = {}
+        self._answers: dict[int, Callable[[], str]] = {}  # parent's row: its answer, to be read
+        self._taken: set[int] = set()
         self._next = 0
         self.n_late = 0
         fits = int(schedule["input_tokens"].sum(dtype="u8")) * 6 < _EAGER_BYTES
@@ -64,12 +85,28 @@ class Payloads:
         while self._next < len(scheduled_s) and (at_most is None or at_most > 0):
             if scheduled_s[self._next] > now_s + self._ahead_s:
                 return False
-            self._ready[self._next] = self._encode(self._next)
+            is_now = not self._is_child[self._next] or self._ahead_s == float("inf")
+            if is_now and self._waits_for(self._next) is None:
+                self._ready[self._next] = self._encode(self._next)
+                at_most = None if at_most is None else at_most - 1
             self._next += 1
-            at_most = None if at_most is None else at_most - 1
         return self._next < len(scheduled_s)
 
+    def answered(self, row: int, answer: Callable[[], str]) -> None:
+        """The answer to a row is in; `answer` reads it, when and if it is needed."""
+        self._answers[row] = answer
+
+    def prepare(self, row: int) -> None:
+        """Encode a row with parents, if nobody has taken it and everything it says is known."""
+        parent = self._waits_for(row)
+        if parent is not None and parent not in self._answers:
+            return
+        if row not in self._ready and row not in self._taken:
+            self._ready[row] = self._encode(row)
+
     def take(self, row: int) -> bytes:
+        if self._is_child[row]:
+            self._taken.add(row)
         payload = self._ready.pop(row, None)
         if payload is None:
             self.n_late += 1
@@ -77,11 +114,18 @@ class Payloads:
         return payload
 
     def _encode(self, row: int) -> bytes:
-        request_id = int(self._schedule["request_id"][row])
+        plan = self._schedule[row]
+        request_id = int(plan["request_id"])
+        parent = self._waits_for(row)
+        answer = None if parent is None else self._answers.pop(parent)()
+        asked = self._ask(row, answer)
         request = Request(
-            prompt=self._render(row),
-            output_tokens=int(self._schedule["output_tokens"][row]),
-            temperature=self._temperature,
+            prompt=asked.prompt,
+            output_tokens=int(plan["output_tokens"]),
+            temperature=round(float(plan["temperature"]), 6),
+            messages=asked.messages,
+            priority=int(plan["priority"]),
+            tenant=self._tenants[int(plan["tenant_id"])],
         )
         http = self._adapter.encode(request)
         own = (

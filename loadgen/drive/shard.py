@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from loadgen.drive.answer import answer_text
 from loadgen.drive.client import Address, Client
-from loadgen.drive.decode import quick_status
-from loadgen.drive.dispatch import Bounds, Dispatcher
+from loadgen.drive.decode import decode, quick_status
+from loadgen.drive.dispatch import Bounds, Dispatcher, families
 from loadgen.drive.exchange import Exchange
 from loadgen.drive.instrument import GcPauses, LoopLag, Meter
 from loadgen.drive.payloads import HttpHead, Payloads
@@ -28,6 +29,7 @@ from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.timer import make_timer
 from loadgen.records import Edges, Schedule, Status
+from loadgen.workload.dialogue import Dialogue
 from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter
 
@@ -51,7 +53,7 @@ class ShardTask:
     prompts: Prompts
     fit: PromptFit
     run_name: str
-    temperature: float
+    tenants: tuple[str, ...]
     bounds: Bounds
     connections: Literal["reuse", "per_session", "never"]
     n_preopen: int
@@ -85,7 +87,12 @@ class Shard:
     ) -> None:
         self._loop, self._epoch_ns, self._say = loop, epoch_ns, say
         self._client, self._payloads = client, payloads
-        self._part_path, self._number = task.part_path, task.shard
+        self._part_path, self._number, self._adapter = task.part_path, task.shard, task.adapter
+        self._children, _ = families(task.schedule, task.edges)
+        goes_on: list[bool] = task.schedule["after_failure"].tolist()
+        self._is_decisive = {
+            row for row, children in self._children.items() if not all(goes_on[c] for c in children)
+        }
         self._finished = asyncio.Event()
         self._live = _Live()
         self._sessions: list[int] = task.schedule["session_id"].tolist()
@@ -140,6 +147,8 @@ class Shard:
         self._live.sent += 1
         payload = self._payloads.take(row)
         self._client.send(row, payload, self._sessions[row], self._is_last[row])
+        if row in self._children:
+            self._loop.call_soon(self._prepare, row)
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         self._client.abort(row, outcome, reason)
@@ -154,7 +163,7 @@ class Shard:
         self._recorder.unsent(row, status, reason)
 
     def _on_end(self, exchange: Exchange) -> None:
-        status, live = quick_status(exchange), self._live
+        status, live = self._status(exchange), self._live
         live.by_status[status] += 1
         live.n_bytes += exchange.n_bytes
         live.n_reads += len(exchange.times)
@@ -163,7 +172,23 @@ class Shard:
         if exchange.first_guess_ns:
             live.ttft_s.append(self._seconds(exchange.first_guess_ns) - released_s)
         self._recorder.ended(exchange)
+        if exchange.row in self._children:
+            self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
+            self._loop.call_soon(self._prepare, exchange.row)
         self._dispatcher.ended(exchange.row, status, self._seconds(exchange.done_ns))
+
+    def _status(self, exchange: Exchange) -> Status:
+        """How a request ended; read in full where rows wait for it to have ended well, so that an
+        error inside a 200 releases nothing."""
+        status = quick_status(exchange)
+        if status is Status.ok and exchange.row in self._is_decisive:
+            return decode(exchange, self._adapter).status
+        return status
+
+    def _prepare(self, row: int) -> None:
+        """Write what comes after a row, as far as it is known by now."""
+        for child in self._children[row]:
+            self._payloads.prepare(child)
 
     def _beat(self) -> None:
         """Progress out, and the small chores that must not wait for the end."""
@@ -212,13 +237,15 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
         looks_like_token=task.adapter.looks_like_token,
         connections=task.connections,
     )
+    dialogue = Dialogue(task.schedule, task.edges, task.prompts, task.fit)
     payloads = Payloads(
         task.schedule,
-        lambda row: task.prompts.render(task.schedule[row], task.fit),
+        dialogue.ask,
         task.adapter,
         task.head,
         task.run_name,
-        task.temperature,
+        task.tenants,
+        dialogue.waits_for,
     )
     payloads.extend(0.0)
     opened = await client.open(task.n_preopen)

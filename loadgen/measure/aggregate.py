@@ -5,10 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from loadgen.measure.attainment import Window, due_rows, keeps, measured_window, meets
+from loadgen.measure.attainment import (
+    Window,
+    due_rows,
+    keeps,
+    measured_window,
+    meets,
+    meets_own,
+    promises_by_class,
+    warmup_rows,
+)
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.findings import findings
 from loadgen.measure.load import load_through
@@ -20,6 +31,7 @@ from loadgen.measure.stats import Interval, Percentile, wilson
 from loadgen.measure.summary import (
     PERCENTILES,
     Attainment,
+    ClassSummary,
     Distribution,
     Goodput,
     Summary,
@@ -39,7 +51,7 @@ from loadgen.measure.verdict import (
     judge_run_metric,
     promises,
 )
-from loadgen.records import Phase, Run, Status
+from loadgen.records import Run, Status
 
 
 def summarize(
@@ -55,21 +67,30 @@ def summarize(
         raise ValueError(f"a confidence lies between 50 % and 100 %, both excluded: {confidence}")
     texts = run.manifest.get("slo") or () if slo is None else slo
     slos = [parse_slo(text) for text in texts]
+    by_class = promises_by_class(run)
+    if slo is not None:
+        by_class = {name: [] for name in by_class}
+    everything = [*slos, *(own for promised in by_class.values() for own in promised)]
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
     load = load_through(run, columns, due, window)
-    found = checks(run, columns, due, slos, load)
-    samples, met = Samples(columns, due), due & meets(columns, slos)
-    rates = throughput(run, columns, window)
-    results = tuple(_judge(slos, columns, due, met, samples, rates, window, level))
+    found = checks(run, columns, due, everything, load)
+    doubts = _doubts(run, found, due)
+    whole = _numbers(
+        run, columns, slos, due & meets_own(run, columns, slos, by_class), window, level
+    )
+    classes = {
+        name: _class_summary(run, name, slos, own, window, level, confidence is not None)
+        for name, own in by_class.items()
+    }
+    asked = [*whole.slo, *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
     verdict, exit_code, reasons = decide(
-        results,
-        _doubts(run, found, due),
+        asked,
+        doubts,
         next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
         level,
         is_strict=confidence is not None,
     )
-    n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
     return Summary(
         run=str(run.manifest.get("run", "")),
         verdict=verdict,
@@ -77,22 +98,89 @@ def summarize(
         reasons=reasons,
         confidence=level,
         window=window,
+        **whole.fields(),
+        validity=Validity(is_trusted(found), tuple(found)),
+        findings=tuple(findings(run, columns, due, window, everything, found)),
+        classes=classes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What is computed alike for the whole run and for each class."""
+
+    counts: Mapping[str, int]
+    offered_rate_per_s: float
+    achieved_rate_per_s: float
+    throughput: Throughput
+    metrics: Mapping[str, Distribution]
+    slo: tuple[SloResult, ...]
+    attainment: Attainment
+    goodput: Goodput
+
+    def fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def _numbers(
+    run: Run, columns: PerRequest, slos: Sequence[Slo], met: Mask, window: Window, level: float
+) -> _Numbers:
+    due = due_rows(run)
+    samples, rates = Samples(columns, due), throughput(run, columns, window)
+    n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
+    return _Numbers(
         counts=_counts(run, due),
         offered_rate_per_s=per_second(float(np.count_nonzero(due)), window),
         achieved_rate_per_s=per_second(float(n_sent), window),
         throughput=rates,
         metrics=_distributions(samples, level),
-        slo=results,
+        slo=tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
         attainment=_attainment(due, met, level),
         goodput=_goodput(columns, due, met, window, level),
-        validity=Validity(is_trusted(found), tuple(found)),
-        findings=tuple(findings(run, columns, due, window, slos, found)),
     )
+
+
+def _class_summary(
+    run: Run,
+    name: str,
+    slos: Sequence[Slo],
+    own: Sequence[Slo],
+    window: Window,
+    level: float,
+    is_strict: bool,
+) -> ClassSummary:
+    """The rows of one class as a run of their own."""
+    part = _only(run, run.names.classes.index(name))
+    columns = per_request(part)
+    met = due_rows(part) & meets(columns, [*slos, *own])
+    numbers = _numbers(part, columns, own, met, window, level)
+    stated = (run.manifest.get("classes") or {}).get(name, {})
+    return ClassSummary(
+        tenant=str(stated.get("tenant", "default")),
+        priority=int(stated.get("priority", 0)),
+        verdict=decide(numbers.slo, (), "", level, is_strict)[0],
+        **numbers.fields(),
+    )
+
+
+def _only(run: Run, class_id: int) -> Run:
+    rows = run.schedule_rows["class_id"] == class_id
+    ids = run.schedule_rows["request_id"][rows]
+    return dataclasses.replace(
+        run,
+        schedule_rows=run.schedule_rows[rows],
+        request_rows=run.request_rows[rows],
+        chunk_rows=run.chunk_rows[np.isin(run.chunk_rows["request_id"], ids)],
+    )
+
+
+def _of_class(name: str, result: SloResult) -> SloResult:
+    return dataclasses.replace(result, text=f"{name}: {result.text}")
 
 
 def _counts(run: Run, due: Mask) -> dict[str, int]:
     by_status = np.bincount(run.request_rows["status"][due], minlength=len(Status))
-    n_warmup = int(np.count_nonzero(run.schedule_rows["phase"] == Phase.warmup))
+    n_warmup = int(np.count_nonzero(warmup_rows(run)))
     n_scheduled, n_due = len(run.schedule_rows), int(np.count_nonzero(due))
     return {
         "scheduled": n_scheduled,

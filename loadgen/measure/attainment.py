@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,15 @@ def measured_window(run: Run) -> Window:
     return Window(start_s, end_s if ended_s is None else max(start_s, min(end_s, ended_s)))
 
 
+def warmup_rows(run: Run) -> Mask:
+    """Rows of the warm-up: as planned, or, for rows that waited for parents, as released."""
+    schedule, released_s = run.schedule_rows, run.request_rows["released_s"]
+    planned = schedule["phase"] == Phase.warmup
+    moved = (schedule["n_parents"] > 0) & np.isfinite(released_s)
+    warmup: Mask = np.where(moved, released_s < measured_window(run).start_s, planned)
+    return warmup
+
+
 def due_rows(run: Run) -> Mask:
     """Rows that had to be served in the measured window.
 
@@ -45,7 +54,7 @@ def due_rows(run: Run) -> Mask:
     unreleased = status == Status.not_released
     waited = schedule["n_parents"] > 0
     after_end = schedule["scheduled_s"] >= measured_window(run).end_s
-    due: Mask = (schedule["phase"] == Phase.measure) & ~(unreleased & (waited | after_end))
+    due: Mask = ~warmup_rows(run) & ~(unreleased & (waited | after_end))
     return due
 
 
@@ -72,6 +81,27 @@ def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
     return met
 
 
+def promises_by_class(run: Run) -> dict[str, list[Slo]]:
+    """The promises made to each class alone; empty for a run of one class without such."""
+    stated = run.manifest.get("classes") or {}
+    own = {
+        name: [parse_slo(text) for text in stated.get(name, {}).get("slo", ())]
+        for name in run.names.classes
+    }
+    return own if len(own) > 1 or any(own.values()) else {}
+
+
+def meets_own(
+    run: Run, columns: PerRequest, slos: Sequence[Slo], by_class: Mapping[str, Sequence[Slo]]
+) -> Mask:
+    """Rows that kept every per-request promise made to all, and those made to their class."""
+    met = meets(columns, slos)
+    for number, name in enumerate(run.names.classes):
+        elsewhere = run.schedule_rows["class_id"] != number
+        met = met & (elsewhere | meets(columns, by_class.get(name, ())))
+    return met
+
+
 def derived(run: Run) -> dict[str, NDArray[np.generic]]:
     """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, and `slo_met` by the run's
     own SLOs."""
@@ -81,5 +111,5 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
         "ttft_s": columns.ttft_s,
         "tpot_s": columns.tpot_s,
         "e2e_s": columns.e2e_s,
-        "slo_met": meets(columns, slos),
+        "slo_met": meets_own(run, columns, slos, promises_by_class(run)),
     }

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.measure.attainment import Window
+from loadgen.measure.attainment import Window, warmup_rows
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.validity import Check
 from loadgen.measure.wording import say, say_count, say_number
-from loadgen.records import Phase, Run, TokenSource
+from loadgen.records import Run, TokenSource
 
 ALIKE = 0.3  # lag-1 correlation of neighbours' TTFT above which intervals are said to be narrow
 LEAST_ALIKE_N = 50
@@ -54,8 +54,9 @@ def _shortened(run: Run, window: Window) -> str:
 
 
 def _not_due(run: Run, due: Mask) -> str:
-    measured = run.schedule_rows["phase"] == Phase.measure
-    n = int(np.count_nonzero(measured & ~due))
+    closed = [bool(c.get("is_closed_loop")) for c in (run.manifest.get("classes") or {}).values()]
+    again = np.isin(run.schedule_rows["class_id"], np.flatnonzero(closed))
+    n = int(np.count_nonzero(~warmup_rows(run) & ~due & ~again))  # a loop is planned for too many
     if not n:
         return ""
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.attainment import Window
@@ -68,11 +68,31 @@ class Validity:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassSummary:
+    """One class of traffic, in the same words as the whole: its rows alone, judged by the promises
+    made to it. `attainment` and `goodput` ask for those made to all traffic as well."""
+
+    tenant: str
+    priority: int
+    verdict: Verdict
+    counts: Mapping[str, int]
+    offered_rate_per_s: float
+    achieved_rate_per_s: float
+    throughput: Throughput
+    metrics: Mapping[str, Distribution]
+    slo: tuple[SloResult, ...]
+    attainment: Attainment
+    goodput: Goodput
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """Everything the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
     `counts`: scheduled = warmup + due + not_due; each status counts due rows. `confidence` is that
     of every interval and proof; the verdict is by the point estimate unless it was asked for.
+    `classes` is empty where all traffic is of one class; the verdict is met only if the promises
+    made to each of them are.
     """
 
     run: str
@@ -91,6 +111,7 @@ class Summary:
     goodput: Goodput
     validity: Validity
     findings: tuple[str, ...]
+    classes: Mapping[str, ClassSummary] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open ends are null."""

@@ -188,6 +188,14 @@ def _stimulus(run: Run) -> Check:
     unsent = roots & (rows["status"] == Status.not_released)
     n_unsent = int(np.count_nonzero(unsent)) if ended else 0
     n = int(np.count_nonzero(released))
+    n_dry = _n_dry(run) if ended else 0
+    if n_dry:
+        detail = (
+            f"{say_count(n_dry)} users of the closed loop had sent all that was planned for them"
+            " before the window ended: the server answers (or fails) faster than 20 ms and 1000"
+            " tokens/s; ask for longer answers or a think time"
+        )
+        return Check("stimulus", False, detail, is_gate=True)
     if n_moved or n_unsent:
         detail = (
             f"{say_count(n_moved)} of {say_count(n)} released requests left the schedule's instants"
@@ -196,6 +204,18 @@ def _stimulus(run: Run) -> Check:
         return Check("stimulus", False, detail, is_gate=True)
     detail = f"all {say_count(n)} released requests followed this run's own schedule"
     return Check("stimulus", True if n else None, detail, is_gate=True)
+
+
+def _n_dry(run: Run) -> int:
+    """Users of a closed loop whose last planned request was released: they had more time than
+    requests."""
+    schedule, rows = run.schedule_rows, run.request_rows
+    in_loop = np.unique(schedule["session_id"][schedule["after_failure"]])
+    reversed_sessions = schedule["session_id"][::-1]
+    _, last_from_end = np.unique(reversed_sessions, return_index=True)
+    last = len(schedule) - 1 - last_from_end  # of each session, sessions ascending
+    last = last[np.isin(schedule["session_id"][last], in_loop)]
+    return int(np.count_nonzero(rows["status"][last] != Status.not_released))
 
 
 def _planned_s(run: Run) -> NDArray[np.float64]:
@@ -207,9 +227,13 @@ def _planned_s(run: Run) -> NDArray[np.float64]:
         child = np.searchsorted(ids, edges["request_id"])
         parent = np.searchsorted(ids, edges["after"])
         latest_s = np.full(len(rows), -np.inf)
-        np.maximum.at(latest_s, child, rows["done_s"][parent])
+        with np.errstate(invalid="ignore"):  # NaN (never sent) wins, and is dealt with below
+            np.maximum.at(latest_s, child, rows["done_s"][parent])
         has_parents = np.isfinite(latest_s)
         planned_s[has_parents] = latest_s[has_parents] + schedule["think_s"][has_parents]
+        # after a parent that was never sent there is no instant to hold the release against
+        unknown = schedule["after_failure"] & ~np.isfinite(latest_s)
+        planned_s[unknown] = rows["released_s"][unknown]
     return planned_s
 
 

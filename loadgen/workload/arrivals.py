@@ -1,33 +1,34 @@
 """When requests arrive: every kind turns a generator and a horizon into sorted instants.
 
-All kinds here are renewal processes *in equilibrium*: the window opens at a random instant of a
-process that has been running for ever, so the first gap is the residual of a gap already under way.
-Then E[N(0, t)] = rate · t holds exactly for every t, not only in the long run, and cutting off a
-warm-up changes nothing. (Starting with a full gap would lose or gain (cv² − 1)/2 requests.)
-
-Source: D. R. Cox, Renewal Theory (1962), chapter 2 (equilibrium process), 4 (mean count) and 5
-(residual lifetimes).
+The kinds stand beside this file: renewal.py, modulated.py, self_exciting.py, groups.py,
+rate_curves.py, rate_waves.py, superposition.py, closed_loop.py. Stationary processes begin in their
+stationary state: the window opens at a random instant of a process that has been running for ever,
+so E[N(0, t)] = rate · t for every t and cutting off a warm-up changes nothing. Rates that vary in
+time are followed exactly (by rescaling time, never by rounding to seconds).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Annotated
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from loadgen.records import Times
 from loadgen.registry import Plugin, Registry
-from loadgen.units import Rate
+from loadgen.workload.durations import Durations
+from loadgen.workload.traffic import Traffic
 
 
 class Arrivals(Plugin, ABC):
-    """A point process on the run's time axis."""
+    """A point process on the run's time axis.
+
+    `gives_lengths`: its `traffic` states token counts, so `requests` need not.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    gives_lengths: ClassVar[bool] = False
 
     @abstractmethod
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
@@ -41,96 +42,25 @@ class Arrivals(Plugin, ABC):
         """The expected number of arrivals in [0, horizon_s) per second, in closed form; None where
         the kind states none."""
 
+    def traffic(self, rng: np.random.Generator, horizon_s: float) -> Traffic:
+        """The instants with whatever more is known of each request; kinds that replay a record
+        know more."""
+        return Traffic(self.times(rng, horizon_s))
+
+    def pause(self) -> Durations | None:
+        """Closed loop: how long each source waits after its last answer before it asks again, and
+        `times` are the first instants only. None: an open loop, every instant is in `times`."""
+        return None
+
 
 ARRIVALS: Registry[Arrivals] = Registry("slobench.arrivals", "arrival process")
 
 
-class Constant(Arrivals):
-    """Equal gaps: t_k = (k + U) / rate, U uniform on [0, 1); gap cv 0.
+def streams(rng: np.random.Generator, n: int) -> list[np.random.Generator]:
+    """n independent generators that follow from the state of `rng`, one per thing to be drawn: how
+    much is drawn of one leaves the others as they are, so a longer horizon only adds arrivals.
 
-    The random phase U is the equilibrium start. Without it the mean count would be ⌈rate · t⌉, and
-    constant streams that are added up would beat in step.
+    Source: NumPy's SeedSequence, seeded with 128 bits for each.
     """
-
-    kind = "constant"
-    rate: Rate
-
-    def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        # multiplied out, not summed up: the k-th instant carries one rounding error, not k
-        instants: Times = (np.arange(np.ceil(self.rate * horizon_s) + 1) + rng.random()) / self.rate
-        return instants[instants < horizon_s]
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
-
-
-class Poisson(Arrivals):
-    """Memoryless arrivals: independent exponential gaps with mean 1/rate; gap cv 1.
-
-    The number in any window of length t is Poisson with mean and variance rate · t (index of
-    dispersion 1). The residual of an exponential gap is exponential: nothing to correct.
-
-    Source: J. F. C. Kingman, Poisson Processes (1993), section 4.1.
-    """
-
-    kind = "poisson"
-    rate: Rate
-
-    def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        def gaps_s(n: int) -> NDArray[np.float64]:
-            return rng.standard_exponential(n) / self.rate
-
-        return _renewal(0.0, gaps_s, self.rate, 1.0, horizon_s)
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
-
-
-class Gamma(Arrivals):
-    """Independent gamma gaps with mean 1/rate and coefficient of variation cv.
-
-    Shape k = 1/cv², scale θ = cv²/rate, so the mean is kθ = 1/rate and the standard deviation
-    √k·θ = cv/rate. cv < 1 is smoother than Poisson, cv = 1 is Poisson, cv > 1 comes in clumps; over
-    long windows the index of dispersion tends to cv². vLLM's `--burstiness` is k.
-
-    The first gap is U · G, U uniform and G gamma with shape k + 1 and scale θ: the gap that covers
-    a random instant is length-biased (density ∝ x · f(x), which for gamma is shape + 1), and the
-    instant is uniform within it.
-    """
-
-    kind = "gamma"
-    rate: Rate
-    cv: Annotated[float, Field(gt=0, le=100)]
-
-    def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        shape, scale_s = self.cv**-2, self.cv**2 / self.rate
-
-        def gaps_s(n: int) -> NDArray[np.float64]:
-            return rng.gamma(shape, scale_s, n)
-
-        first_s = float(rng.random() * rng.gamma(shape + 1, scale_s))
-        instants = _renewal(first_s, gaps_s, self.rate, self.cv, horizon_s)
-        return np.concatenate([[first_s], instants]) if first_s < horizon_s else instants
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
-
-
-def _renewal(
-    start_s: float,
-    gaps_s: Callable[[int], NDArray[np.float64]],
-    rate_per_s: float,
-    cv: float,
-    horizon_s: float,
-) -> Times:
-    """The renewals after `start_s` and before `horizon_s`, drawn in blocks that almost always need
-    no second one (mean count plus six standard deviations)."""
-    blocks, last_s = [np.empty(0)], start_s
-    while last_s < horizon_s:
-        expected = (horizon_s - last_s) * rate_per_s
-        block = gaps_s(int(expected + 6 * cv * np.sqrt(expected)) + 16)
-        block[0] += last_s  # into the running sum, so that the block size leaves no trace
-        blocks.append(np.cumsum(block, out=block))
-        last_s = float(block[-1])
-    instants = np.concatenate(blocks)
-    return instants[: np.searchsorted(instants, horizon_s)]
+    words = rng.integers(0, 2**32, (n, 4), np.uint32)
+    return [np.random.Generator(np.random.PCG64(row.tolist())) for row in words]

@@ -1,10 +1,16 @@
-"""How long things are, in whole tokens: every kind draws from a distribution on integers ≥ 1."""
+"""How long things are, in whole tokens: every kind is a distribution on integers ≥ 1.
+
+A kind says where it lies (`support`) and its distribution function (`cdf`); draws, quantiles and
+moments follow from these, exactly, and a kind overrides what it can do faster. Truncated continuous
+laws, files and mixtures are in truncated_lengths.py, empirical.py and mixture.py.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import erf, log, sqrt
-from typing import Annotated, Self
+from collections.abc import Callable, Iterator
+from math import sqrt
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +19,70 @@ from pydantic import ConfigDict, Field, model_validator
 from loadgen.registry import Plugin, Registry
 
 TokenCounts = NDArray[np.uint32]  # tokens, each ≥ 1
-Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+Shares = NDArray[np.float64]  # probabilities, 0 … 1
+MAX_TOKENS = 10_000_000
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+CdfFunction = Callable[[NDArray[np.int64]], Shares]
+_BLOCK = 1 << 20
 
 
 class Lengths(Plugin, ABC):
-    """A distribution on positive whole numbers of tokens."""
+    """A distribution on positive whole numbers of tokens.
+
+    `gives_pairs`: it draws input and output lengths together (pairs.py), so `output_tokens` is left
+    out.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    @abstractmethod
-    def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
-        """n independent lengths, uint32 [n]."""
+    gives_pairs: ClassVar[bool] = False
 
     @property
     @abstractmethod
+    def support(self) -> tuple[int, int]:
+        """The least and the greatest length, in tokens; neither need be possible itself, but
+        nothing lies outside."""
+
+    @abstractmethod
+    def cdf(self, tokens: NDArray[np.integer]) -> Shares:
+        """P(length ≤ tokens), elementwise and exact, for any integers within the support."""
+
+    def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
+        """n independent lengths, uint32 [n]."""
+        return self.ppf(rng.random(n))
+
+    def ppf(self, shares: Shares) -> TokenCounts:
+        """The quantiles: the least length x with cdf(x) > share, for shares in [0, 1).
+
+        A uniform share gives a length of exactly this law.
+        """
+        low, high = self.support
+        if high - low < _BLOCK:
+            # the last one is left out: rounding may keep its 1.0 from being one
+            steps = self.cdf(np.arange(low, high))
+            return (low + np.searchsorted(steps, shares, side="right")).astype(np.uint32)
+        return _by_bisection(self.cdf, shares, low, high)
+
+    @property
     def mean(self) -> float:
         """The expected length in tokens, exact: after rounding and truncation."""
+        return self.support[0] + sum(float(np.sum(above)) for _, above in self._survival())
+
+    @property
+    def sd(self) -> float:
+        """The standard deviation in tokens, exact: after rounding and truncation."""
+        low, mean = self.support[0], self.mean
+        # E[X²] = low² + Σ_{x = low … high − 1} (2x + 1) P(X > x), here about the mean
+        square = (low - mean) ** 2 + sum(
+            float(np.sum((2 * (tokens - mean) + 1) * above)) for tokens, above in self._survival()
+        )
+        return sqrt(max(0.0, square))
+
+    def _survival(self) -> Iterator[tuple[NDArray[np.int64], Shares]]:
+        """(x, P(length > x)) for x from the least length to just below the greatest, in blocks."""
+        low, high = self.support
+        for begin in range(low, high, _BLOCK):
+            tokens = np.arange(begin, min(begin + _BLOCK, high))
+            yield tokens, 1.0 - self.cdf(tokens)
 
 
 def _bare_integer(spec: object) -> dict[str, object] | None:
@@ -45,12 +99,15 @@ class Fixed(Lengths):
     kind = "fixed"
     tokens: Tokens
 
+    @property
+    def support(self) -> tuple[int, int]:
+        return self.tokens, self.tokens
+
+    def cdf(self, tokens: NDArray[np.integer]) -> Shares:
+        return (tokens >= self.tokens).astype(np.float64)
+
     def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
         return np.full(n, self.tokens, np.uint32)
-
-    @property
-    def mean(self) -> float:
-        return float(self.tokens)
 
 
 class Uniform(Lengths):
@@ -62,68 +119,32 @@ class Uniform(Lengths):
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
-        _check_order(self.min, self.max)
+        check_order(self.min, self.max)
         return self
+
+    @property
+    def support(self) -> tuple[int, int]:
+        return self.min, self.max
+
+    def cdf(self, tokens: NDArray[np.integer]) -> Shares:
+        return np.asarray((tokens.astype(np.int64) - self.min + 1) / self._n)
 
     def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
         return rng.integers(self.min, self.max, n, np.uint32, endpoint=True)
+
+    def ppf(self, shares: Shares) -> TokenCounts:
+        # the product can round up to n itself, one past the end
+        return (self.min + np.minimum(shares * self._n, self._n - 1).astype(np.int64)).astype(
+            np.uint32
+        )
 
     @property
     def mean(self) -> float:
         return (self.min + self.max) / 2
 
-
-class Lognormal(Lengths):
-    """exp(X) rounded to the nearest integer, X normal with mean ln(median) and deviation sigma,
-    *truncated* to min … max: what falls outside is drawn again, so no probability piles up at the
-    ends (as clamping would make it).
-
-    P(x) = [Φ(z(x + ½)) − Φ(z(x − ½))] / [Φ(z(max + ½)) − Φ(z(min − ½))], z(y) = ln(y/median)/sigma,
-    Φ the standard normal distribution function. Truncation moves the median and the mean; `mean` is
-    the truncated one.
-    """
-
-    kind = "lognormal"
-    median: Annotated[float, Field(gt=0)]
-    sigma: Annotated[float, Field(gt=0, le=10)]
-    min: Tokens = 1
-    max: Tokens
-
-    @model_validator(mode="after")
-    def _is_reachable(self) -> Self:
-        _check_order(self.min, self.max)
-        if self._share_inside() < 1e-3:  # a thousand redraws per length: surely not what was meant
-            raise ValueError(
-                f"less than 0.1% of this distribution (median {self.median:g}) lies between "
-                f"min {self.min} and max {self.max}; move median into that range"
-            )
-        return self
-
-    def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
-        lengths = np.empty(n, np.uint32)
-        wanted = np.arange(n)
-        while wanted.size:
-            drawn = np.rint(rng.lognormal(log(self.median), self.sigma, wanted.size))
-            is_inside = (drawn >= self.min) & (drawn <= self.max)
-            lengths[wanted[is_inside]] = drawn[is_inside]
-            wanted = wanted[~is_inside]
-        return lengths
-
     @property
-    def mean(self) -> float:
-        from scipy.special import ndtr  # 0.1 s to import, and only `preview` asks for a mean
-
-        lengths = np.arange(self.min, self.max + 1)
-        edges = np.append(lengths - 0.5, self.max + 0.5)
-        weights = np.diff(ndtr(np.log(edges / self.median) / self.sigma))
-        return float(lengths @ weights / weights.sum())
-
-    def _share_inside(self) -> float:
-        low, high = (
-            erf(log(edge / self.median) / self.sigma / sqrt(2))
-            for edge in (self.min - 0.5, self.max + 0.5)
-        )
-        return (high - low) / 2
+    def _n(self) -> int:
+        return self.max - self.min + 1
 
 
 class PowerLaw(Lengths):
@@ -144,14 +165,22 @@ class PowerLaw(Lengths):
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
-        _check_order(self.min, self.max)
+        check_order(self.min, self.max)
         return self
 
-    def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
+    @property
+    def support(self) -> tuple[int, int]:
+        return self.min, self.max
+
+    def cdf(self, tokens: NDArray[np.integer]) -> Shares:
         cumulative = np.cumsum(self._weights())
-        drawn = np.searchsorted(cumulative, rng.random(n) * cumulative[-1], side="right")
+        return np.asarray(cumulative[tokens.astype(np.int64) - self.min] / cumulative[-1])
+
+    def ppf(self, shares: Shares) -> TokenCounts:
+        cumulative = np.cumsum(self._weights())
+        index = np.searchsorted(cumulative, shares * cumulative[-1], side="right")
         # the product can round up to the total itself, one past the end
-        lengths: TokenCounts = np.minimum(drawn, cumulative.size - 1).astype(np.uint32) + np.uint32(
+        lengths: TokenCounts = np.minimum(index, cumulative.size - 1).astype(np.uint32) + np.uint32(
             self.min
         )
         return lengths
@@ -161,12 +190,24 @@ class PowerLaw(Lengths):
         weights = self._weights()
         return float(np.arange(self.min, self.max + 1) @ weights / weights.sum())
 
-    def _weights(self) -> NDArray[np.float64]:
+    def _weights(self) -> Shares:
         """x^−alpha relative to that of min, float64 [max − min + 1] in (0, 1]."""
-        weights: NDArray[np.float64] = (np.arange(self.min, self.max + 1) / self.min) ** -self.alpha
+        weights: Shares = (np.arange(self.min, self.max + 1) / self.min) ** -self.alpha
         return weights
 
 
-def _check_order(low: int, high: int) -> None:
+def _by_bisection(cdf: CdfFunction, shares: Shares, least: int, greatest: int) -> TokenCounts:
+    """The least x in least … greatest with cdf(x) > share, elementwise."""
+    low, high = np.full(shares.shape, least), np.full(shares.shape, greatest)
+    while np.any(low < high):
+        middle = (low + high) // 2
+        is_above = cdf(middle) > shares
+        low, high = np.where(is_above, low, middle + 1), np.where(is_above, middle, high)
+        low = np.minimum(low, high)
+    return low.astype(np.uint32)
+
+
+def check_order(low: int, high: int) -> None:
+    """Raises ValueError where min is above max."""
     if low > high:
         raise ValueError(f"min {low} is above max {high}")

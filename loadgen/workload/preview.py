@@ -6,35 +6,44 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import Slo
+from loadgen.measure.slo import Slo, parse_slo
 from loadgen.measure.stats import least_n
-from loadgen.records import Phase, Schedule, Times
+from loadgen.records import Edges, Phase, Schedule, Times
+from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts
+from loadgen.workload.pairs import mean_pair
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import schedule_sha256
 
 ARRIVALS_PER_WINDOW = 5
+Means = NDArray[np.float64]  # tokens
 
 
-def preview(scenario: Scenario, schedule: Schedule, confidence: float = 0.95) -> dict[str, Any]:
-    """The figures of one schedule as JSON; None where a number does not exist (a gap of one row, a
+def preview(
+    scenario: Scenario,
+    schedule: Schedule,
+    edges: Edges | None = None,
+    confidence: float = 0.95,
+) -> dict[str, Any]:
+    """The figures of one plan as JSON; None where a number does not exist (a gap of one row, a
     kind that states no rate).
 
     `n` and everything about arrivals and lengths covers warm-up and measured window alike; `slo`
     counts the measured window only. n_needed is the least number of requests that prove a promise
     about a share of them if not one misses; it is None for a promise of another kind, or of 100 %.
     """
-    asked, horizon_s, n = scenario.requests, scenario.horizon_s, len(schedule)
-    prefix_tokens = asked.shared_prefix.tokens if asked.shared_prefix else 0
+    horizon_s, n = scenario.horizon_s, len(schedule)
     inputs, outputs = schedule["input_tokens"], schedule["output_tokens"]
-    asked_rate = scenario.arrivals.mean_rate_per_s(horizon_s)
+    asked_inputs, asked_outputs = asked_lengths(scenario, schedule)
+    classes = scenario.traffic()
     n_measured = int(np.count_nonzero(schedule["phase"] == Phase.measure))
     return {
         "scenario": scenario.name,
         "seed": scenario.seed,
-        "schedule_sha256": schedule_sha256(schedule),
+        "schedule_sha256": schedule_sha256(schedule, edges),
         "n": n,
         "n_measured": n_measured,
         "duration_s": horizon_s,
@@ -43,20 +52,88 @@ def preview(scenario: Scenario, schedule: Schedule, confidence: float = 0.95) ->
             "measure_s": scenario.phases.measure,
             "drain_s": scenario.phases.drain,
         },
-        "arrivals": {
-            "kind": scenario.arrivals.kind,
-            "asked_rate_per_s": asked_rate,
-            "generated_rate_per_s": n / horizon_s,
-            **describe_arrivals(schedule["scheduled_s"], horizon_s),
-        },
-        "input_tokens": _lengths(asked.input_tokens.mean + prefix_tokens, inputs),
-        "output_tokens": _lengths(asked.output_tokens.mean, outputs),
+        "arrivals": _arrivals(scenario, schedule),
+        "input_tokens": _lengths(float(asked_inputs.mean()), inputs),
+        "output_tokens": _lengths(float(asked_outputs.mean()), outputs),
         "input_tokens_per_s": float(inputs.sum(dtype=np.float64)) / horizon_s,
         "output_tokens_per_s": float(outputs.sum(dtype=np.float64)) / horizon_s,
         "prefix_share": float(schedule["prefix_tokens"].sum(dtype=np.float64) / inputs.sum()),
         "slo": [
             _proof(slo, n_measured, scenario.phases.measure, confidence)
             for slo in scenario.promises()
+        ],
+        "classes": {
+            name: _class(name, schedule[schedule["class_id"] == number], scenario, confidence)
+            for number, name in enumerate(classes)
+            if scenario.classes
+        },
+    }
+
+
+def asked_lengths(scenario: Scenario, schedule: Schedule) -> tuple[Means, Means]:
+    """The expected input and output length of every row in tokens, float64 [n] each, given how many
+    turns its session has: turn k of a session holds k questions and k − 1 answers. Where a trace or
+    a dataset states the lengths, those are the ones asked."""
+    inputs = schedule["input_tokens"].astype(np.float64)
+    outputs = schedule["output_tokens"].astype(np.float64)
+    for number, asked in enumerate(scenario.traffic().values()):
+        rows = np.flatnonzero(schedule["class_id"] == number)
+        steps = asked.steps()
+        turn = _turns(schedule["context"][rows])
+        for place, step in enumerate(steps):
+            if not step.requests.has_lengths:
+                continue
+            mean_in, mean_out = mean_pair(step.requests)
+            assert mean_in is not None, f"step {step.name} states its lengths"
+            assert mean_out is not None, f"step {step.name} states its lengths"
+            prefix = step.requests.shared_prefix
+            mine = np.arange(len(rows)) % len(steps) == place
+            inputs[rows[mine]] = mean_in * turn[mine] + mean_out * (turn[mine] - 1)
+            inputs[rows[mine]] += prefix.tokens if prefix else 0
+            outputs[rows[mine]] = mean_out
+    return inputs, outputs
+
+
+def _turns(context: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The number of each row's turn, from 1, in rows laid out session by session."""
+    place = np.arange(len(context))
+    first = np.maximum.accumulate(np.where(context == Context.none, place, 0))
+    turns: NDArray[np.int64] = place - first + 1
+    return turns
+
+
+def _arrivals(scenario: Scenario, schedule: Schedule) -> dict[str, Any]:
+    """Asked and generated rate of the rows that wait for nothing, and their statistics."""
+    horizon_s = scenario.horizon_s
+    kinds = [c.arrivals or scenario.arrivals for c in scenario.traffic().values()]
+    distinct = list({id(kind): kind for kind in kinds if kind is not None}.values())
+    rates = [kind.mean_rate_per_s(horizon_s) for kind in distinct]
+    times = schedule["scheduled_s"][schedule["n_parents"] == 0]
+    known = [rate for rate in rates if rate is not None]
+    starts = sum(max(1, sum(not s.after for s in c.steps())) for c in scenario.traffic().values())
+    is_one_each = starts == len(scenario.traffic())
+    return {
+        "kind": " + ".join(kind.kind for kind in distinct),
+        "asked_rate_per_s": sum(known) if len(known) == len(rates) and is_one_each else None,
+        "generated_rate_per_s": len(times) / horizon_s,
+        **describe_arrivals(np.sort(times), horizon_s),
+    }
+
+
+def _class(name: str, rows: Schedule, scenario: Scenario, confidence: float) -> dict[str, Any]:
+    """The part of one class: how much of it there is, and what its own promises need."""
+    n_measured = int(np.count_nonzero(rows["phase"] == Phase.measure))
+    measure_s = scenario.phases.measure
+    return {
+        "n": len(rows),
+        "n_measured": n_measured,
+        "input_tokens_per_s": float(rows["input_tokens"].sum(dtype=np.float64))
+        / scenario.horizon_s,
+        "output_tokens_per_s": float(rows["output_tokens"].sum(dtype=np.float64))
+        / scenario.horizon_s,
+        "slo": [
+            _proof(parse_slo(text), n_measured, measure_s, confidence)
+            for text in scenario.classes[name].slo_texts()
         ],
     }
 
@@ -69,11 +146,12 @@ def describe_arrivals(times: Times, horizon_s: float) -> dict[str, Any]:
     Poisson at any window). peak_in_1s: the most arrivals in any [t, t + 1 s).
     """
     gaps_s = np.diff(times)
+    has_gaps = gaps_s.size > 1 and float(np.mean(gaps_s)) > 0
     is_varied = gaps_s.size > 2 and float(np.std(gaps_s)) > 1e-9 * float(np.mean(gaps_s))
     n_windows = times.size // ARRIVALS_PER_WINDOW
     counts, _ = np.histogram(times, max(n_windows, 1), (0.0, horizon_s))
     return {
-        "gap_cv": float(np.std(gaps_s) / np.mean(gaps_s)) if gaps_s.size > 1 else None,
+        "gap_cv": float(np.std(gaps_s) / np.mean(gaps_s)) if has_gaps else None,
         "gap_lag1": float(np.corrcoef(gaps_s[:-1], gaps_s[1:])[0, 1]) if is_varied else None,
         "dispersion": float(np.var(counts) / np.mean(counts)) if n_windows >= 10 else None,
         "dispersion_window_s": horizon_s / n_windows if n_windows >= 10 else None,
@@ -96,7 +174,7 @@ def _lengths(asked_mean: float, tokens: TokenCounts) -> dict[str, float]:
 def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, Any]:
     share = _promised_share(slo)
     n_needed = None if share is None else least_n(0, share, confidence) or None
-    minutes = None if n_needed is None else n_needed * measure_s / n / 60
+    minutes = None if n_needed is None or not n else n_needed * measure_s / n / 60
     return {
         "text": slo.text,
         "n_needed": n_needed,

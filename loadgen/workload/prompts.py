@@ -2,24 +2,28 @@
 
 A prompt is `[shared prefix] head body`. The head is 16 characters from a hash of (prompt_seed,
 salt), so no two requests of a run, and no two runs, share their first block of 16 bytes: a prefix
-cache hits what the scenario declares and nothing else. The body is a slice of a text built once
-from common words.
+cache hits what the scenario declares and nothing else. The body is a slice of a text that the
+scenario's kind of prompts gives. Recorded prompts (a dataset) are sent as they are, behind a head
+unless the salt is `none`.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loadgen.workload.scenario import PromptSettings
-from loadgen.workload.vocabulary import WORDS
+from loadgen.workload.texts import Messages, PromptKind, Recorded
+from loadgen.workload.tokenizer import Tokenizer, fit_text
 
 HEAD_CHARS = 16
-CORPUS_WORDS = 60_000
+CHARS_PER_TOKEN = 4.0  # the usual rule of thumb for plans, where nothing counts
+_SOME_HEAD = "k4vq7mzx2w5npt3r"
+_CHARS_AT_LEAST = 8  # per token asked, before a tokenizer cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,17 @@ class PromptFit:
         return np.asarray(np.asarray(input_tokens) >= shortest_tokens - self.tokens_per_char / 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request says: `messages` if it has any, else `prompt` as the only one."""
+
+    prompt: str
+    messages: Messages = ()
+
+    def as_messages(self) -> Messages:
+        return self.messages or (("user", self.prompt),)
+
+
 class Prompts:
     """The text of every row of one run.
 
@@ -54,39 +69,93 @@ class Prompts:
     out and every run sends the same text.
     """
 
-    def __init__(self, settings: PromptSettings, seed: int, salt: bytes) -> None:
-        said = salt if settings.salt == "run" else b""
+    def __init__(self, kind: PromptKind, seed: int, salt: bytes) -> None:
+        self._is_salted = kind.salt == "run"
+        said = salt if self._is_salted else b""
         self._key = hashlib.blake2b(seed.to_bytes(8, "little") + said, digest_size=32).digest()
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        words = [WORDS[i] for i in rng.integers(0, len(WORDS), CORPUS_WORDS)]
-        self._corpus = " ".join(words)
-        lengths = np.array([len(word) + 1 for word in words])
-        self._word_starts: list[int] = (np.cumsum(lengths) - lengths).tolist()
+        self._corpus = kind.corpus(rng)
+        self._word_starts = [word.start() for word in re.finditer(r"\S+", self._corpus)]
+        self._recorded = kind.recorded()
+        self._tokenizer = kind.load_tokenizer()
         self._prefixes: dict[tuple[int, int], str] = {}
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What counts tokens here, if anything does; else a fit stands for it."""
+        return self._tokenizer
+
+    def ask(self, row: np.void, fit: PromptFit) -> Asked:
+        """What a schedule row that stands alone says."""
+        if not self._recorded:
+            return Asked(self.render(row, fit))
+        recorded = self._recorded[entry_of(int(row["prompt_seed"]), len(self._recorded))]
+        messages = self._headed(recorded.messages, int(row["prompt_seed"]))
+        if len(messages) == 1 and messages[0][0] == "user":
+            return Asked(messages[0][1])
+        return Asked("", messages)
+
     def render(self, row: np.void, fit: PromptFit) -> str:
-        """The prompt of a schedule row: ASCII, `fit.chars(row["input_tokens"])` characters.
+        """The prompt of a schedule row: `fit.chars(row["input_tokens"])` characters, or, with a
+        tokenizer, exactly the row's tokens less the fit's overhead.
 
         Where the whole is hardly longer than its shared prefix, the length wins: the prefix is cut
         so that one character of the request's own remains.
         """
+        identity = b"prompt" + int(row["prompt_seed"]).to_bytes(8, "little")
+        prefix_tokens, prefix_id = int(row["prefix_tokens"]), int(row["prefix_id"])
+        if self._tokenizer is not None:
+            n_tokens = max(1, int(row["input_tokens"]) - round(fit.overhead_tokens))
+            lead = self._prefix(prefix_id, min(prefix_tokens, n_tokens - 1))
+            return lead + self._counted(self._tokenizer, identity, n_tokens, lead)
         n_chars = fit.chars(int(row["input_tokens"]))
-        own = int(row["prompt_seed"]).to_bytes(8, "little")
-        if not row["prefix_tokens"]:
-            return self._text(b"prompt" + own, n_chars)
-        prefix_chars = max(1, round(int(row["prefix_tokens"]) / fit.tokens_per_char))
-        prefix = self._prefix(int(row["prefix_id"]), prefix_chars)[: n_chars - 1]
-        return prefix + self._text(b"prompt" + own, n_chars - len(prefix))
+        if not prefix_tokens:
+            return self._text(identity, n_chars)
+        prefix_chars = max(1, round(prefix_tokens / fit.tokens_per_char))
+        prefix = self._prefix(prefix_id, prefix_chars)[: n_chars - 1]
+        return prefix + self._text(identity, n_chars - len(prefix))
+
+    def write(self, purpose: bytes, prompt_seed: int, n_tokens: int, fit: PromptFit) -> str:
+        """Text of `n_tokens` tokens without any template: a later turn, a scripted answer."""
+        identity = purpose + prompt_seed.to_bytes(8, "little")
+        if self._tokenizer is not None:
+            return self._counted(self._tokenizer, identity, max(1, n_tokens), "")
+        return self._text(identity, max(1, round(n_tokens / fit.tokens_per_char)))
 
     def sample(self, n_chars: int) -> str:
         """`n_chars` characters of the same kind of text, for calibrating a fit."""
         return self._text(b"sample" + n_chars.to_bytes(4, "little"), n_chars)
 
-    def _prefix(self, prefix_id: int, n_chars: int) -> str:
-        key = prefix_id, n_chars
+    def _headed(self, messages: Messages, prompt_seed: int) -> Messages:
+        """Recorded messages with a head of this request's own before the first of them."""
+        if not self._is_salted:
+            return messages
+        (role, content), *others = messages
+        head = self._text(b"prompt" + prompt_seed.to_bytes(8, "little"), HEAD_CHARS)
+        return ((role, f"{head} {content}"), *others)
+
+    def _prefix(self, prefix_id: int, size: int) -> str:
+        """The first `size` characters (with a tokenizer: tokens) of a shared prefix; none for 0."""
+        if size <= 0:
+            return ""
+        key = prefix_id, size
         if key not in self._prefixes:
-            self._prefixes[key] = self._text(b"prefix" + prefix_id.to_bytes(4, "little"), n_chars)
+            identity = b"prefix" + prefix_id.to_bytes(4, "little")
+            self._prefixes[key] = (
+                self._text(identity, size)
+                if self._tokenizer is None
+                else self._counted(self._tokenizer, identity, size, "")
+            )
         return self._prefixes[key]
+
+    def _counted(self, tokenizer: Tokenizer, identity: bytes, n_tokens: int, lead: str) -> str:
+        """Text for which `lead` and it have `n_tokens` tokens together."""
+        n_chars = _CHARS_AT_LEAST * n_tokens + HEAD_CHARS + 64
+        while True:
+            text = self._text(identity, n_chars)
+            if tokenizer.count(lead + text) > n_tokens + 8:
+                return fit_text(tokenizer, text, n_tokens, lead)
+            n_chars *= 2
 
     def _text(self, identity: bytes, n_chars: int) -> str:
         digest = hashlib.blake2b(identity, digest_size=18, key=self._key).digest()
@@ -102,3 +171,18 @@ class Prompts:
         while len(text) < n_chars:
             text += f" {self._corpus}"[: n_chars - len(text)]
         return text
+
+
+def entry_of(prompt_seed: int, n_entries: int) -> int:
+    """Which of a dataset's prompts a row sends."""
+    return prompt_seed % n_entries
+
+
+def planned_tokens(recorded: Recorded, kind: PromptKind, tokenizer: Tokenizer | None) -> int:
+    """Tokens of a recorded prompt with a head like that of every request and without a template:
+    counted if something counts, else four characters each."""
+    head = f"{_SOME_HEAD} " if kind.salt == "run" else ""
+    texts = [head, *(content for _, content in recorded.messages)]
+    if tokenizer is None:
+        return max(1, round(sum(map(len, texts)) / CHARS_PER_TOKEN))
+    return max(1, sum(tokenizer.count(text) for text in texts if text))

@@ -9,74 +9,44 @@ from __future__ import annotations
 
 import importlib.resources
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     SerializationInfo,
     ValidationError,
+    model_validator,
 )
 
 from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
 from loadgen.measure.slo import Slo, parse_slo
-from loadgen.registry import Block
+from loadgen.records import Names
 from loadgen.units import Seconds, Share
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
-from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
+from loadgen.workload.classes import (
+    Chain,
+    Problem,
+    Session,
+    SloList,
+    TrafficClass,
+    as_validation_error,
+    needs_request_slo,
+    tenants_of,
+)
+from loadgen.workload.presets import expanded
+from loadgen.workload.requests import Requests, Strict
+from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
 
-_OF_MET_REQUESTS = ("attainment", "goodput", "goodput_output_tokens_per_s")
-
-
-def _parsed_slo(text: str) -> str:
-    parse_slo(text)
-    return text
-
-
-def _grounded(slo: tuple[str, ...]) -> tuple[str, ...]:
-    promises = [parse_slo(text) for text in slo]
-    for promise in promises:
-        if promise.metric in _OF_MET_REQUESTS and all(p.scope == "run" for p in promises):
-            raise ValueError(
-                f"'{promise.text}' counts requests that keep every per-request promise, and there "
-                "is none; add one, e.g. 'ttft <= 500ms'"
-            )
-    return slo
+ONLY_CLASS = "default"
 
 
-SloText = Annotated[str, AfterValidator(_parsed_slo)]
-
-
-class _Strict(Block):
-    """YAML has types: "64" is no number and `true` no count."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class SharedPrefix(_Strict):
-    """A text of `tokens` tokens in front of every prompt, the same within each of `groups` groups
-    (a system prompt). It adds to `input_tokens`."""
-
-    tokens: Tokens
-    groups: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-
-
-class Requests(_Strict):
-    """What is asked: lengths in tokens and the sampling temperature."""
-
-    input_tokens: Annotated[Lengths, LENGTHS]
-    output_tokens: Annotated[Lengths, LENGTHS]
-    shared_prefix: SharedPrefix | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-
-
-class Phases(_Strict):
+class Phases(Strict):
     """Requests arrive during `warmup` and `measure`; only the latter count. `drain` is how long the
     last ones may take to end."""
 
@@ -85,7 +55,7 @@ class Phases(_Strict):
     drain: Seconds = 30.0
 
 
-class Limits(_Strict):
+class Limits(Strict):
     """What a request may cost the client. At `max_concurrency` in flight a due request is dropped
     and counted, or waits and shows it as latency."""
 
@@ -94,22 +64,14 @@ class Limits(_Strict):
     when_full: Literal["drop", "wait"] = "drop"
 
 
-class StopWhen(_Strict):
+class StopWhen(Strict):
     """End the run early when the share of failures over a sliding window reaches `error_rate`."""
 
     error_rate: Annotated[Share, Field(gt=0)] = 0.5
     over: Annotated[Seconds, Field(gt=0)] = 20.0
 
 
-class PromptSettings(_Strict):
-    """Where prompt text comes from, and whether each run salts it so that a second run misses the
-    first one's prefix cache."""
-
-    kind: Literal["synthetic"] = "synthetic"
-    salt: Literal["run", "none"] = "run"
-
-
-class Instrument(_Strict):
+class Instrument(Strict):
     """When the client itself is the bottleneck and the run is invalid: p99 dispatch lateness (None:
     max(5 ms, 2 % of the TTFT limit)), p99 event-loop lag, CPU share, scheduler run delay."""
 
@@ -138,39 +100,115 @@ def _never_or(stop_when: StopWhen | None, info: SerializationInfo) -> object:
     return stop_when.model_dump(mode=info.mode, exclude_defaults=info.exclude_defaults)
 
 
-class Scenario(_Strict):
-    """One traffic situation and its promise; equal scenarios give equal schedules."""
+def _or_synthetic(value: object) -> object:
+    return {"kind": "synthetic", **value} if isinstance(value, dict) else value
+
+
+class Scenario(Strict):
+    """One traffic situation and its promise; equal scenarios give equal schedules.
+
+    What is asked stands here (`requests`, or a `chain`, as single requests or a `session`), or in
+    `classes`, each with promises of its own; then `slo` holds those about all traffic together.
+    """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
     name: Annotated[str, AfterValidator(_fit_for_a_folder)]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    arrivals: Annotated[Arrivals, ARRIVALS]
-    requests: Requests
+    arrivals: Annotated[Arrivals, ARRIVALS] | None = None
+    requests: Requests | None = None
+    session: Session | None = None
+    chain: Chain = ()
+    classes: dict[str, TrafficClass] = Field(default_factory=dict)
     phases: Phases
     limits: Limits = Limits()
     stop_when: Annotated[
         StopWhen | None, BeforeValidator(_or_never), PlainSerializer(_never_or, when_used="json")
     ] = StopWhen()
-    prompts: PromptSettings = PromptSettings()
-    slo: Annotated[tuple[SloText, ...], Field(strict=False), AfterValidator(_grounded)] = ()
+    prompts: Annotated[PromptKind, PROMPTS, BeforeValidator(_or_synthetic)] = Synthetic()
+    slo: SloList = ()
     instrument: Instrument = Instrument()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        problems = list(self._problems())
+        if problems:
+            raise as_validation_error(problems)
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        own = TrafficClass.model_construct(
+            requests=self.requests, session=self.session, chain=self.chain
+        )
+        has_texts = self.prompts.gives_lengths
+        if not self.classes:
+            if self.arrivals is None:
+                yield ("arrivals",), "this key is required"
+            yield from own.problems(self.arrivals, has_texts)
+        else:
+            for key in ("requests", "session", "chain"):
+                if getattr(self, key):
+                    yield (key,), "with classes this stands in each class; move it there"
+            yield from self._problems_of_classes(has_texts)
+        of_classes = [parse_slo(t) for c in self.classes.values() for t in c.slo_texts()]
+        lonely = needs_request_slo(self.slo)
+        if lonely is not None and all(promise.scope == "run" for promise in of_classes):
+            yield ("slo",), lonely
+
+    def _problems_of_classes(self, has_texts: bool) -> Iterator[Problem]:
+        shares = [name for name, c in self.classes.items() if c.arrivals is None]
+        if shares and self.arrivals is None:
+            yield ("arrivals",), f"this key is required: class '{shares[0]}' has none of its own"
+        if not shares and self.arrivals is not None:
+            yield ("arrivals",), "every class has arrivals of its own; remove these"
+        for name, own in self.classes.items():
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", name):
+                yield ("classes", name), f"{name!r} cannot name a class; use letters, digits, _ . -"
+            if own.arrivals is not None and own.weight is not None:
+                problem = "a weight shares the scenario's arrivals, and this class has its own"
+                yield ("classes", name, "weight"), problem
+            for path, problem in own.problems(own.arrivals or self.arrivals, has_texts):
+                yield ("classes", name, *path), problem
 
     @property
     def horizon_s(self) -> float:
         """How long requests arrive: warm-up and measured window together."""
         return self.phases.warmup + self.phases.measure
 
+    def traffic(self) -> dict[str, TrafficClass]:
+        """Every class by name; a scenario without classes is one, called `default`, without
+        promises (those are the scenario's)."""
+        if self.classes:
+            return self.classes
+        own = {"requests": self.requests, "session": self.session, "chain": self.chain}
+        return {ONLY_CLASS: TrafficClass.model_validate(own, strict=False)}
+
+    def is_closed_loop(self, class_name: str) -> bool:
+        """Whether a class's requests wait for its users' earlier ones."""
+        arrivals = self.traffic()[class_name].arrivals or self.arrivals
+        return arrivals is not None and arrivals.pause() is not None
+
+    def names(self) -> Names:
+        """What class_id and tenant_id of the schedule mean."""
+        traffic = self.traffic()
+        return Names(classes=tuple(traffic), tenants=tenants_of(list(traffic.values())))
+
+    def slo_texts(self) -> tuple[str, ...]:
+        """The promises about all traffic, presets written out."""
+        return expanded(self.slo)
+
     def promises(self) -> tuple[Slo, ...]:
-        """The SLO expressions, parsed, in the order they are written."""
-        return tuple(parse_slo(text) for text in self.slo)
+        """The SLO expressions about all traffic, parsed, in the order they are written."""
+        return tuple(parse_slo(text) for text in self.slo_texts())
 
     @property
     def lateness_limit_s(self) -> float:
         """The p99 dispatch lateness above which a run is invalid: as set, or max(5 ms, 2 % of the
-        tightest TTFT limit)."""
+        tightest TTFT limit, of any class)."""
         if self.instrument.lateness is not None:
             return self.instrument.lateness
-        limits_s = [promise.limit for promise in self.promises() if promise.metric == "ttft_s"]
+        texts = [*self.slo_texts(), *(t for c in self.classes.values() for t in c.slo_texts())]
+        promises = [parse_slo(text) for text in texts]
+        limits_s = [promise.limit for promise in promises if promise.metric == "ttft_s"]
         return max(5e-3, 0.02 * min(limits_s, default=0.0))
 
     def resolved(self) -> dict[str, Any]:

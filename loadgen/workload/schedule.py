@@ -1,66 +1,84 @@
 """The schedule: every request of a run as one row, made before the clock starts.
 
-A pure function of the scenario. Each purpose (arrivals, input lengths, …) draws from its own PCG64
-stream, so that changing one leaves the others as they were.
+A pure function of the scenario (and of the local files it names). Each purpose (arrivals, input
+lengths, …) of each class draws from its own PCG64 stream, so that changing one leaves the others as
+they were.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from enum import IntEnum
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.errors import ScenarioError
-from loadgen.records import SCHEDULE, Phase, Schedule
+from loadgen.errors import ScenarioError, nearest
+from loadgen.records import EDGES, SCHEDULE, Edges, Phase, Schedule
+from loadgen.workload.arrivals import Arrivals
+from loadgen.workload.classes import TrafficClass
+from loadgen.workload.durations import Durations
+from loadgen.workload.layout import Layout, Owner, joined, lay_out
+from loadgen.workload.prompts import entry_of, planned_tokens
 from loadgen.workload.scenario import Scenario
+from loadgen.workload.streams import Purpose, stream
+from loadgen.workload.traffic import Traffic
 
 MAX_REQUESTS = 20_000_000
-"""About 1.2 GB of schedule; more is a mistyped rate."""
+"""About 1.4 GB of schedule; more is a mistyped rate."""
 
 
-class Purpose(IntEnum):
-    """What a random stream is for. The numbers are part of what a seed means: append, never
-    renumber."""
+class Plan(NamedTuple):
+    """What should happen: the requests, and which of them wait for which."""
 
-    arrivals = 0
-    input_tokens = 1
-    output_tokens = 2
-    prefix = 3
-    prompt = 4
-
-
-def stream(seed: int, purpose: Purpose) -> np.random.Generator:
-    """The generator of one purpose: independent of every other one with the same seed.
-
-    Source: M. E. O'Neill, PCG (2014); NumPy's SeedSequence spawn keys.
-    """
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(purpose,))))
+    schedule: Schedule
+    edges: Edges
 
 
 def make_schedule(scenario: Scenario) -> Schedule:
-    """All requests of a run, dtype `records.SCHEDULE` [n], sorted by time, request_id 0 … n − 1.
+    """All requests of a run, dtype `records.SCHEDULE` [n]: the schedule of `make_plan`."""
+    return make_plan(scenario).schedule
 
-    Equal scenarios give identical bytes on one machine type. `input_tokens` counts the shared
-    prefix; prefix_id is 1 … groups, or 0 for none. Raises ScenarioError when nothing would arrive
-    in the measured window, or absurdly much.
+
+def make_plan(scenario: Scenario) -> Plan:
+    """All requests of a run and the edges between them.
+
+    Rows have request_id 0 … n − 1; those without parents are sorted by time, and rows of one source
+    (a session, a chain, a user) follow its first one. Equal scenarios give identical bytes on one
+    machine type. `input_tokens` counts the shared prefix and, of a session's turns, everything said
+    before (with `context: real` that is an estimate); prefix_id is above 0 for rows with a shared
+    prefix. `phase` of a row with parents is that of the soonest instant it can be due; its release
+    decides. Raises ScenarioError when nothing would arrive in the measured window, or absurdly
+    much.
     """
-    instants = _instants(scenario)
-    n, seed, asked = len(instants), scenario.seed, scenario.requests
-    rows = np.zeros(n, SCHEDULE)
-    rows["request_id"] = rows["session_id"] = np.arange(n)
-    rows["scheduled_s"] = instants
-    rows["phase"] = np.where(instants < scenario.phases.warmup, Phase.warmup, Phase.measure)
-    rows["input_tokens"] = asked.input_tokens.draw(stream(seed, Purpose.input_tokens), n)
-    rows["output_tokens"] = asked.output_tokens.draw(stream(seed, Purpose.output_tokens), n)
-    if asked.shared_prefix is not None:
-        groups = asked.shared_prefix.groups
-        rows["prefix_id"] = stream(seed, Purpose.prefix).integers(1, groups, n, endpoint=True)
-        rows["prefix_tokens"] = asked.shared_prefix.tokens
-        rows["input_tokens"] += rows["prefix_tokens"]
-    rows["prompt_seed"] = stream(seed, Purpose.prompt).integers(0, 2**64, n, np.uint64)
-    return rows
+    names, traffic = scenario.names(), scenario.traffic()
+    layouts: list[Layout] = []
+    first_prefix = 0
+    for asked, arriving, pause, owner in _streams(scenario):
+        room = MAX_REQUESTS - sum(len(before.rows) for before in layouts)
+        layout = lay_out(asked, arriving, pause, owner, scenario.horizon_s, room)
+        if arriving.session_id is not None:
+            layout = replace(layout, source=_renumbered(arriving.session_id))
+        rows = layout.rows
+        if arriving.prefix_id is None:  # classes do not share prefixes
+            rows["prefix_id"][rows["prefix_id"] > 0] += np.uint32(first_prefix)
+            first_prefix = max(first_prefix, int(rows["prefix_id"].max(initial=0)))
+        rows["tenant_id"] = names.tenants.index(asked.tenant)
+        rows["priority"] = asked.priority
+        layouts.append(layout)
+    whole, class_id = joined(layouts)
+    whole.rows["class_id"] = class_id
+    assert len(traffic) == len(layouts), "one layout per class"
+    plan = _in_order(whole, scenario.phases.warmup)
+    _set_recorded_lengths(plan.schedule, scenario)
+    if not np.any(plan.schedule["phase"] == Phase.measure):
+        raise ScenarioError(
+            f"{scenario.name}: no request arrives in the measured {scenario.phases.measure:g}s "
+            f"({scenario.arrivals!r}); lengthen phases.measure or raise arrivals.rate"
+        )
+    return plan
 
 
 def split(schedule: Schedule, n_shards: int) -> list[Schedule]:
@@ -71,32 +89,131 @@ def split(schedule: Schedule, n_shards: int) -> list[Schedule]:
     return [schedule[rank % n_shards == shard] for shard in range(n_shards)]
 
 
+def split_plan(plan: Plan, n_shards: int) -> list[Plan]:
+    """`split`, and with each part the edges inside it; no edge leaves a session."""
+    return [
+        Plan(part, plan.edges[np.isin(plan.edges["request_id"], part["request_id"])])
+        for part in split(plan.schedule, n_shards)
+    ]
+
+
 def merge(parts: Sequence[Schedule]) -> Schedule:
     """The schedule that `split` took apart, byte for byte."""
     rows = np.concatenate([np.empty(0, SCHEDULE), *parts])
     return rows[np.argsort(rows["request_id"], kind="stable")]
 
 
-def schedule_sha256(schedule: Schedule) -> str:
-    """The fingerprint by which two runs are known to have sent the same requests (hex).
+def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
+    """The fingerprint by which two runs are known to have sent the same requests (hex); edges,
+    where there are any, are part of it.
 
     Across machine types compare recorded files: the last bit of a logarithm may differ.
     """
-    return hashlib.sha256(np.ascontiguousarray(schedule).tobytes()).hexdigest()
+    digest = hashlib.sha256(np.ascontiguousarray(schedule).tobytes())
+    if edges is not None:
+        digest.update(np.ascontiguousarray(edges).tobytes())
+    return digest.hexdigest()
 
 
-def _instants(scenario: Scenario) -> np.ndarray:
+def _streams(
+    scenario: Scenario,
+) -> Iterator[tuple[TrafficClass, Traffic, Durations | None, Owner]]:
+    """Every class with what arrives for it: its share of the scenario's stream, or its own."""
+    classes, has_names = scenario.traffic(), bool(scenario.classes)
+    sharing = [name for name, asked in classes.items() if asked.arrivals is None]
+    shares: dict[str, Traffic] = {}
+    if sharing:
+        assert scenario.arrivals is not None, "a scenario whose class has no arrivals is refused"
+        whole = _arriving(scenario, scenario.arrivals, ())
+        shares = _shared_out(whole, sharing, classes, scenario)
+    for name, asked in classes.items():
+        owner = Owner(scenario.seed, (name,) if has_names else ())
+        arrivals = asked.arrivals or scenario.arrivals
+        assert arrivals is not None, "a scenario without arrivals is refused on reading"
+        arriving = shares[name] if name in shares else _arriving(scenario, arrivals, owner.name)
+        yield asked, arriving, arrivals.pause(), owner
+
+
+def _arriving(scenario: Scenario, arrivals: Arrivals, owner: tuple[str, ...]) -> Traffic:
     horizon_s = scenario.horizon_s
-    rate = scenario.arrivals.mean_rate_per_s(horizon_s)
+    rate = arrivals.mean_rate_per_s(horizon_s)
     if rate is not None and rate * horizon_s > MAX_REQUESTS:
         raise ScenarioError(
             f"{scenario.name}: {rate:g}/s over {horizon_s:g}s asks for {rate * horizon_s:.3g} "
             f"requests, at most {MAX_REQUESTS:.0e}; lower arrivals.rate or phases.measure"
         )
-    instants = scenario.arrivals.times(stream(scenario.seed, Purpose.arrivals), horizon_s)
-    if not np.any(instants >= scenario.phases.warmup):
-        raise ScenarioError(
-            f"{scenario.name}: no request arrives in the measured {scenario.phases.measure:g}s "
-            f"({scenario.arrivals!r}); lengthen phases.measure or raise arrivals.rate"
-        )
-    return instants
+    return arrivals.traffic(stream(scenario.seed, Purpose.arrivals, *owner), horizon_s)
+
+
+def _shared_out(
+    whole: Traffic, sharing: Sequence[str], classes: dict[str, TrafficClass], scenario: Scenario
+) -> dict[str, Traffic]:
+    """The stream of the scenario by class: as a trace names them, else by weight, one independent
+    draw for each arrival (a Poisson stream thinned so is Poisson in every class)."""
+    if len(sharing) == 1 and whole.class_name is None:
+        return {sharing[0]: whole}
+    if whole.class_name is not None and scenario.classes:
+        for name in np.unique(whole.class_name).tolist():
+            if name not in sharing:
+                hint = nearest(name, sharing)
+                raise ScenarioError(f"{scenario.name}: the trace has a class '{name}'; {hint}")
+        return {name: _chosen(whole, whole.class_name == name) for name in sharing}
+    weights = np.array([classes[name].weight or 1.0 for name in sharing])
+    cumulative = np.cumsum(weights / weights.sum())
+    drawn = stream(scenario.seed, Purpose.classes).random(len(whole)) * cumulative[-1]
+    chosen = np.minimum(np.searchsorted(cumulative, drawn, side="right"), len(sharing) - 1)
+    return {name: _chosen(whole, chosen == number) for number, name in enumerate(sharing)}
+
+
+def _chosen(whole: Traffic, which: NDArray[np.bool_]) -> Traffic:
+    columns = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    chosen: dict[str, Any] = {
+        name: None if column is None else column[which] for name, column in columns.items()
+    }
+    return Traffic(**chosen)
+
+
+def _renumbered(session_id: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Sessions from 0 in order of their first row; 0 is none, a session of its own."""
+    n = len(session_id)
+    key = np.where(session_id > 0, session_id.astype(np.int64), -1 - np.arange(n))
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[number]
+
+
+def _in_order(whole: Layout, warmup_s: float) -> Plan:
+    """Numbers the rows: by when their source arrived, and as laid out within it."""
+    rows, n = whole.rows, len(whole.rows)
+    order = np.lexsort((np.arange(n), whole.starts_s))
+    number = np.empty(n, np.int64)
+    number[order] = np.arange(n)
+    schedule = rows[order]
+    schedule["request_id"] = np.arange(n)
+    source = whole.source[order]
+    _, first, back = np.unique(source, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    schedule["session_id"] = rank[back]
+    is_warmup = whole.earliest_s[order] < warmup_s
+    schedule["phase"] = np.where(is_warmup, Phase.warmup, Phase.measure)
+    edges = np.zeros(len(whole.child), EDGES)
+    edges["request_id"], edges["after"] = number[whole.child], number[whole.parent]
+    return Plan(schedule, edges[np.lexsort((edges["after"], edges["request_id"]))])
+
+
+def _set_recorded_lengths(schedule: Schedule, scenario: Scenario) -> None:
+    """With recorded prompts: the lengths of the one each row sends, a shared prefix left out."""
+    kind = scenario.prompts
+    recorded = kind.recorded()
+    if not recorded:
+        return
+    tokenizer = kind.load_tokenizer()
+    chosen = np.array([entry_of(int(s), len(recorded)) for s in schedule["prompt_seed"]], np.int64)
+    inputs = np.array([planned_tokens(prompt, kind, tokenizer) for prompt in recorded])
+    outputs = np.array([prompt.output_tokens or 0 for prompt in recorded])
+    schedule["input_tokens"] = inputs[chosen]
+    schedule["prefix_id"], schedule["prefix_tokens"] = 0, 0
+    stated = outputs[chosen]
+    schedule["output_tokens"] = np.where(stated > 0, stated, schedule["output_tokens"])

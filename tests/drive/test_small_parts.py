@@ -20,6 +20,7 @@ from loadgen.drive.recorder import Ids, ShardRecorder
 from loadgen.drive.stop_rules import ErrorRate
 from loadgen.drive.timer import LoopTimer, TimerFd
 from loadgen.records import SCHEDULE, Status
+from targets.base import Request
 from targets.openai_chat import OpenAIChat
 
 
@@ -59,9 +60,12 @@ def payloads(n=4, tokens=10, **options):
     schedule["input_tokens"] = tokens
     schedule["output_tokens"] = 7
     head = HttpHead("host:1", "/base", (("authorization", "Bearer secret"),))
-    return Payloads(
-        schedule, lambda row: f"prompt {row}", OpenAIChat(model="m"), head, "run", 0.5, **options
-    )
+    schedule["temperature"] = 0.5
+    return Payloads(schedule, say, OpenAIChat(model="m"), head, "run", **options)
+
+
+def say(row, answer):
+    return Request(f"prompt {row}", output_tokens=0)
 
 
 def test_a_payload_is_one_http_request_with_its_ids():

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from loadgen.records import SCHEDULE
 from loadgen.workload.prompts import PromptFit, Prompts
-from loadgen.workload.scenario import PromptSettings, scenario_from_flags
+from loadgen.workload.scenario import scenario_from_flags
 from loadgen.workload.schedule import make_schedule
+from loadgen.workload.texts import Synthetic
 from loadgen.workload.vocabulary import WORDS
 
 BYTES = PromptFit()
-PROMPTS = Prompts(PromptSettings(), 7, b"salt of this run")
+PROMPTS = Prompts(Synthetic(), 7, b"salt of this run")
 
 
 def row(input_tokens, prompt_seed=1, prefix_id=0, prefix_tokens=0):
@@ -70,19 +71,19 @@ def test_no_two_requests_share_their_first_block():
 
 def test_no_two_salts_share_a_first_block():
     rows = schedule()
-    runs = [Prompts(PromptSettings(), 0, salt) for salt in (b"a", b"b", b"")]
+    runs = [Prompts(Synthetic(), 0, salt) for salt in (b"a", b"b", b"")]
     blocks = list(itertools.chain.from_iterable(first_blocks(run, rows) for run in runs))
     assert len(set(blocks)) == len(blocks)
 
 
 def test_the_same_salt_gives_the_same_text():
     rows = schedule()[:50]
-    first, second = (Prompts(PromptSettings(), 3, b"x") for _ in range(2))
+    first, second = (Prompts(Synthetic(), 3, b"x") for _ in range(2))
     assert [first.render(r, BYTES) for r in rows] == [second.render(r, BYTES) for r in rows]
 
 
 def test_salt_none_ignores_the_salt_of_the_run():
-    unsalted = PromptSettings(salt="none")
+    unsalted = Synthetic(salt="none")
     first, second = (Prompts(unsalted, 3, salt) for salt in (b"x", b"y"))
     assert first.render(row(300), BYTES) == second.render(row(300), BYTES)
 
@@ -101,7 +102,7 @@ def test_a_group_shares_its_declared_prefix_and_not_a_character_more():
 
 
 def test_a_shared_prefix_changes_with_the_salt():
-    other = Prompts(PromptSettings(), 7, b"another run")
+    other = Prompts(Synthetic(), 7, b"another run")
     asked = row(400, prefix_id=1, prefix_tokens=300)
     assert PROMPTS.render(asked, BYTES)[:16] != other.render(asked, BYTES)[:16]
 

@@ -5,22 +5,21 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from pydantic import ValidationError
 
 from loadgen.errors import ScenarioError
-from loadgen.workload.arrivals import Gamma, Poisson
-from loadgen.workload.lengths import Fixed, Lognormal
+from loadgen.workload.lengths import Fixed
+from loadgen.workload.renewal import Gamma, Poisson
+from loadgen.workload.requests import SharedPrefix
 from loadgen.workload.scenario import (
     Scenario,
-    SharedPrefix,
     StopWhen,
     load_scenario,
     read_source,
     scenario_from_flags,
-    shipped_scenarios,
 )
+from loadgen.workload.truncated_lengths import Lognormal
 from tests import strategies
 
 CHAT = """\
@@ -123,27 +122,6 @@ def test_a_file_in_the_way_wins_over_a_shipped_name(chat, monkeypatch):
     monkeypatch.chdir(chat.parent)
     chat.rename(chat.parent / "quickstart.yaml")
     assert load_scenario("quickstart.yaml").name == "chat"
-
-
-def test_every_shipped_scenario_begins_with_a_sentence_and_keeps_no_default():
-    assert shipped_scenarios() == ["chat_bursty", "chat_poisson", "power_law_mix", "quickstart"]
-    for name in shipped_scenarios():
-        label, text = read_source(name)
-        scenario = load_scenario(name)
-        assert text.startswith("# "), label
-        assert text.splitlines()[0].endswith("."), label
-        assert scenario.name == name
-        assert keys(text) == keys(scenario.to_yaml()), f"{label} says a key that is a default"
-
-
-def keys(text):
-    """Top-level blocks and the keys in them."""
-    blocks = yaml.safe_load(text)
-    return {
-        (name, key)
-        for name, block in blocks.items()
-        for key in (block if isinstance(block, dict) else [None])
-    }
 
 
 def test_a_missing_file_names_the_nearest_shipped_scenario():

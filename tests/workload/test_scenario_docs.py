@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.document import parse_document
+from loadgen.errors import ScenarioError
 from loadgen.workload.arrivals import ARRIVALS
 from loadgen.workload.lengths import LENGTHS
 from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
@@ -54,17 +56,39 @@ def test_a_stated_default_is_the_default(key):
     assert stated in {str(value), f"{value:g}" if isinstance(value, float) else value}
 
 
-@pytest.mark.parametrize("registry", [ARRIVALS, LENGTHS], ids=["arrivals", "lengths"])
-def test_every_kind_and_its_parameters_have_a_row(registry):
-    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+@pytest.mark.parametrize(
+    ("registry", "chapter"),
+    [(ARRIVALS, "Arrivals"), (LENGTHS, "Lengths")],
+    ids=["arrivals", "lengths"],
+)
+def test_every_kind_and_its_parameters_have_a_row(registry, chapter):
+    text = PAGE.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     for cls in registry:
-        (row,) = [
-            line
-            for line in rows
-            if line.startswith(f"| `{cls.kind}` |")
-            and all(f"`{name}`" in line.split("|")[2] for name in cls.model_fields)
-        ]
-        assert row
+        keys = [field.alias or name for name, field in cls.model_fields.items()]
+        # a | inside a cell is written \|, which ends no cell
+        cell = rows[f"`{cls.kind}`"].replace("\\|", "/").split("|")[2]
+        assert [key for key in keys if f"`{key}`" not in cell] == []
+
+
+@pytest.mark.parametrize(
+    ("chapter", "build"),
+    [
+        ("Arrivals", lambda block: ARRIVALS.build(block["arrivals"])),
+        (
+            "Lengths",
+            lambda block: [
+                LENGTHS.build(v) for v in block["requests"].values() if isinstance(v, dict)
+            ],
+        ),
+    ],
+)
+def test_the_example_of_a_chapter_can_be_built(chapter, build):
+    text = PAGE.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    document = parse_document(example, "example", ScenarioError)
+    document.raise_mistakes()
+    assert build(document.values)
 
 
 def test_the_example_loads(tmp_path):

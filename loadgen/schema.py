@@ -1,0 +1,168 @@
+"""The scenario format as a JSON schema, for editors: every key, every registered kind.
+
+The pydantic models say most of it. What they cannot say is added here: quantities are strings with
+units, and a registry's field is one of its kinds or a shorthand. The schema is what editors
+complete and underline; `slobench validate` knows more (which keys go together, which files exist).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core import core_schema
+
+from loadgen.errors import UsageError
+from loadgen.kinds import FAMILIES
+from loadgen.registry import Registry
+from loadgen.units import parse_duration_s, parse_level_per_s, parse_rate_per_s, parse_share
+from loadgen.workload.presets import PRESETS
+from loadgen.workload.scenario import Scenario
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCENARIO_FAMILIES = ("arrivals", "lengths", "durations", "popularities", "prompts", "traces")
+_ELSEWHERE = "https://slobench.invalid/"  # pydantic drops local references it did not make
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_UNITS = "(?:ns|us|µs|ms|s|m|min|h|d)"
+_RATE = rf"^\s*{_NUMBER}\s*(?:req|requests|tok|tokens)?\s*/\s*{_UNITS}\s*$"
+QUANTITIES: Mapping[Callable[[object], float], JsonSchemaValue] = {
+    parse_duration_s: {
+        "type": "string",
+        "pattern": rf"^\s*(?:{_NUMBER}\s*{_UNITS}\s*)+$",
+        "examples": ["500ms", "5m"],
+    },
+    parse_rate_per_s: {"type": "string", "pattern": _RATE, "examples": ["12/s", "30/min"]},
+    parse_level_per_s: {"type": "string", "pattern": _RATE, "examples": ["12/s", "0/s"]},
+    parse_share: {
+        "anyOf": [
+            {"type": "number", "minimum": 0, "maximum": 1},
+            {"type": "string", "pattern": rf"^\s*{_NUMBER}\s*%?\s*$"},
+        ],
+        "examples": ["2%", 0.02],
+    },
+}
+_PROBES: tuple[tuple[object, JsonSchemaValue], ...] = (
+    (7, {"type": "integer", "minimum": 1}),
+    ("7s", QUANTITIES[parse_duration_s]),
+)
+
+
+def scenario_schema() -> dict[str, Any]:
+    """The JSON schema of a scenario file, with every kind that is registered now (plug-ins too)."""
+    whole = _of_model(Scenario)
+    definitions = whole.pop("$defs", {})
+    for family in SCENARIO_FAMILIES:
+        definitions[family] = _family(family, definitions)
+    definitions["SloPreset"]["properties"]["preset"]["enum"] = sorted(PRESETS)
+    properties = whole["properties"]
+    properties["stop_when"] = {"anyOf": [properties["stop_when"], {"const": "never"}]}
+    properties["name"]["description"] = "Names the run's folder; the file's name without this key."
+    whole["required"] = [name for name in whole.get("required", []) if name != "name"]
+    return {
+        "$schema": DIALECT,
+        "title": "slobench scenario",
+        **whole,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _family(family: str, definitions: dict[str, Any]) -> JsonSchemaValue:
+    """Any of a registry's kinds, or what may be written in place of `{kind: …}`."""
+    registry = _registry(family)
+    kinds = [_kind(registry, name, f"{family}.", definitions) for name in registry.names()]
+    return {"anyOf": [*_shorthands(registry), *kinds]}
+
+
+def _kind(
+    registry: Registry[Any], name: str, prefix: str, definitions: dict[str, Any]
+) -> JsonSchemaValue:
+    cls = registry.get(name)
+    schema = _of_model(cls, prefix)  # two families may have blocks of one name
+    definitions.update({f"{prefix}{block}": d for block, d in schema.pop("$defs", {}).items()})
+    kind = {"const": name, "description": " ".join((cls.__doc__ or "").split("\n\n")[0].split())}
+    properties = {"kind": kind, **schema.get("properties", {})}
+    # the prompts block may leave its kind out: it is synthetic then
+    required = [] if (registry.noun, name) == ("source of prompts", "synthetic") else ["kind"]
+    return {
+        "type": "object",
+        "title": name,
+        "properties": properties,
+        "required": [*required, *schema.get("required", [])],
+        "additionalProperties": False,
+    }
+
+
+def _shorthands(registry: Registry[Any]) -> list[JsonSchemaValue]:
+    """What a registry takes instead of a mapping: found by asking it."""
+    found = [schema for value, schema in _PROBES if _is_built(registry, value)]
+    names = [name for name in registry.names() if _is_built(registry, name)]
+    return [*found, *([{"enum": names}] if names else [])]
+
+
+def _is_built(registry: Registry[Any], value: object) -> bool:
+    try:
+        registry.build(value)
+    except (UsageError, ValueError, ValidationError):
+        return False
+    return True
+
+
+def _registry(family: str) -> Registry[Any]:
+    module, _, name = FAMILIES[family].partition(":")
+    registry: Registry[Any] = getattr(import_module(module), name)
+    return registry
+
+
+def _of_model(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    template = f"#/$defs/{prefix}{{model}}"
+    return model.model_json_schema(schema_generator=_Generator, ref_template=template)
+
+
+class _Generator(GenerateJsonSchema):
+    """pydantic's generator, with our quantities and registries."""
+
+    def function_before_schema(
+        self, schema: core_schema.BeforeValidatorFunctionSchema
+    ) -> JsonSchemaValue:
+        function: Any = schema["function"]["function"]
+        if function in QUANTITIES:
+            return dict(QUANTITIES[function])
+        return super().function_before_schema(schema)
+
+    def function_plain_schema(
+        self, schema: core_schema.PlainValidatorFunctionSchema
+    ) -> JsonSchemaValue:
+        """A registry's field is built by a method of the registry."""
+        registry = getattr(schema["function"]["function"], "__self__", None)
+        for family in SCENARIO_FAMILIES:
+            if registry is _registry(family):
+                return {"$ref": f"{_ELSEWHERE}{family}"}
+        return super().function_plain_schema(schema)
+
+    def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
+        return {"type": "object"}  # built by a validator; which keys it takes, only that knows
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Without the default: it is a Python value, and docs/scenarios.md states it as written."""
+        return self.generate_inner(schema["schema"])
+
+    def generate(
+        self, schema: core_schema.CoreSchema, mode: JsonSchemaMode = "validation"
+    ) -> JsonSchemaValue:
+        whole: JsonSchemaValue = _local(super().generate(schema, mode))
+        return whole
+
+
+def _local(node: Any) -> Any:
+    """The same with references to families as they stand in the finished file, and without bounds
+    on quantities: those are numbers only once they are read."""
+    if isinstance(node, dict):
+        return {
+            key: value.replace(_ELSEWHERE, "#/$defs/") if key == "$ref" else _local(value)
+            for key, value in node.items()
+            if not (key in ("gt", "ge", "lt", "le") and isinstance(value, int | float))
+        }
+    return [_local(item) for item in node] if isinstance(node, list) else node

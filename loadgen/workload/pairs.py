@@ -1,0 +1,188 @@
+"""Input and output lengths drawn together: observed pairs, or two laws tied by a correlation.
+
+`requests` names its lengths in one of two ways: `input_tokens: {kind: joint, …}` without
+`output_tokens` (the pairs say both), or `input_tokens` and `output_tokens`, with a `correlation`
+between them or without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from typing import Annotated, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+
+from loadgen.errors import ScenarioError
+from loadgen.workload.length_files import read_columns
+from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
+from loadgen.workload.lists import FILLED, FROM_LIST
+
+COLUMNS = ("input_tokens", "output_tokens", "weight")
+
+Pair = Annotated[tuple[Tokens, Tokens], FROM_LIST]
+
+
+@dataclass(frozen=True, eq=False)  # what it was read from is compared, not the arrays
+class _Law:
+    """The observed pairs, and the probability of each."""
+
+    inputs: TokenCounts
+    outputs: TokenCounts
+    shares: Shares
+
+
+class Joint(Lengths):
+    """One of the observed `pairs` [input, output], kept together, equally likely or by weight; it
+    stands at `input_tokens`, and `output_tokens` is left out.
+
+    `path` names a CSV file (columns input_tokens, output_tokens and, optionally, weight; without a
+    header in this order) or a JSON file (a list of [input, output], or of mappings with these
+    names). `support`, `cdf` and the moments are those of the inputs.
+    """
+
+    kind = "joint"
+    gives_pairs: ClassVar[bool] = True
+    path: str | None = None
+    pairs: Annotated[tuple[Pair, ...], FROM_LIST, FILLED] | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        if (self.path is None) == (self.pairs is None):
+            raise ValueError("give either path (a file) or pairs (a list), not both or neither")
+        _ = self._law  # reads the file now, so that its mistakes are told with the scenario's
+        return self
+
+    def draw_pairs(self, rng: np.random.Generator, n: int) -> tuple[TokenCounts, TokenCounts]:
+        """n independent pairs: inputs and outputs, uint32 [n] each."""
+        law = self._law
+        chosen = np.searchsorted(np.cumsum(law.shares)[:-1], rng.random(n), side="right")
+        return law.inputs[chosen], law.outputs[chosen]
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """The expected input and output length in tokens, exact."""
+        law = self._law
+        return float(law.inputs @ law.shares), float(law.outputs @ law.shares)
+
+    @property
+    def support(self) -> tuple[int, int]:
+        return int(self._law.inputs.min()), int(self._law.inputs.max())
+
+    def cdf(self, tokens: NDArray[np.integer]) -> Shares:
+        order = np.argsort(self._law.inputs, kind="stable")
+        below = np.concatenate([[0.0], np.cumsum(self._law.shares[order])])
+        n_below = np.searchsorted(self._law.inputs[order], tokens, side="right")
+        return np.asarray(np.minimum(below[n_below], 1.0))
+
+    def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
+        raise ScenarioError(_MISPLACED)
+
+    def ppf(self, shares: Shares) -> TokenCounts:
+        raise ScenarioError(_MISPLACED)
+
+    @cached_property
+    def _law(self) -> _Law:
+        if self.path is not None:
+            columns = read_columns(self.path, COLUMNS, n_required=2)
+            inputs, outputs = columns["input_tokens"], columns["output_tokens"]
+            weights = columns.get("weight", np.ones(len(inputs)))
+        else:
+            inputs, outputs = np.array(self.pairs, np.float64).T
+            weights = np.ones(len(inputs))
+        return _Law(inputs.astype(np.uint32), outputs.astype(np.uint32), weights / weights.sum())
+
+
+_MISPLACED = (
+    "kind: joint draws input and output lengths together: it belongs at "
+    "requests.input_tokens, with output_tokens and correlation left out; for one length "
+    "alone use kind: empirical"
+)
+
+
+class Asked(Protocol):
+    """What `requests` says about lengths."""
+
+    @property
+    def input_tokens(self) -> Lengths | None: ...
+    @property
+    def output_tokens(self) -> Lengths | None: ...
+    @property
+    def correlation(self) -> float: ...
+
+
+def check_asked(asked: Asked) -> None:
+    """Raises ValueError where pairs stand beside what they replace, or where there is nothing for a
+    correlation to tie."""
+    inputs, outputs = asked.input_tokens, asked.output_tokens
+    if outputs is not None and outputs.gives_pairs:
+        raise ValueError(_MISPLACED)
+    if inputs is not None and inputs.gives_pairs and (outputs is not None or asked.correlation):
+        raise ValueError(_MISPLACED)
+    if asked.correlation and (inputs is None or outputs is None):
+        raise ValueError(
+            "correlation ties input_tokens to output_tokens; name both, or leave it out"
+        )
+
+
+def draw_pair(
+    asked: Asked,
+    rng: np.random.Generator,
+    n: int,
+    output_rng: np.random.Generator | None = None,
+) -> tuple[TokenCounts, TokenCounts]:
+    """n input and n output lengths, uint32 [n] each, as `requests` asks for them.
+
+    Independent lengths are drawn from `rng` and `output_rng` (`rng` again where it is None); what
+    is tied together comes from `rng` alone. Raises ScenarioError where `asked` would not pass
+    `check_asked`.
+    """
+    try:
+        check_asked(asked)
+    except ValueError as error:
+        raise ScenarioError(f"requests: {error}") from None
+    inputs, outputs = asked.input_tokens, asked.output_tokens
+    if isinstance(inputs, Joint):
+        return inputs.draw_pairs(rng, n)
+    assert inputs is not None, "requests without input_tokens"
+    assert outputs is not None, "requests without output_tokens"
+    if asked.correlation:
+        return correlated(inputs, outputs, asked.correlation, rng, n)
+    return inputs.draw(rng, n), outputs.draw(output_rng or rng, n)
+
+
+def mean_pair(asked: Asked) -> tuple[float | None, float | None]:
+    """The expected input and output length in tokens, exact; None for what is not asked for."""
+    inputs, outputs = asked.input_tokens, asked.output_tokens
+    if isinstance(inputs, Joint):
+        return inputs.means
+    return (
+        None if inputs is None else inputs.mean,
+        None if outputs is None else outputs.mean,
+    )
+
+
+def correlated(
+    inputs: Lengths, outputs: Lengths, correlation: float, rng: np.random.Generator, n: int
+) -> tuple[TokenCounts, TokenCounts]:
+    """Lengths tied by a Gaussian copula: each keeps its own law exactly.
+
+    With Z_1, Z_2 standard normal of correlation ρ, the lengths are F_1⁻¹(Φ(Z_1)) and F_2⁻¹(Φ(Z_2)).
+    ρ is `correlation`; for lengths with many values, Kendall's τ is (2/π) asin ρ and Spearman's
+    rank correlation (6/π) asin(ρ/2). Pearson's correlation of the token counts is smaller in size
+    and depends on the two laws.
+
+    Source: R. B. Nelsen, An Introduction to Copulas (2nd ed. 2006), sections 2.3 and 5.1.
+    """
+    from scipy.special import ndtr  # 0.1 s to import, and only tied lengths need it
+
+    normal = rng.standard_normal((n, 2))
+    second = correlation * normal[:, 0] + sqrt(1 - correlation**2) * normal[:, 1]
+    below_one = np.nextafter(1.0, 0.0)
+    return (
+        inputs.ppf(np.minimum(ndtr(normal[:, 0]), below_one)),
+        outputs.ppf(np.minimum(ndtr(second), below_one)),
+    )

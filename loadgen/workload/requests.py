@@ -1,0 +1,107 @@
+"""What one request asks: lengths in tokens, the prefix it shares with others, its temperature."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, model_validator
+
+from loadgen.registry import Block, Plugin, Registry
+from loadgen.units import Share
+from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
+from loadgen.workload.pairs import check_asked
+
+
+class Strict(Block):
+    """YAML has types: "64" is no number and `true` no count."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class Popularity(Plugin, ABC):
+    """How often each of a number of groups is chosen."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @abstractmethod
+    def shares(self, groups: int) -> NDArray[np.float64]:
+        """The probability of each group, float64 [groups], summing to 1."""
+
+
+def _bare_word(spec: object) -> dict[str, object] | None:
+    return {"kind": spec} if isinstance(spec, str) else None
+
+
+POPULARITIES: Registry[Popularity] = Registry(
+    "slobench.popularities", "popularity of shared prefixes", _bare_word
+)
+
+
+class UniformPopularity(Popularity):
+    """Every group equally often."""
+
+    kind = "uniform"
+
+    def shares(self, groups: int) -> NDArray[np.float64]:
+        return np.full(groups, 1 / groups)
+
+
+class ZipfPopularity(Popularity):
+    """Group k of K with probability k^−exponent / Σ_{j=1…K} j^−exponent: few documents are asked
+    about often, most seldom.
+
+    Source: L. Breslau et al., Web Caching and Zipf-like Distributions, INFOCOM 1999 (exponents of
+    0.64 to 0.83 for web pages).
+    """
+
+    kind = "zipf"
+    exponent: Annotated[float, Field(gt=0, le=10)] = 1.0
+
+    def shares(self, groups: int) -> NDArray[np.float64]:
+        weights = np.arange(1, groups + 1, dtype=np.float64) ** -self.exponent
+        shares: NDArray[np.float64] = weights / weights.sum()
+        return shares
+
+
+class SharedPrefix(Strict):
+    """A text of `tokens` tokens in front of every prompt, the same within each of `groups` groups
+    (a system prompt, a document). It adds to `input_tokens`.
+
+    `hit_rate`: the share of requests that begin with a group's text; the others begin with a text
+    of the same length that nobody else has. A cache that forgets nothing then hits that share, less
+    the first request of each group.
+    """
+
+    tokens: Tokens
+    groups: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    popularity: Annotated[Popularity, POPULARITIES] = UniformPopularity()
+    hit_rate: Share = 1.0
+
+
+class Requests(Strict):
+    """What is asked: lengths in tokens and the sampling temperature.
+
+    Lengths are two laws, tied by the `correlation` of a Gaussian copula, or a joint one of pairs at
+    `input_tokens`; where the arrivals (a trace) or the prompts (a dataset) state them they may be
+    left out.
+    """
+
+    input_tokens: Annotated[Lengths, LENGTHS] | None = None
+    output_tokens: Annotated[Lengths, LENGTHS] | None = None
+    correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    shared_prefix: SharedPrefix | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+
+    @model_validator(mode="after")
+    def _says_lengths_once(self) -> Self:
+        check_asked(self)
+        return self
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether input and output lengths are both said."""
+        inputs, outputs = self.input_tokens, self.output_tokens
+        return inputs is not None and (outputs is not None or inputs.gives_pairs)

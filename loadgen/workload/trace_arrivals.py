@@ -1,0 +1,164 @@
+"""Requests replayed from a recorded trace, with the lengths and prefixes they had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, model_validator
+
+from loadgen.errors import TraceFileError, nearest
+from loadgen.records import Times
+from loadgen.registry import Block
+from loadgen.units import Rate, Seconds, Share
+from loadgen.workload.arrivals import Arrivals
+from loadgen.workload.traces.auto import Auto
+from loadgen.workload.traces.file import load_trace
+from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
+from loadgen.workload.traffic import Traffic
+
+
+class Window(Block):
+    """A part of a trace, counted from its first request; `to` is not in it."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    from_s: Annotated[Seconds, Field(alias="from", ge=0)] = 0.0
+    to_s: Annotated[Seconds | None, Field(alias="to")] = None
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Self:
+        if self.to_s is not None and self.to_s <= self.from_s:
+            raise ValueError(f"is empty: to ({self.to_s:g}s) is not after from ({self.from_s:g}s)")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Cycle:
+    """What is replayed: row numbers of the trace, their instants in the replay, and after how long
+    it would begin anew (0 for a single request, which has no rate of its own)."""
+
+    trace: Trace
+    rows: NDArray[np.intp]
+    times_s: Times
+    period_s: float
+
+
+class TraceArrivals(Arrivals):
+    """The instants, lengths, shared prefixes and sessions of a recorded trace, row by row.
+
+    In this order: `only` keeps some of the file's classes, `window` cuts a part out, `thin` keeps
+    each request with that probability (independently, so counts stay as bursty as they were),
+    `time_scale` multiplies instants (0.5 plays twice as fast) or `rate` chooses the scale that
+    gives this mean rate, `loop` begins anew when the part is over (with prefixes of its own in each
+    round, so that a repetition does not look like cache hits).
+
+    The mean rate of n requests over a part of length T is n/T; without a `window` T is the time of
+    the last request · n/(n − 1), one mean gap after it. A trace that is over earlier than the run
+    leaves the rest empty. `path` is relative to where slobench runs.
+    """
+
+    kind = "trace"
+    gives_lengths: ClassVar[bool] = True
+    path: Annotated[str, Field(min_length=1)]
+    format: Annotated[TraceFormat, TRACES] = Auto()
+    only: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    window: Window | None = None
+    thin: Annotated[Share, Field(gt=0)] = 1.0
+    time_scale: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    rate: Rate | None = None
+    loop: bool = False
+
+    @model_validator(mode="after")
+    def _says_one_speed(self) -> Self:
+        if self.rate is not None and self.time_scale is not None:
+            raise ValueError("rate and time_scale both set the speed; remove one of them")
+        return self
+
+    def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
+        return self.traffic(rng, horizon_s).scheduled_s
+
+    def mean_rate_per_s(self, horizon_s: float) -> float:
+        cycle = self._cycle
+        rounds, rest_s = divmod(horizon_s, cycle.period_s) if self.loop else (0.0, horizon_s)
+        n_rows = rounds * len(cycle.rows) + np.searchsorted(cycle.times_s, rest_s)
+        return float(self.thin * n_rows / horizon_s)
+
+    def traffic(self, rng: np.random.Generator, horizon_s: float) -> Traffic:
+        """The replayed requests before `horizon_s` with everything the trace says about them.
+
+        Raises TraceFileError where the file cannot be read, or nothing of it is left to replay.
+        """
+        cycle, trace = self._cycle, self._cycle.trace
+        n_rounds = int(np.ceil(horizon_s / cycle.period_s)) if self.loop else 1
+        kept = [self._kept(rng, cycle) for _ in range(n_rounds)]
+        places = np.concatenate(kept)
+        round_of = np.repeat(np.arange(n_rounds), [len(places) for places in kept])
+        times_s = cycle.times_s[places] + round_of * cycle.period_s
+        n = int(np.searchsorted(times_s, horizon_s))
+        rows, round_of = cycle.rows[places[:n]], round_of[:n]
+        return Traffic(
+            scheduled_s=times_s[:n],
+            input_tokens=trace.input_tokens[rows],
+            output_tokens=trace.output_tokens[rows],
+            prefix_id=_of_its_round(trace.prefix_ids, rows, round_of),
+            prefix_tokens=trace.prefix_tokens[rows],
+            session_id=_of_its_round(trace.session_ids, rows, round_of),
+            class_name=np.array(trace.classes)[trace.class_ids[rows]]
+            if len(trace.classes) > 1
+            else None,
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """What reading the file dropped, reordered or approximated."""
+        return self._cycle.trace.notes
+
+    def _kept(self, rng: np.random.Generator, cycle: _Cycle) -> NDArray[np.intp]:
+        if self.thin == 1.0:
+            return np.arange(len(cycle.rows))
+        return np.flatnonzero(rng.random(len(cycle.rows)) < self.thin)
+
+    @cached_property
+    def _cycle(self) -> _Cycle:
+        trace = load_trace(self.path, self.format)
+        if not trace.has_times:
+            raise TraceFileError(f"{self.path}: {trace.format} files have no times to replay")
+        rows = self._of_classes(trace)
+        times_s = trace.times_s[rows]
+        n, last_s = len(rows), float(trace.times_s[-1])
+        window = self.window or Window()
+        end_s = last_s * len(trace) / max(len(trace) - 1, 1)
+        if window.to_s is not None and window.to_s > end_s:
+            raise TraceFileError(f"{self.path}: window.to is after its end at {end_s:g}s")
+        to_s = np.inf if window.to_s is None else window.to_s
+        is_in = (times_s >= window.from_s) & (times_s < to_s)
+        rows, times_s = rows[is_in], times_s[is_in] - window.from_s
+        if not len(rows):
+            raise TraceFileError(f"{self.path}: none of its {n} requests lies in the window")
+        period_s = float(min(end_s, to_s)) - window.from_s
+        if period_s <= 0 and (self.loop or self.rate is not None):
+            raise TraceFileError(f"{self.path}: all requests at one instant: there is no rate")
+        scale = self.time_scale or 1.0
+        if self.rate is not None:
+            scale = self.thin * len(rows) / period_s / self.rate
+        return _Cycle(trace, rows, times_s * scale, period_s * scale)
+
+    def _of_classes(self, trace: Trace) -> NDArray[np.intp]:
+        if not self.only:
+            return np.arange(len(trace))
+        for name in self.only:
+            if name not in trace.classes:
+                hint = nearest(name, trace.classes)
+                raise TraceFileError(f"{self.path}: has no class '{name}'; {hint}")
+        wanted = [k for k, name in enumerate(trace.classes) if name in self.only]
+        return np.flatnonzero(np.isin(trace.class_ids, wanted))
+
+
+def _of_its_round(
+    ids: NDArray[np.uint32], rows: NDArray[np.intp], round_of: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Ids of a column (0 = none) made distinct between rounds."""
+    chosen, n_ids = ids[rows].astype(np.int64), int(ids.max(initial=0))
+    return np.where(chosen > 0, chosen + round_of * n_ids, 0).astype(np.uint32)

@@ -1,0 +1,45 @@
+"""Azure's public LLM inference traces of 2023, 2024 and 2025 (multimodal)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from loadgen.workload.traces.table import csv_header, read_csv
+from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
+
+_TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"
+
+
+class Azure(TraceFormat):
+    """Azure LLM inference traces: CSV with TIMESTAMP, ContextTokens, GeneratedTokens and, in 2025,
+    NumImages.
+
+    Timestamps keep their seven digits (100 ns); 2023 has no zone, 2024 has one and may lack the
+    fraction. Requests with images are kept as text of as many context tokens, and counted.
+
+    Source: P. Patel et al., Splitwise (ISCA 2024), and the dataset's own README.
+    """
+
+    kind = "azure"
+
+    @classmethod
+    def is_mine(cls, fields: Collection[str]) -> bool:
+        return {_TIME, _IN, _OUT} <= set(fields)
+
+    def parse(self, content: bytes, source: str) -> Trace:
+        line = content.lstrip().split(b"\n", 1)[0].decode("utf-8", "replace")
+        optional = [_IMAGES] if _IMAGES in csv_header(line) else []
+        table = read_csv(content, source, (_TIME, _IN, _OUT, *optional))
+        notes = []
+        if optional:
+            n_images = int(np.count_nonzero(table.whole_numbers(_IMAGES)))
+            notes = [f"{n_images} of {table.n_rows} requests had images; sent as text only"]
+        columns = Columns(
+            ticks=table.instants(_TIME),
+            input_tokens=table.whole_numbers(_IN),
+            output_tokens=table.whole_numbers(_OUT),
+            notes=notes,
+        )
+        return build_trace(source, self.kind, columns)

@@ -1,0 +1,58 @@
+"""Opening a trace file: what it is packed in, and what was downloaded in its place."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+from loadgen.errors import TraceFileError, UnknownKind
+from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
+
+_GZIP = b"\x1f\x8b"
+_NOT_A_TRACE = {
+    b"PK\x03\x04": "is a zip archive; unpack it first",
+    b"PAR1": "is a Parquet file; write it as CSV",
+    b"\xff\xfe": "is UTF-16 text; write it as UTF-8",
+    b"\xfe\xff": "is UTF-16 text; write it as UTF-8",
+    b"\x28\xb5\x2f\xfd": "is packed with zstd; unpack it first",
+    b"version https://git-lfs": "is a Git LFS pointer, not the file; fetch the file itself",
+    b"<!doctype": "is an HTML page; download the raw file",
+    b"<html": "is an HTML page; download the raw file",
+}
+
+
+def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
+    """The trace in a file, gzip or not; a relative path starts where slobench runs.
+
+    Raises TraceFileError with file, line and reason where the file cannot be read as a trace.
+    """
+    try:
+        reader = TRACES.build(format)
+    except UnknownKind as error:
+        raise TraceFileError(f"{path}: {error}") from None
+    return reader.parse(read_bytes(path), str(path))
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """A text file's bytes, unpacked and without a byte order mark. Raises TraceFileError."""
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        problem = f"no such file (looked for {Path(path).absolute()})"
+        raise TraceFileError(f"{path}: {problem}") from None
+    except OSError as error:
+        raise TraceFileError(f"{path}: cannot be read: {error.strerror}") from None
+    if content.startswith(_GZIP):
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            raise TraceFileError(f"{path}: is a damaged gzip file: {error}") from None
+    start = content[:64].lstrip().lower()
+    for mark, problem in _NOT_A_TRACE.items():
+        if start.startswith(mark.lower()):
+            raise TraceFileError(f"{path}: {problem}")
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    if not content.strip():
+        raise TraceFileError(f"{path}: is empty")
+    return content

@@ -1,0 +1,286 @@
+"""Columns of a CSV or JSON-lines file as text, and their conversion to whole numbers and instants.
+
+Arrow does the work on whole columns. What it cannot convert is looked for again row by row, so that
+the message names the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.errors import TraceFileError, nearest
+from loadgen.workload.traces.trace import MAX_TOKENS, Ticks
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_FARTHEST_S = 8_800_000_000  # from 1970; beyond, nanoseconds would overflow 64 bits
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+_DECIMAL = r"^\+?(?P<whole>-?\d+)(?:\.(?P<part>\d{0,9})\d*)?$"
+_INSTANT = (
+    r"^(?P<second>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
+    r"\s*(?P<zone>Z|UTC|[+-]\d\d(?::?\d\d)?)?$"
+)
+_TOKEN_COUNT = f"a whole number from 0 to {MAX_TOKENS}"
+_INSTANT_EXAMPLE = "2024-05-12 00:00:20.1234567+00:00"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns by name, each an Arrow array of trimmed text; `line_of` finds the line of a row."""
+
+    source: str
+    columns: Mapping[str, Any]  # pa.StringArray
+    n_rows: int
+    line_of: Callable[[int], int]
+
+    def whole_numbers(self, name: str) -> NDArray[np.int64]:
+        """A column of token counts: int64 in 0 … 10 000 000. `374.0` is whole, `374.5` is not."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        text = self.columns[name]
+        try:
+            values: NDArray[np.int64] = pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            values = self._rounded(name)
+        bad = np.flatnonzero((values < 0) | (values > MAX_TOKENS))
+        if bad.size:
+            self.refuse(name, int(bad[0]), _TOKEN_COUNT)
+        return values
+
+    def _rounded(self, name: str) -> NDArray[np.int64]:
+        numbers = self._floats(name, _TOKEN_COUNT)
+        bad = np.flatnonzero((np.abs(numbers) > MAX_TOKENS) | (numbers != np.rint(numbers)))
+        if bad.size:
+            self.refuse(name, int(bad[0]), _TOKEN_COUNT)
+        whole: NDArray[np.int64] = numbers.astype(np.int64)
+        return whole
+
+    def _floats(self, name: str, expected: str) -> NDArray[np.float64]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        text = self.columns[name]
+        try:
+            numbers: NDArray[np.float64] = pc.cast(text, pa.float64()).to_numpy(
+                zero_copy_only=False
+            )
+        except pa.ArrowInvalid:
+            numbers = np.full(self.n_rows, np.nan)
+        if not np.all(np.isfinite(numbers)):
+            for row, value in enumerate(text.to_pylist()):
+                if not _NUMBER.fullmatch(value):
+                    self.refuse(name, row, expected)
+            numbers = np.array([float(value) for value in text.to_pylist()])
+        return numbers
+
+    def ticks(self, name: str, unit: str = "s") -> Ticks:
+        """Numeric times of a unit (s, ms, us, ns) in whole nanoseconds, without passing through a
+        float: 1700012345.1234567 keeps all its digits. Digits beyond nanoseconds are cut."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        ns = NS_PER_UNIT[unit]
+        found = pc.extract_regex(self.columns[name], _DECIMAL)
+        limit = 9 * 10**18 // ns
+        if found.null_count == 0:
+            try:
+                whole: Ticks = pc.cast(found.field("whole"), pa.int64()).to_numpy(
+                    zero_copy_only=False
+                )
+            except pa.ArrowInvalid:
+                whole = np.array([limit + 1])
+            if np.all(np.abs(whole) <= limit):
+                part = _billionths(found.field("part"))
+                is_negative = pc.starts_with(found.field("whole"), "-").to_numpy(
+                    zero_copy_only=False
+                )
+                sign = np.where(is_negative, np.int64(-1), np.int64(1))
+                return np.add(whole * ns, sign * (part // (10**9 // ns)), dtype=np.int64)
+        numbers = self._floats(name, "a number") * ns  # an exponent, or far too large
+        bad = np.flatnonzero(np.abs(numbers) > 9e18)
+        if bad.size:
+            self.refuse(name, int(bad[0]), f"a time in {unit}")
+        return np.rint(numbers).astype(np.int64)
+
+    def instants(self, name: str) -> Ticks:
+        """Dates with times, as in ISO 8601, in nanoseconds since 1970 in UTC; up to nine digits of
+        a second are kept. Without a zone a column is taken as UTC; a column with both is refused.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = pc.extract_regex(self.columns[name], _INSTANT)
+        try:
+            if found.null_count:
+                raise pa.ArrowInvalid("no match")
+            seconds: Ticks = pc.cast(
+                pc.cast(found.field("second"), pa.timestamp("s")), pa.int64()
+            ).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            self._refuse_first_instant(name)
+        zones = pc.dictionary_encode(found.field("zone"))
+        of_row = zones.indices.to_numpy(zero_copy_only=False)
+        names = zones.dictionary.to_pylist()
+        if "" in names and len(names) > 1:
+            row = int(np.flatnonzero((of_row == names.index("")) != (names[of_row[0]] == ""))[0])
+            self.refuse(name, row, "a zone in every row or in none")
+        offsets_s = np.array([_offset_s(zone) for zone in names], np.int64)
+        utc_s: Ticks = seconds - offsets_s[of_row]
+        far = np.flatnonzero(np.abs(utc_s) > _FARTHEST_S)
+        if far.size:
+            self.refuse(name, int(far[0]), "a date between 1700 and 2250")
+        return utc_s * 10**9 + _billionths(found.field("part"))
+
+    def _refuse_first_instant(self, name: str) -> NoReturn:
+        pattern = re.compile(_INSTANT)
+        for row, text in enumerate(self.columns[name].to_pylist()):
+            match = pattern.fullmatch(text)
+            try:
+                datetime.fromisoformat(match["second"] if match else "")
+            except ValueError:
+                self.refuse(name, row, f"a date and time like {_INSTANT_EXAMPLE}")
+        raise AssertionError(f"{self.source}: {name}: Arrow refuses what Python can read")
+
+    def is_numeric(self, name: str) -> bool:
+        """Whether the first value of a column is a plain number."""
+        return _NUMBER.fullmatch(self.columns[name][0].as_py()) is not None
+
+    def words(self, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """A column of names as (index of each row's, names in order of first use)."""
+        import pyarrow.compute as pc
+
+        found = pc.dictionary_encode(self.columns[name])
+        codes = found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        return codes, tuple(found.dictionary.to_pylist())
+
+    def refuse(self, name: str, row: int, expected: str) -> NoReturn:
+        """Raise for one value."""
+        value = self.columns[name][row].as_py()
+        got = f"{value!r:.80}" if value else "nothing"
+        raise TraceFileError(
+            f"{self.source}:{self.line_of(row)}: {name}: expected {expected}, got {got}"
+        )
+
+
+def read_csv(content: bytes, source: str, wanted: Collection[str], separator: str = ",") -> Table:
+    """The wanted columns of a CSV file with a header line; others are ignored.
+
+    Quotes, CRLF and blank lines are understood. Raises TraceFileError with the line of a row that
+    has too few or too many columns, and for a wanted column that is not there.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.csv as pv
+
+    header, body = _header(content, source, separator)
+    require(source, header, wanted)
+
+    def refuse_but_blank(row: Any) -> str:
+        return "error" if row.text.strip() else "skip"
+
+    if not body.strip():
+        raise TraceFileError(f"{source}: has a header and no rows")
+    try:
+        table = pv.read_csv(
+            pa.BufferReader(body),
+            read_options=pv.ReadOptions(column_names=header, block_size=1 << 24),
+            parse_options=pv.ParseOptions(
+                delimiter=separator,
+                invalid_row_handler=refuse_but_blank,
+                newlines_in_values=b'"' in body,
+            ),
+            convert_options=pv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()), include_columns=[*wanted]
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise _located(error, content, source, separator, len(header)) from None
+    columns = {
+        name: pc.utf8_trim_whitespace(table.column(name).combine_chunks()) for name in wanted
+    }
+
+    def line_of(row: int) -> int:
+        lines = (line for line, cells in _csv_rows(content, separator) if cells)
+        return next(line for k, line in enumerate(lines) if k == row + 1)  # 0 is the header
+
+    return Table(source, columns, table.num_rows, line_of)
+
+
+def csv_header(line: str, separator: str = ",") -> list[str]:
+    """The column names in a header line."""
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=separator), [])]
+
+
+def require(source: str, found: Sequence[str], wanted: Collection[str], line: int = 1) -> None:
+    """Raises TraceFileError for a column that is missing, or there twice."""
+    for name in wanted:
+        if name not in found:
+            raise TraceFileError(f"{source}:{line}: no column '{name}'; {nearest(name, found)}")
+        if list(found).count(name) > 1:
+            raise TraceFileError(f"{source}:{line}: the column '{name}' is there twice")
+
+
+def _header(content: bytes, source: str, separator: str) -> tuple[list[str], bytes]:
+    start = len(content) - len(content.lstrip())
+    end = re.compile(rb"[\r\n]|$").search(content, start)
+    assert end is not None, "the end of a text always matches"
+    try:
+        line = content[start : end.start()].decode()
+    except UnicodeDecodeError as error:
+        raise TraceFileError(f"{source}:1: is not UTF-8 text ({error.reason})") from None
+    return csv_header(line, separator), content[end.end() :].lstrip(b"\n")
+
+
+def _csv_rows(content: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of each row, blank ones as []; the slow way, to name a line in a message."""
+    reader = csv.reader(
+        io.StringIO(content.decode("utf-8", "replace"), newline=""), delimiter=separator
+    )
+    for cells in reader:
+        yield reader.line_num, [] if len(cells) == 1 and not cells[0].strip() else cells
+
+
+def _located(
+    error: Exception, content: bytes, source: str, separator: str, n_columns: int
+) -> TraceFileError:
+    for line, cells in _csv_rows(content, separator):
+        if cells and len(cells) != n_columns:
+            got = separator.join(cells)[:80]
+            return TraceFileError(
+                f"{source}:{line}: expected {n_columns} columns, got {len(cells)}: {got!r}"
+            )
+    try:
+        content.decode()
+    except UnicodeDecodeError as wrong:
+        line = content.count(b"\n", 0, wrong.start) + 1
+        return TraceFileError(f"{source}:{line}: is not UTF-8 text ({wrong.reason})")
+    return TraceFileError(f"{source}: {error}")
+
+
+def _billionths(part: pa.StringArray) -> Ticks:
+    """The digits after a decimal point in units of 1e-9: "5" → 500 000 000, "" → 0."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    digits: Ticks = pc.cast(pc.utf8_rpad(part, 9, "0"), pa.int64()).to_numpy(zero_copy_only=False)
+    return digits
+
+
+def _offset_s(zone: str) -> int:
+    if zone in ("", "Z", "UTC"):
+        return 0
+    digits = zone[1:].replace(":", "").ljust(4, "0")
+    seconds = int(digits[:2]) * 3600 + int(digits[2:]) * 60
+    return -seconds if zone[0] == "-" else seconds
