@@ -2,7 +2,7 @@
 
 A target file says where the server is and what it runs on; the scenario says what is asked of it.
 The API key is read from the environment variable the file names; it and the values of extra headers
-never reach a dump, a repr or a log.
+are in no dump or repr, and `Endpoint.redact` takes them out of what a server says.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pydantic import (
 from loadgen.errors import TargetFileError
 from targets.address import Address, parse_url
 from targets.base import TARGETS, Adapter
+from targets.server_text import redact
 from targets.target_file import explain, parse_target_file
 
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
@@ -107,6 +108,15 @@ class Endpoint(BaseModel):
         if self._api_key is not None and not any(n.lower() == "authorization" for n, _ in named):
             named.append(("authorization", f"Bearer {self._api_key.get_secret_value()}"))
         return tuple(named)
+
+    def redact(self, text: str) -> str:
+        """`text` without the secrets of the requests (`server_text.redact`): for whatever a server
+        wrote, before it is shown or kept. A server may repeat the key it was sent.
+        """
+        secrets = [value.get_secret_value() for value in self.headers.values()]
+        if self._api_key is not None:  # also when a header replaces it
+            secrets.append(self._api_key.get_secret_value())
+        return redact(text, secrets)
 
     def to_manifest(self) -> dict[str, Any]:
         """What a run records about its target: JSON, header names without values, the key's

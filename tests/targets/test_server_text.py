@@ -1,0 +1,66 @@
+"""Words of a server before they are shown: no secret of the request may be in them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from targets.endpoint import read_target
+from targets.server_text import redact
+
+KEY = "sk-do-not-show-me"
+FILE = "url: http://h\nheaders: {x-api-key: gw-4711-secret, x-tenant: blue, x-version: '1'}\n"
+
+
+def endpoint(text=FILE):
+    return read_target(text, "t.yaml", {"OPENAI_API_KEY": KEY})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"Incorrect API key provided: {KEY}.", "Incorrect API key provided: [redacted]."),
+        (f"authorization: Bearer {KEY}", "authorization: Bearer [redacted]"),
+        ("x-api-key gw-4711-secret of blue", "x-api-key [redacted] of [redacted]"),
+        (f"{KEY}{KEY}", "[redacted][redacted]"),
+        ("answered 401, version 1.1", "answered 401, version 1.1"),
+        ("", ""),
+    ],
+)
+def test_every_secret_of_a_request_is_taken_out(text, shown):
+    assert endpoint().redact(text) == shown
+
+
+@pytest.mark.parametrize("end", ["", "'", '"', "…"])
+def test_a_secret_that_the_end_of_a_message_cut_short_is_taken_out(end):
+    assert endpoint().redact(f"it starts 'key {KEY[:9]}{end}") == f"it starts 'key [redacted]{end}"
+
+
+def test_a_key_that_an_authorization_header_replaces_is_still_a_secret():
+    text = "url: http://h\nheaders: {Authorization: Basic bWU6c2VjcmV0}\n"
+    said = endpoint(text).redact(f"{KEY} is not bWU6c2VjcmV0")
+    assert said == "[redacted] is not [redacted]"
+
+
+def test_an_endpoint_without_secrets_changes_nothing():
+    assert read_target("url: http://h", "t.yaml", {}).redact("as it is") == "as it is"
+
+
+def test_a_secret_is_found_in_the_way_json_and_urls_write_it():
+    secret = 'a/b"c\\d  e'
+    for written in (
+        secret,
+        json.dumps(secret),
+        json.dumps(secret).replace("/", "\\/"),
+        "a%2Fb%22c%5Cd%20%20e",
+        'a/b"c\\d e',  # white space is joined before a message is shown
+    ):
+        assert "[redacted]" in redact(f"<{written}>", [secret])
+        assert "c" not in redact(f"<{written}>", [secret]).replace("[redacted]", "")
+
+
+@given(st.text(min_size=4), st.text(), st.text())
+def test_a_secret_never_survives_in_any_surroundings(secret, before, after):
+    shown = redact(before + secret + after, [secret])
+    assert secret not in shown.replace("[redacted]", "\0")
