@@ -17,6 +17,7 @@ import msgspec
 
 from targets.base import Adapter, Delta, Request
 from targets.endpoint import Endpoint
+from targets.tls import tls_context
 
 _HEAD_CHARS = 200
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
@@ -75,16 +76,9 @@ class EventReader:
         return events
 
 
-def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
-    """The TLS settings of an https endpoint, trusting its `ca_cert` besides the system's
-    authorities; None for http.
-    """
-    if not endpoint.address.ssl:
-        return None
-    context = ssl.create_default_context()
-    if endpoint.ca_cert is not None:
-        context.load_verify_locations(endpoint.ca_cert)
-    return context
+def tls_of(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """The TLS settings of an https endpoint; None for http."""
+    return tls_context(endpoint.ca_cert) if endpoint.address.ssl else None
 
 
 async def ask(
@@ -190,9 +184,7 @@ async def connect(endpoint: Endpoint, timeout_s: float) -> float:
     """
     address, start_s = endpoint.address, time.monotonic()
     async with asyncio.timeout(timeout_s):
-        _, writer = await asyncio.open_connection(
-            address.host, address.port, ssl=tls_context(endpoint)
-        )
+        _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls_of(endpoint))
     took_s = time.monotonic() - start_s
     writer.close()
     return took_s

@@ -16,7 +16,7 @@ import aiohttp
 from loadgen.errors import nearest
 from targets.base import Adapter, Request, Usage
 from targets.endpoint import Endpoint
-from targets.exchange import Answer, ask, connect, connect_problem, tls_context
+from targets.exchange import Answer, ask, connect, connect_problem, tls_of
 from targets.preflight import CHECKS, Check, Fit, Preflight, two_point_fit, without_refused
 from targets.served_models import Models, fetch_models
 
@@ -46,7 +46,7 @@ async def preflight(
     probe = _Probe(endpoint, adapter, timeout_s)
     try:
         probe.done("reachable", await probe.reach())
-        connector = aiohttp.TCPConnector(ssl=tls_context(endpoint) or True)
+        connector = aiohttp.TCPConnector(ssl=tls_of(endpoint) or True)
         async with aiohttp.ClientSession(connector=connector) as session:
             await probe.choose_model(session)
             answer = await probe.complete(session)
