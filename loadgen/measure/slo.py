@@ -27,6 +27,8 @@ _SYNONYMS = {
     "median": "'p50'",
     "errors": "'error_rate'",
 }
+_LATENESS_S = 5e-3
+_LATENESS_SHARE_OF_TTFT = 0.02
 _EXAMPLES = "'ttft <= 500ms', 'p99(ttft) <= 500ms', 'attainment >= 99%'"
 
 
@@ -82,6 +84,17 @@ def parse_slo(text: str) -> Slo:
         aggregate=aggregate,
         quantile=quantile,
     )
+
+
+def lateness_limit_s(slos: Iterable[Slo]) -> float:
+    """The p99 dispatch lateness above which a run is invalid, in seconds: max(5 ms, 2 % of the
+    tightest TTFT limit).
+
+    Every promise about TTFT counts, of each request or of the run, by either clock: lateness adds
+    to `ttft`, and it shifts the traffic that `ttft_from_send` is promised for.
+    """
+    limits_s = [slo.limit for slo in slos if slo.metric in ("ttft_s", "ttft_from_send_s")]
+    return max(_LATENESS_S, _LATENESS_SHARE_OF_TTFT * min(limits_s, default=0.0))
 
 
 def _left_side(left: str, text: str) -> tuple[str | None, float | None, str]:

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from loadgen.measure.load import Load
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.slo import Slo
+from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stats import nearest_rank
 from loadgen.measure.wording import say, say_count, say_number, say_share
 from loadgen.records import Run, Status
 
-LATENESS_S = 0.005
-LATENESS_SHARE_OF_TTFT = 0.02
 LOOP_LAG_S = 0.005
 CPU_SHARE = 0.90
 RUN_DELAY_SHARE = 0.01
@@ -100,9 +98,8 @@ def _rows(run: Run) -> Check:
 def _lateness(
     run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], limits: Mapping[str, Any]
 ) -> Check:
-    ttft_limits = [slo.limit for slo in slos if slo.metric.startswith("ttft_")]
-    derived = max(LATENESS_S, LATENESS_SHARE_OF_TTFT * min(ttft_limits, default=0.0))
-    limit_s = float(limits.get("lateness_s", derived))
+    stated_s = limits.get("lateness_s")
+    limit_s = lateness_limit_s(slos) if stated_s is None else float(stated_s)
     late_s = columns.lateness_s[due & ~held_by_cap(run)]
     late_s = np.sort(late_s[~np.isnan(late_s)])
     if not len(late_s):

@@ -25,7 +25,7 @@ from pydantic import (
 
 from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo
 from loadgen.records import Names
 from loadgen.units import Seconds, Share
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
@@ -207,9 +207,7 @@ class Scenario(Strict):
         if self.instrument.lateness is not None:
             return self.instrument.lateness
         texts = [*self.slo_texts(), *(t for c in self.classes.values() for t in c.slo_texts())]
-        promises = [parse_slo(text) for text in texts]
-        limits_s = [promise.limit for promise in promises if promise.metric == "ttft_s"]
-        return max(5e-3, 0.02 * min(limits_s, default=0.0))
+        return lateness_limit_s(parse_slo(text) for text in texts)
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as JSON; `model_validate` reads it back."""

@@ -66,6 +66,18 @@ def test_dispatch_lateness_over_5_ms_is_client_bound_and_10_s_of_ttft_allow_more
     assert check(late(measured_run(slo=["p99(ttft) <= 10s"]), 0.21), "lateness").ok is False
 
 
+def test_a_null_lateness_limit_follows_the_slos_in_use_and_a_set_one_stays() -> None:
+    """The same rows, 0.1 s late: too late for `ttft <= 1s`, not for 10 s by either clock."""
+    run = late(measured_run(slo=["ttft <= 1s"]), 0.1)
+    derived = with_manifest(run, instrument_limits={"lateness_s": None})
+    assert not summarize(derived).validity.trusted
+    assert summarize(derived, slo=["p99(ttft) <= 10s"]).validity.trusted
+    assert summarize(derived, slo=["max(ttft_from_send) <= 10s"]).validity.trusted
+    assert not summarize(derived, slo=["ttft <= 10s", "ttft_from_send <= 1s"]).validity.trusted
+    fixed = with_manifest(run, instrument_limits={"lateness_s": 0.05})
+    assert not summarize(fixed, slo=["ttft <= 10s"]).validity.trusted
+
+
 def test_a_wait_the_scenario_asked_for_is_not_lateness_of_the_client() -> None:
     """One request at a time at twice the rate it can do: all but the first ones wait for a slot."""
     run = measured_run(n_tokens=20, ttft_s=0.05, itl_s=0.01)

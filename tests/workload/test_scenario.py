@@ -228,6 +228,7 @@ def test_a_bad_flag_is_told_as_that_flag(changes, said):
         (["p99(ttft) <= 1s", "ttft <= 2s"], [], 0.02),
         (["ttft <= 2s"], ["instrument.lateness=1ms"], 0.001),
         (["tpot <= 2s"], [], 0.005),
+        (["ttft_from_send <= 2s"], [], 0.04),
     ],
 )
 def test_the_lateness_limit_follows_the_tightest_ttft(slo, overrides, limit_s):
