@@ -9,6 +9,7 @@ table, text is valid UTF-8.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -17,7 +18,7 @@ import msgspec
 from loadgen.records import FinishReason
 from targets.base import Adapter, Delta, Request, Usage
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]  # the request table keeps u4
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # fits the request table and any sum
 Choice = TypeVar("Choice", bound=msgspec.Struct)
 
 DONE = Delta(is_done=True)
@@ -108,16 +109,17 @@ def error_message(event: Event[Any]) -> str | None:
 
 def server_timings(timings: Mapping[str, Any]) -> dict[str, float]:
     """Stated timings in seconds: `*_s` keys as they are (our engine), `*_ms` keys converted
-    (llama.cpp); others skipped.
+    (llama.cpp); others skipped, and so is what is no finite number.
     """
     seconds: dict[str, float] = {}
-    for key, value in timings.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+    for key, stated in timings.items():
+        value = _finite(stated)
+        if value is None:
             continue
         if key.endswith("_s"):
-            seconds[key] = float(value)
+            seconds[key] = value
         elif key.endswith("_ms"):
-            seconds[key.removesuffix("_ms") + "_s"] = float(value) * 1e-3
+            seconds[key.removesuffix("_ms") + "_s"] = value * 1e-3
     return seconds
 
 
@@ -190,6 +192,16 @@ def has_text(fragment: bytes, key: bytes) -> bool:
             return True
         at = fragment.find(key, at + 1)
     return False
+
+
+def _finite(stated: Any) -> float | None:
+    if isinstance(stated, bool) or not isinstance(stated, int | float):
+        return None
+    try:
+        value = float(stated)
+    except OverflowError:  # JSON's integers have no limit
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _one_line(error: Any) -> str:

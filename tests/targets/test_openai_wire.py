@@ -12,7 +12,7 @@ from loadgen.records import FinishReason
 from targets.base import Delta, Request, Usage
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
-from targets.openai_wire import merge_body
+from targets.openai_wire import merge_body, server_timings
 
 WIRE = Path(__file__).parent.parent / "golden" / "wire"
 CODECS = {"chat": OpenAIChat(model="m"), "completions": OpenAICompletions(model="m")}
@@ -54,6 +54,9 @@ def test_captured_streams_decode_to_the_deltas_written_beside_them(capture):
 @example(event=b'{"choices":' + b"[" * 100_000)
 @example(event=b'{"usage":{"prompt_tokens":-1}}')
 @example(event=b'{"usage":{"completion_tokens":4294967296}}')
+@example(event=b'{"choices":[],"timings":{"x_s":' + b"9" * 400 + b"}}")
+@example(event=b'{"usage":{"completion_tokens":' + b"9" * 400 + b"}}")
+@example(event=b'{"error":{"code":' + b"9" * 400 + b"}}")
 @example(event=b"{}")
 @example(event=b"")
 @example(event=b"[DONE]")
@@ -88,13 +91,31 @@ def test_decoding_any_json_under_the_known_keys_raises_nothing_but_value_error(c
         b'{"choices":[{"delta":{"content":3},"text":3}]}',
         b'{"choices":{}}',
         b'{"usage":{"prompt_tokens":1.5}}',
-        b'{"usage":{"prompt_tokens":99999999999}}',
+        b'{"usage":{"prompt_tokens":2147483648}}',
+        b'{"usage":{"completion_tokens":2147483648}}',
         b'{"choices":[{"delta":{"content":"\xff"},"text":"\xff"}]}',
     ],
 )
 def test_what_the_api_does_not_promise_is_a_value_error(codec, event):
     with pytest.raises(ValueError, match="not an event of this API"):
         codec.decode(event)
+
+
+@EITHER
+def test_a_stated_time_that_no_float_holds_is_skipped_and_the_others_kept(codec):
+    digits = b"9" * 400
+    event = b'{"choices":[],"timings":{"a_s":%s,"b_ms":-%s,"c_s":2,"d_ms":3.0}}' % (digits, digits)
+    assert codec.decode(event).server == {"c_s": 2.0, "d_s": 0.003}
+
+
+def test_timings_that_are_not_finite_are_skipped():
+    assert server_timings({"a_s": float("inf"), "b_ms": float("nan"), "c_s": 0}) == {"c_s": 0.0}
+
+
+@EITHER
+def test_the_largest_count_that_is_believed(codec):
+    usage = codec.decode(b'{"usage":{"completion_tokens":2147483647}}').usage
+    assert usage == Usage(output_tokens=2147483647)
 
 
 def test_typed_content_parts_are_answers_and_thoughts():
