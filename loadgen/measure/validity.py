@@ -5,6 +5,7 @@ A *gate* that fails makes the run INVALID, whatever the latencies say; the other
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,8 +92,19 @@ def _rows(run: Run) -> Check:
     n = len(run.request_rows)
     if n_lost:
         detail = f"{say_count(n_lost)} of {say_count(n)} rows were lost by the client"
-        return Check("record", False, detail, is_gate=True)
+        return Check("record", False, detail + _how_rows_got_lost(run), is_gate=True)
     return Check("record", True, f"all {say_count(n)} scheduled rows are recorded", is_gate=True)
+
+
+def _how_rows_got_lost(run: Run) -> str:
+    """How the run ended, and where to read on; a run without one of its workers can be
+    "completed" all the same."""
+    why = str(run.manifest.get("end_reason") or "").rstrip(".")
+    worker = re.search(r"\bprocess (\d+) died", why)
+    log = "; what its workers wrote is in logs/shard-N.log"
+    if worker is not None:
+        log = f"; its log is logs/shard-{worker[1]}.log"
+    return f": {why}{log}" if why else log
 
 
 def _lateness(

@@ -94,6 +94,27 @@ def test_lost_rows_allow_no_verdict() -> None:
     assert "lost by the client" in summary.reasons[0]
 
 
+def test_rows_lost_with_a_dead_worker_are_told_with_its_end_and_its_log() -> None:
+    """The parent notes how the worker ended; the run itself counts as completed."""
+    run = measured_run(slo=["p50(ttft) <= 500ms"])
+    run.request_rows["status"][50:60] = Status.lost
+    why = "load-generating process 3 died (exit status -9; nothing in its log)"
+    summary = summarize(with_manifest(run, ended="completed", end_reason=why))
+    assert summary.reasons == (
+        "10 of 220 rows were lost by the client: load-generating process 3 died (exit status -9;"
+        " nothing in its log); its log is logs/shard-3.log.",
+    )
+    assert summary.validity.checks[0].detail.endswith("its log is logs/shard-3.log")
+
+
+def test_rows_lost_without_a_told_cause_point_to_the_logs() -> None:
+    run = measured_run()
+    run.request_rows["status"][50] = Status.lost
+    assert summarize(run).reasons[0] == (
+        "1 of 220 rows were lost by the client; what its workers wrote is in logs/shard-N.log."
+    )
+
+
 def test_an_instrument_that_is_not_trusted_allows_no_verdict_even_for_a_miss() -> None:
     run = with_shard(measured_run(slo=["p50(ttft) <= 50ms"]), cpu_share=0.97)
     summary = summarize(run)
