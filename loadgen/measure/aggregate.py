@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
     Window,
     due_rows,
@@ -26,7 +27,7 @@ from loadgen.measure.load import load_through
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo, parse_slo, ungrounded
 from loadgen.measure.stats import Interval, Percentile, wilson
 from loadgen.measure.summary import (
     PERCENTILES,
@@ -60,13 +61,13 @@ def summarize(
     """The numbers and the verdict of a run, under its own SLOs or others.
 
     With `confidence` the verdict follows the bounds instead of the estimates, and a promise that
-    they leave open gives no verdict. Raises ValueError for an SLO that cannot be read or a
-    confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
+    they leave open gives no verdict. Raises UsageError for other SLOs that cannot be meant,
+    ValueError for a confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
     """
     if confidence is not None and not 0.5 < confidence < 1:
         raise ValueError(f"a confidence lies between 50 % and 100 %, both excluded: {confidence}")
-    texts = run.manifest.get("slo") or () if slo is None else slo
-    slos = [parse_slo(text) for text in texts]
+    own_texts = run.manifest.get("slo") or ()
+    slos = [parse_slo(text) for text in own_texts] if slo is None else _other_slos(slo)
     by_class = promises_by_class(run)
     if slo is not None:
         by_class = {name: [] for name in by_class}
@@ -103,6 +104,18 @@ def summarize(
         findings=tuple(findings(run, columns, due, window, everything, found)),
         classes=classes,
     )
+
+
+def _other_slos(texts: Sequence[str]) -> list[Slo]:
+    """Promises the run was not made with, checked as a scenario's own are."""
+    try:
+        slos = [parse_slo(text) for text in texts]
+    except ValueError as problem:
+        raise UsageError(f"--slo {problem}") from None
+    lonely = ungrounded(slos)
+    if lonely is not None:
+        raise UsageError(f"--slo {lonely}")
+    return slos
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ _SYNONYMS = {
     "median": "'p50'",
     "errors": "'error_rate'",
 }
+_OF_MET_REQUESTS = ("attainment", "goodput", "goodput_output_tokens_per_s")
 _LATENESS_S = 5e-3
 _LATENESS_SHARE_OF_TTFT = 0.02
 _EXAMPLES = "'ttft <= 500ms', 'p99(ttft) <= 500ms', 'attainment >= 99%'"
@@ -84,6 +85,21 @@ def parse_slo(text: str) -> Slo:
         aggregate=aggregate,
         quantile=quantile,
     )
+
+
+def ungrounded(slos: Iterable[Slo], elsewhere: Iterable[Slo] = ()) -> str | None:
+    """What is wrong with promises that count requests which kept promises nobody made; None where
+    nothing is. Those made `elsewhere` (to classes) are something to keep, too."""
+    asked = list(slos)
+    if any(slo.scope == "request" for slo in (*asked, *elsewhere)):
+        return None
+    for slo in asked:
+        if slo.metric in _OF_MET_REQUESTS:
+            return (
+                f"'{slo.text}' counts requests that keep every per-request promise, and there "
+                "is none; add one, e.g. 'ttft <= 500ms'"
+            )
+    return None
 
 
 def lateness_limit_s(slos: Iterable[Slo]) -> float:

@@ -9,14 +9,13 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Val
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.errors import nearest
-from loadgen.measure.slo import parse_slo
+from loadgen.measure.slo import parse_slo, ungrounded
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
 from loadgen.workload.presets import SloPreset, expanded
 from loadgen.workload.requests import Requests, Strict
 
-_OF_MET_REQUESTS = ("attainment", "goodput", "goodput_output_tokens_per_s")
 _NO_PAUSE = FixedDuration.model_construct(duration=0.0)
 DEFAULT_TENANT = "default"  # is not sent to the server
 Problem = tuple[tuple[str | int, ...], str]  # key path, what is wrong there
@@ -56,21 +55,8 @@ SloEntry = Annotated[
 SloList = Annotated[tuple[SloEntry, ...], Field(strict=False)]
 
 
-def needs_request_slo(slo: Sequence[str | SloPreset]) -> str | None:
-    """What is wrong with a list that counts requests which kept promises nobody made; None where
-    nothing is."""
-    promises = [parse_slo(text) for text in expanded(slo)]
-    for promise in promises:
-        if promise.metric in _OF_MET_REQUESTS and all(p.scope == "run" for p in promises):
-            return (
-                f"'{promise.text}' counts requests that keep every per-request promise, and there "
-                "is none; add one, e.g. 'ttft <= 500ms'"
-            )
-    return None
-
-
 def _grounded(slo: tuple[str | SloPreset, ...]) -> tuple[str | SloPreset, ...]:
-    problem = needs_request_slo(slo)
+    problem = ungrounded(parse_slo(text) for text in expanded(slo))
     if problem is not None:
         raise ValueError(problem)
     return slo

@@ -25,7 +25,7 @@ from pydantic import (
 
 from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
-from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo
+from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import Names
 from loadgen.units import Seconds, Share
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
@@ -36,7 +36,6 @@ from loadgen.workload.classes import (
     SloList,
     TrafficClass,
     as_validation_error,
-    needs_request_slo,
     tenants_of,
 )
 from loadgen.workload.presets import expanded
@@ -150,8 +149,8 @@ class Scenario(Strict):
                     yield (key,), "with classes this stands in each class; move it there"
             yield from self._problems_of_classes(has_texts)
         of_classes = [parse_slo(t) for c in self.classes.values() for t in c.slo_texts()]
-        lonely = needs_request_slo(self.slo)
-        if lonely is not None and all(promise.scope == "run" for promise in of_classes):
+        lonely = ungrounded(self.promises(), elsewhere=of_classes)
+        if lonely is not None:
             yield ("slo",), lonely
 
     def _problems_of_classes(self, has_texts: bool) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Run, Status
@@ -196,6 +197,24 @@ def test_other_slos_than_the_runs_own_can_be_asked() -> None:
     run = measured_run(slo=["p50(ttft) <= 1ms"])
     assert summarize(run, slo=["p50(ttft) <= 1s"]).verdict == "met"
     assert summarize(run, slo=[]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [
+        (["ttft<500"], "--slo 'ttft<500': '<' is not a promise; write '<=' or '>='"),
+        (
+            ["p99(ttft) <= 1s", "attainment>=99%"],
+            "--slo 'attainment>=99%' counts requests that keep every per-request promise, and there"
+            " is none; add one, e.g. 'ttft <= 500ms'",
+        ),
+        (["goodput >= 1/s"], "--slo 'goodput >= 1/s' counts requests that keep"),
+    ],
+)
+def test_other_slos_that_cannot_be_meant_are_the_users_to_fix(slo: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        summarize(measured_run(slo=["ttft <= 1s"]), slo=slo)
+    assert str(problem.value).startswith(said)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 1.0, 95.0])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.measure.catalog import BY_SLO_WORD
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo, parse_slo, ungrounded
 
 
 def test_a_bare_metric_is_asked_of_each_request() -> None:
@@ -87,3 +87,14 @@ def test_a_promise_is_kept_at_its_limit_and_never_by_nan() -> None:
     assert not parse_slo("ttft <= 500ms").holds(0.5000001)
     assert not parse_slo("ttft <= 500ms").holds(float("nan"))
     assert parse_slo("goodput >= 10/s").holds(10.0)
+
+
+def test_a_promise_about_requests_that_kept_promises_needs_one_asked_of_each() -> None:
+    attainment, p99, each = map(
+        parse_slo, ("attainment >= 99%", "p99(ttft) <= 1s", "ttft <= 500ms")
+    )
+    assert ungrounded([p99]) is None
+    assert ungrounded([attainment, each]) is None
+    assert "'attainment >= 99%' counts requests" in (ungrounded([attainment, p99]) or "")
+    assert ungrounded([attainment], elsewhere=[each]) is None
+    assert ungrounded([attainment], elsewhere=[p99]) is not None
