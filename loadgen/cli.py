@@ -7,6 +7,7 @@ Exit codes: 0 met · 1 missed · 2 usage or scenario error · 3 no verdict · 4 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,7 +120,9 @@ def run(
         typer.echo(chosen.to_yaml(), nl=False)
         return
     raise typer.Exit(
-        command.run(chosen, target, model, engine, out, force, workers, confidence, json)
+        command.run(
+            chosen, target, model, engine, out, force, workers, confidence, plugin or [], json
+        )
     )
 
 
@@ -200,4 +203,5 @@ def list_(
 
 def main() -> None:
     """The console script: every way to fail is a line and an exit code, never a bare traceback."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end like Ctrl-C: clean up, say so
     sys.exit(command.guarded(app, os.environ))

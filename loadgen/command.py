@@ -15,11 +15,13 @@ import typer
 from rich.console import Console
 
 from loadgen.errors import SlobenchError, UsageError, nearest
+from loadgen.plugins import load_plugin
 
 if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
     from loadgen.workload.scenario import Scenario
 
+_NO_VERDICT = 3
 _INTERRUPTED = 130
 _INTERNAL = 4
 _COLUMNS = 100
@@ -64,23 +66,6 @@ def choose_scenario(
     return scenario_from_flags(**given, overrides=list(settings))
 
 
-def load_plugin(path: Path) -> None:
-    """Run a Python file that registers kinds. Raises UsageError if it is not there or fails."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(f"slobench_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"--plugin {path}: no such Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # somebody else's code: whatever it raises is told, with its place
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise UsageError(
-            f"--plugin {path}: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        ) from error
-
-
 def run(
     scenario: Scenario,
     target: str | None,
@@ -90,6 +75,7 @@ def run(
     force: bool,
     workers: str,
     confidence: float | None,
+    plugins: Sequence[Path],
     as_json: bool,
 ) -> int:
     """Run, print the table and the verdict, and return the exit code."""
@@ -111,6 +97,7 @@ def run(
         command=["slobench", *sys.argv[1:]],
         environ=dict(os.environ),
         cache_dir=cache_dir(os.environ),
+        plugins=plugins,
     )
     finished = execute(scenario, chosen, options, Console(stderr=True, highlight=False))
     _tell(finished.summary, as_json)
@@ -124,10 +111,15 @@ def report(
     """Recompute and re-render recorded runs."""
     from loadgen.run import conclude
 
+    told = []
     for directory in runs:
         summary = conclude(directory, slo, _confidence(confidence), cache_dir(os.environ))
-        _tell(summary, as_json)
+        told.append(summary.to_json())
+        if not as_json:
+            _tell(summary, as_json)
         typer.echo(f"report: {directory / 'report.html'}", err=True)
+    if as_json:  # one object for one run, a list for several
+        _print_json(told[0] if len(told) == 1 else told)
 
 
 def preview(scenario: Scenario, as_json: bool) -> None:
@@ -187,13 +179,17 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
             typer.echo(f"slobench: {line}", err=True)
         return error.exit_code
     except SystemExit as end:  # typer's way to say that it is done, usage errors included
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:
-        typer.echo("slobench: interrupted", err=True)
-        return _INTERRUPTED
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code == _INTERRUPTED:
+            typer.echo("slobench: interrupted", err=True)
+        return code
     except BrokenPipeError:  # `slobench … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a directory that went away
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
+        return _NO_VERDICT
     except Exception as error:  # the process boundary: a bug of ours, kept for the report
         path = _keep_traceback(environ)
         what = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -216,9 +212,13 @@ def stdout() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _COLUMNS)
 
 
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
 def _tell(summary: Summary, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(summary.to_json(), indent=2, allow_nan=False))
+        _print_json(summary.to_json())
         return
     from reports.console import table
 

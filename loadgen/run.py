@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,7 +54,8 @@ class RunOptions:
 
     `engine` are settings of a server of ours, `mode=chunked,shape=tiny`. `n_workers` 0 means:
     as many as the asked token rate needs. `command` is what the user typed, for the report.
-    `cache_dir` keeps what is slow to make (the plotting bundle); None keeps nothing.
+    `cache_dir` keeps what is slow to make (the plotting bundle); None keeps nothing. `plugins` are
+    Python files that were loaded here and must be in the load-generating processes too.
     """
 
     out_dir: Path | None = None
@@ -64,6 +67,7 @@ class RunOptions:
     command: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     cache_dir: Path | None = None
+    plugins: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ def execute(scenario: Scenario, target: str, options: RunOptions, console: Conso
         choice = Choice(target, options.engine, options.model, options.environ)
         with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
             recorded = record(scenario, plan, opened, options, directory, console)
-        summary = _write_results(recorded, directory, None, options.confidence, options.cache_dir)
+        summary = summarize(recorded, confidence=options.confidence)
+        _tell(recorded, summary, directory, options.cache_dir)
         return Finished(recorded, summary, directory)
 
 
@@ -117,8 +122,17 @@ def record(
 def conclude(
     directory: Path, slo: Sequence[str] | None, confidence: float | None, cache_dir: Path | None
 ) -> Summary:
-    """Compute a recorded run's numbers again, with other promises if given, and render its page."""
-    return _write_results(store.read_run(directory), directory, slo, confidence, cache_dir)
+    """Compute a recorded run's numbers again, with other promises if given, and render its page.
+    A run whose results were never put together is put together first."""
+    run = store.read_run(directory)
+    if not (directory / "requests.parquet").exists():
+        ending = {"ended": "interrupted", "end_reason": "slobench was ended from outside"}
+        run = replace(run, manifest=run.manifest | ending)
+        store.write_run(directory, run, derived(run))
+        shutil.rmtree(directory / "parts")
+    summary = summarize(run, slo=slo, confidence=confidence)
+    _tell(run, summary, directory, cache_dir)
+    return summary
 
 
 class _Recorder:
@@ -139,7 +153,7 @@ class _Recorder:
         self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
         self._epoch_ns = 0
         self._ended, self._end_reason, self._ended_s = "completed", "", math.inf
-        self._n_interrupts = 0
+        self._n_interrupts = self._n_handled = 0
         self._progress = Progress(
             console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
         )
@@ -157,26 +171,34 @@ class _Recorder:
         parts_dir.mkdir(exist_ok=True)
         tasks = self._tasks(parts_dir)
         with (
-            Shards(tasks, self._directory / "logs") as shards,
-            self._stoppable(shards),
-            self._progress,
+            Shards(tasks, self._directory / "logs", self._options.plugins) as shards,
+            self._interruptible(),
         ):
             phases = self._scenario.phases
             limit_s = self._scenario.horizon_s + phases.drain + _DECODING_S
-            outcome = shards.run(self._on_beat(shards), self._on_start, limit_s)
-        manifest |= self._ending(outcome)
-        parts = [store.read_part(t.part_path) for t in tasks if t.shard not in outcome.dead]
+            with self._progress:
+                outcome = shards.run(
+                    self._on_beat(shards), self._on_start, lambda: self._obey(shards), limit_s
+                )
+            run = self._put_together(manifest | self._ending(outcome), tasks, outcome)
+            store.write_run(self._directory, run, derived(run))
+        shutil.rmtree(parts_dir)
+        return run
+
+    def _put_together(
+        self, manifest: dict[str, Any], tasks: Sequence[ShardTask], outcome: Outcome
+    ) -> Run:
+        parts = [store.read_part(t.part_path) for t in tasks if t.part_path.exists()]
         requests, chunks, found = store.merge_parts(self._schedule, parts)
         names = replace(self._names, errors=found.errors, remotes=found.remotes)
-        shutil.rmtree(parts_dir)
         instrument = {"shards": outcome.instruments}
-        return Run(manifest, self._schedule, requests, chunks, edges, names, instrument)
+        return Run(manifest, self._schedule, requests, chunks, self._plan.edges, names, instrument)
 
     def _tasks(self, parts_dir: Path) -> list[ShardTask]:
         scenario, endpoint = self._scenario, self._target.endpoint
         n_shards = self._options.n_workers or workers_needed(self._schedule, scenario.horizon_s)
-        n_shards = min(n_shards, len(self._schedule))
-        per_shard = max(1, scenario.limits.max_concurrency // n_shards)
+        cap = scenario.limits.max_concurrency
+        n_shards = min(n_shards, len(self._schedule), cap)
         address = endpoint.address
         prompts = Prompts(scenario.prompts, scenario.seed, self._salt)
         n_preopen = math.ceil(2 * len(self._schedule) / scenario.horizon_s) + 4
@@ -188,7 +210,7 @@ class _Recorder:
                 host=address.host,
                 port=address.port,
                 is_tls=address.ssl,
-                ca_cert=str(endpoint.ca_cert) if endpoint.ca_cert else None,
+                ca_cert=endpoint.ca_cert,
                 head=HttpHead(address.host_header, address.base_path, endpoint.request_headers()),
                 adapter=self._target.adapter,
                 prompts=prompts,
@@ -197,14 +219,17 @@ class _Recorder:
                 tenants=tuple("" if t == DEFAULT_TENANT else t for t in self._names.tenants),
                 bounds=Bounds(
                     timeout_s=scenario.limits.timeout,
-                    max_concurrency=per_shard,
+                    max_concurrency=cap // n_shards + (number < cap % n_shards),
                     when_full=scenario.limits.when_full,
                     horizon_s=scenario.horizon_s,
                     drain_s=scenario.phases.drain,
                 ),
                 connections=endpoint.connections,
                 n_preopen=min(
-                    per_shard, len(part.schedule), n_preopen // n_shards + 1, _MOST_PREOPENED
+                    cap // n_shards,
+                    len(part.schedule),
+                    n_preopen // n_shards + 1,
+                    _MOST_PREOPENED,
                 ),
                 part_path=parts_dir / f"shard-{number}.npz",
             )
@@ -221,6 +246,7 @@ class _Recorder:
                 return
             reason = self._error_rate.reason(totals.now_s, totals.n_ended, totals.n_failed)
             if reason is not None:
+                self._progress.note(f"ending the run: {reason}")
                 self._stop(shards, "stopped", reason, self._scenario.phases.drain)
 
         return beat
@@ -228,33 +254,45 @@ class _Recorder:
     def _stop(self, shards: Shards, how: str, reason: str, drain_s: float) -> None:
         if self._ended == "completed":
             self._ended, self._end_reason = how, reason
-            self._ended_s = (time.monotonic_ns() - self._epoch_ns) * 1e-9 if self._epoch_ns else 0.0
-        self._progress.note(f"ending the run: {reason}")
+            self._ended_s = (time.monotonic_ns() - self._epoch_ns) * 1e-9
         shards.stop(reason, drain_s)
 
     @contextlib.contextmanager
-    def _stoppable(self, shards: Shards) -> Iterator[None]:
-        """Ctrl-C (or SIGTERM) once stops releasing and drains, twice gives up what is in flight."""
+    def _interruptible(self) -> Iterator[None]:
+        """While a run is under way, Ctrl-C and SIGTERM are counted and obeyed by `_obey`, and
+        nothing recorded can be lost to them. Only the main thread may handle signals."""
 
-        def handle(number: int, frame: FrameType | None) -> None:
+        def note(number: int, frame: FrameType | None) -> None:
             if not self._epoch_ns:
                 raise KeyboardInterrupt
             self._n_interrupts += 1
-            if self._n_interrupts == 1:
-                drain_s = min(_INTERRUPT_DRAIN_S, self._scenario.phases.drain)
-                reason = f"interrupted; waiting up to {drain_s:g} s for requests in flight"
-                self._stop(shards, "interrupted", f"{reason} (again to give them up)", drain_s)
-            else:
-                self._stop(shards, "interrupted", "interrupted twice", 0.0)
 
-        before = {
-            number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, note) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _obey(self, shards: Shards) -> None:
+        """Once: release nothing more and wait for what is in flight. Twice: give that up too."""
+        if self._n_handled == self._n_interrupts:
+            return
+        self._n_handled = self._n_interrupts
+        drain_s = min(_INTERRUPT_DRAIN_S, self._scenario.phases.drain)
+        if self._n_interrupts == 1:
+            self._progress.note(
+                f"interrupted: waiting up to {drain_s:g} s for requests in flight; "
+                "Ctrl-C again gives them up"
+            )
+            self._stop(shards, "interrupted", "the interrupt", drain_s)
+        else:
+            self._progress.note("interrupted again: giving up the requests in flight")
+            self._stop(shards, "interrupted", "the second interrupt", 0.0)
 
     def _ending(self, outcome: Outcome) -> dict[str, Any]:
         """What the manifest can only say afterwards."""
@@ -290,7 +328,7 @@ class _Recorder:
             "schema": SCHEMA,
             "run": self._directory.name,
             "slobench": version(),
-            "command": list(self._options.command),
+            "command": [_without_key(word) for word in self._options.command],
             "scenario": {
                 "name": scenario.name,
                 "text": scenario.to_yaml(),
@@ -315,7 +353,7 @@ class _Recorder:
             "names": {"classes": list(names.classes), "tenants": list(names.tenants)},
             "window": self._manifest_window(),
             "instrument_limits": {
-                "lateness_s": scenario.lateness_limit_s,
+                "lateness_s": instrument.lateness,
                 "loop_lag_s": instrument.loop_lag,
                 "cpu_share": instrument.cpu,
                 "run_delay_share": instrument.run_delay,
@@ -328,6 +366,11 @@ class _Recorder:
             "ended": "running",
             "end_reason": "",
         }
+
+
+def _without_key(word: str) -> str:
+    """A word of the command line without the API key it may set on a server of ours."""
+    return re.sub(r"(api[_-]key=)[^,]+", r"\1…", word)
 
 
 def workers_needed(schedule: Schedule, horizon_s: float) -> int:
@@ -344,43 +387,49 @@ def version() -> str:
     return installed("slobench")
 
 
-def _write_results(
-    run: Run,
-    directory: Path,
-    slo: Sequence[str] | None,
-    confidence: float | None,
-    cache_dir: Path | None,
-) -> Summary:
+def _tell(run: Run, summary: Summary, directory: Path, cache_dir: Path | None) -> None:
+    """What was made of a run, for programs and for people."""
     from reports.html import write
 
-    summary = summarize(run, slo=slo, confidence=confidence)
-    store.write_run(directory, run, derived(run))
     store.write_summary(directory, summary.to_json())
     write(run, summary, directory / "report.html", cache_dir=cache_dir)
-    return summary
 
 
 @contextlib.contextmanager
 def _run_directory(name: str, options: RunOptions) -> Iterator[Path]:
-    """The directory of this run, fresh; removed again if the run ended before its manifest."""
+    """The directory of this run, fresh. If the run ends before its manifest is written, it is
+    removed again, and the run that `force` would have replaced is back."""
     chosen = options.out_dir
     if chosen is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         chosen = _free(Path("runs") / f"{name}-{stamp}")
-    elif chosen.exists() and (not chosen.is_dir() or any(chosen.iterdir())):
-        if not options.force:
-            raise UsageError(f"--out {chosen}: exists already; --force overwrites the run in it")
-        if not (chosen / "manifest.json").is_file():
-            raise UsageError(f"--out {chosen}: --force overwrites runs only, and this is none")
-        shutil.rmtree(chosen)
-    chosen.mkdir(parents=True, exist_ok=True)
+    replaced = _set_aside(chosen, options.force)
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {chosen}: cannot be made: {error.strerror}") from None
     try:
         yield chosen
     except BaseException:
         if not (chosen / "manifest.json").is_file():
             shutil.rmtree(chosen, ignore_errors=True)
+            if replaced is not None:
+                replaced.rename(chosen)
         raise
+    if replaced is not None:
+        shutil.rmtree(replaced)
     _point_latest(chosen)
+
+
+def _set_aside(chosen: Path, force: bool) -> Path | None:
+    """Where the run that stands in `chosen` waits until a new one has begun; None if none does."""
+    if not chosen.exists() or (chosen.is_dir() and not any(chosen.iterdir())):
+        return None
+    if not force:
+        raise UsageError(f"--out {chosen}: exists already; --force overwrites the run in it")
+    if not (chosen / "manifest.json").is_file():
+        raise UsageError(f"--out {chosen}: --force overwrites runs only, and this is none")
+    return chosen.rename(_free(chosen.with_name(f".{chosen.name}.replaced")))
 
 
 def _free(path: Path) -> Path:
@@ -389,9 +438,11 @@ def _free(path: Path) -> Path:
 
 
 def _point_latest(directory: Path) -> None:
-    """`latest` beside a run points at it; where links cannot be made there is none."""
+    """`latest` beside a run points at it, unless that name is somebody else's; where links cannot
+    be made there is none."""
     link = directory.parent / "latest"
-    if link.is_symlink() or not link.exists():
+    is_ours = link.is_symlink() and (not link.exists() or (link / "manifest.json").is_file())
+    if is_ours or not (link.exists() or link.is_symlink()):
         with contextlib.suppress(OSError):
             link.unlink(missing_ok=True)
             link.symlink_to(directory.name, target_is_directory=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def _probed(
     console: Console,
 ) -> Target:
     sample = _Samples(Prompts(scenario.prompts, scenario.seed, b"preflight"))
-    found = asyncio.run(
+    found = _finish(
         preflight(
             endpoint,
             endpoint.adapter(**({"model": model} if model else {})),
@@ -149,6 +150,12 @@ class _Samples:
             return overhead_tokens
         stated = overhead_tokens + tokens_per_char * len(self._sent[0])
         return stated - tokenizer.count(self._sent[0])
+
+
+def _finish(probing: Coroutine[Any, Any, Preflight]) -> Preflight:
+    """Run to its end, also where a loop is running already (a notebook)."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, probing).result()
 
 
 def _tell(found: Preflight, console: Console) -> None:

@@ -6,6 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a busy machine draws or runs an example says nothing about the code; in CI the examples
+# are the same each time, elsewhere new ones are explored.
+settings.register_profile(
+    "slobench",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("slobench")
 
 LENIENT = [
     f"--set=instrument.{key}={value}"

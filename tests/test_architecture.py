@@ -28,14 +28,17 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.drive": [
         *WORDS,
         "loadgen.drive",
+        "loadgen.plugins",
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
         "targets.base",
+        "targets.tls",
     ],
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
     "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
     "loadgen.target": [*WORDS, "loadgen.workload", "targets"],
+    "loadgen.plugins": WORDS,
     "loadgen.kinds": [*WORDS, "loadgen.workload"],
     "loadgen.schema": [*WORDS, "loadgen.kinds", "loadgen.workload"],
     "loadgen.translate": [*WORDS, "loadgen.translate", "loadgen.workload"],

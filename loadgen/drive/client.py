@@ -62,6 +62,8 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._end(Status.stream_error, "the server switched protocols")
         except httptools.HttpParserError as error:
             self._end(Status.stream_error, f"not HTTP/1.1: {error or type(error).__name__}")
 
@@ -90,6 +92,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         exchange = self._exchange
         assert exchange is not None
+        if exchange.headers_ns:  # a trailer: RFC 9110 section 6.5.1 forbids it to change framing
+            return
         key = name.lower()
         if key == b"content-type":
             exchange.content_type = value.decode("latin-1")

@@ -80,7 +80,7 @@ class Dispatcher:
         self._parents_done_s = [0.0] * len(schedule)
         self._unaccounted = len(schedule)
         self._in_flight: set[int] = set()
-        self._waiting: deque[tuple[float, int]] = deque()  # released, no slot yet
+        self._waiting: dict[int, float] = {}  # row: release_s; released in this order, no slot yet
         self._deadlines: deque[tuple[float, int]] = deque()  # in order of release
         self._stop_reason = ""
         self._end_s = bounds.horizon_s + bounds.drain_s
@@ -115,8 +115,7 @@ class Dispatcher:
         self._unaccounted -= 1
         for child in self._children.get(row, ()):
             self._parent_ended(child, row, status, done_s)
-        while self._waiting and len(self._in_flight) < self._bounds.max_concurrency:
-            self._send(self._waiting.popleft()[1])
+        self._fill_slots()
         if self._children or not self._unaccounted:
             self._tick()
 
@@ -162,7 +161,7 @@ class Dispatcher:
             self._send(row)
         elif self._bounds.when_full == "wait":
             self._deadlines.append((release_s + self._bounds.timeout_s, row))
-            self._waiting.append((release_s, row))
+            self._waiting[row] = release_s
         else:
             limit = self._bounds.max_concurrency
             self._unsent(
@@ -173,15 +172,33 @@ class Dispatcher:
         self._in_flight.add(row)
         self._sender.send(row)
 
+    def _fill_slots(self) -> None:
+        """Send who waits longest, but nobody whose own deadline has passed: that would only take
+        the slot from one who can still be answered."""
+        now_s = self._timer.now_s()
+        while self._waiting and len(self._in_flight) < self._bounds.max_concurrency:
+            row = next(iter(self._waiting))
+            release_s = self._waiting.pop(row)
+            if release_s + self._bounds.timeout_s > now_s:
+                self._send(row)
+            else:
+                self._unsent(row, Status.timeout, self._too_late())
+
     def _expire(self, now_s: float) -> None:
-        reason = f"no complete answer within {self._bounds.timeout_s:g} s (limits.timeout)"
+        due = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, row = self._deadlines.popleft()
+            due.append(self._deadlines.popleft()[1])
+        for row in due:  # before those in flight, whose end would hand them a slot
+            if self._waiting.pop(row, None) is not None:
+                self._unsent(row, Status.timeout, self._too_late())
+        for row in due:
             if row in self._in_flight:
+                limit_s = self._bounds.timeout_s
+                reason = f"no complete answer within {limit_s:g} s (limits.timeout)"
                 self._sender.abort(row, Status.timeout, reason)
-            elif any(waiting == row for _, waiting in self._waiting):
-                self._waiting = deque(item for item in self._waiting if item[1] != row)
-                self._unsent(row, Status.timeout, f"{reason}; it never got a slot")
+
+    def _too_late(self) -> str:
+        return f"it never got a slot within {self._bounds.timeout_s:g} s (limits.timeout)"
 
     def _parent_ended(self, child: int, parent: int, status: Status, done_s: float) -> None:
         if child not in self._orphans:
@@ -222,8 +239,8 @@ class Dispatcher:
         """The drain is over: nothing may hang past it."""
         reason = self._stop_reason or "the run's end"
         self._give_up_unreleased(reason)
-        waiting, self._waiting = self._waiting, deque()
-        for _, row in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for row in waiting:
             self._unsent(row, Status.cancelled, f"never got a slot before {reason}")
         for row in sorted(self._in_flight):
             self._sender.abort(

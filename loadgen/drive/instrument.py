@@ -30,8 +30,8 @@ class LoopLag:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._due_s = self._loop.time() + _PROBE_S
-        self._handle = self._loop.call_at(self._due_s, self._probe)
+        self._due_s = time.monotonic() + _PROBE_S
+        self._handle = self._loop.call_later(_PROBE_S, self._probe)
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -46,10 +46,16 @@ class LoopLag:
         return {"n": len(self._lags_s), **quantiles}
 
     def _probe(self) -> None:
-        now_s = self._loop.time()
-        self._lags_s.append(max(0.0, now_s - self._due_s))
+        """A stall is as many late probes as would have run in it: one long stall must weigh what
+        it lasted, or the probe would omit what it is there to see."""
+        now_s = time.monotonic()
+        lag_s = max(0.0, now_s - self._due_s)
+        self._lags_s.append(lag_s)
+        while lag_s > _PROBE_S:
+            lag_s -= _PROBE_S
+            self._lags_s.append(lag_s)
         self._due_s = max(self._due_s, now_s - _PROBE_S) + _PROBE_S
-        self._handle = self._loop.call_at(self._due_s, self._probe)
+        self._handle = self._loop.call_later(max(0.0, self._due_s - now_s), self._probe)
 
 
 class Meter:

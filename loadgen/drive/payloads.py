@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,7 @@ class Words(Protocol):
 
 
 _AHEAD_S = 10.0
+_SHORTEST_SECRET = 6  # shorter values are no secrets, and would blot out words
 _EAGER_BYTES = 256 << 20
 
 
@@ -30,6 +32,14 @@ class HttpHead:
     host: str
     base_path: str
     headers: tuple[tuple[str, str], ...]
+
+    def redact(self, text: str) -> str:
+        """A text of the server's without what `headers` hold: some echo the key they refuse."""
+        for _, value in self.headers:
+            for secret in (value, value.removeprefix("Bearer ")):
+                if len(secret) >= _SHORTEST_SECRET:
+                    text = text.replace(secret, "[redacted]")
+        return text
 
     def request(
         self, method: str, path: str, own: tuple[tuple[str, str], ...], body: bytes
@@ -66,6 +76,7 @@ class Payloads:
         run_name: str,
         tenants: Sequence[str] = ("",),
         waits_for: Callable[[int], int | None] = lambda row: None,
+        tokens_per_char: float = 1.0,
     ) -> None:
         self._schedule, self._ask, self._adapter = schedule, ask, adapter
         self._head, self._run_name, self._tenants = head, run_name, tenants
@@ -76,21 +87,25 @@ class Payloads:
         self._taken: set[int] = set()
         self._next = 0
         self.n_late = 0
-        fits = int(schedule["input_tokens"].sum(dtype="u8")) * 6 < _EAGER_BYTES
-        self._ahead_s = float("inf") if fits else _AHEAD_S
+        n_bytes = int(schedule["input_tokens"].sum(dtype="u8")) / tokens_per_char
+        self._ahead_s = float("inf") if n_bytes < _EAGER_BYTES else _AHEAD_S
 
-    def extend(self, now_s: float, at_most: int | None = None) -> bool:
-        """Encode rows due before `now_s` + the window, at most so many; False when none is left."""
+    def extend(self, now_s: float, for_s: float = float("inf")) -> bool:
+        """Encode rows due before `now_s` + the window, for about `for_s` seconds; True when there
+        is more to do at once. Rows that were sent before their turn came are passed over."""
         scheduled_s = self._schedule["scheduled_s"]
-        while self._next < len(scheduled_s) and (at_most is None or at_most > 0):
-            if scheduled_s[self._next] > now_s + self._ahead_s:
+        until_s = time.monotonic() + for_s
+        while self._next < len(scheduled_s):
+            row = self._next
+            if scheduled_s[row] > now_s + self._ahead_s:
                 return False
-            is_now = not self._is_child[self._next] or self._ahead_s == float("inf")
-            if is_now and self._waits_for(self._next) is None:
-                self._ready[self._next] = self._encode(self._next)
-                at_most = None if at_most is None else at_most - 1
+            if time.monotonic() > until_s:
+                return True
+            is_now = not self._is_child[row] or self._ahead_s == float("inf")
+            if is_now and row not in self._taken and self._waits_for(row) is None:
+                self._ready[row] = self._encode(row)
             self._next += 1
-        return self._next < len(scheduled_s)
+        return False
 
     def answered(self, row: int, answer: Callable[[], str]) -> None:
         """The answer to a row is in; `answer` reads it, when and if it is needed."""
@@ -105,7 +120,7 @@ class Payloads:
             self._ready[row] = self._encode(row)
 
     def take(self, row: int) -> bytes:
-        if self._is_child[row]:
+        if self._is_child[row] or row >= self._next:
             self._taken.add(row)
         payload = self._ready.pop(row, None)
         if payload is None:

@@ -21,6 +21,7 @@ from loadgen.units import format_duration
 
 _LOWEST_US, _HIGHEST_US, _DIGITS = 1, 600_000_000, 3
 _PLAIN_EVERY_S = 5.0
+_NEVER_ASKED = (Status.not_released, Status.dropped)
 
 
 @dataclass
@@ -35,11 +36,16 @@ class Totals:
 
     @property
     def n_ended(self) -> int:
-        return sum(self.by_status) - self.by_status[Status.not_released]
+        """Of the requests that the server was asked: neither dropped by us nor never released."""
+        return sum(self.by_status) - sum(self.by_status[status] for status in _NEVER_ASKED)
 
     @property
     def n_failed(self) -> int:
         return self.n_ended - self.by_status[Status.ok]
+
+    @property
+    def n_dropped(self) -> int:
+        return self.by_status[Status.dropped]
 
 
 class Progress:
@@ -106,7 +112,8 @@ class Progress:
             f"({achieved:.1f}/s, asked {self._offered_per_s:.1f}/s)",
             f"in flight {totals.in_flight}" + (f" +{totals.waiting}" if totals.waiting else ""),
             f"TTFT {_percentiles(self._ttft)}",
-            f"failed {totals.n_failed}",
+            f"failed {totals.n_failed}"
+            + (f", dropped {totals.n_dropped}" if totals.n_dropped else ""),
             f"send lateness {_percentiles(self._lateness)}",
         ]
         if totals.now_s > self._window_s:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 
 from loadgen.drive.decode import Decoded, decode
 from loadgen.drive.exchange import Exchange
+from loadgen.drive.spill import Spill
 from loadgen.records import CHUNKS, Chunks, Names, Requests, Schedule, Status, empty_requests
 from targets.base import Adapter
 
@@ -35,9 +39,9 @@ class Ids:
 class ShardRecorder:
     """The recorder of one shard.
 
-    Raw exchanges are kept and decoded by `finish`, or, once they hold more than `backlog_bytes`,
-    oldest first and a few at a time by `relieve`, which the shard calls when its loop is idle;
-    `decoded_in_run_bytes` says how much of that happened.
+    Raw exchanges are kept as they came and decoded by `finish`. Once they hold more than
+    `memory_bytes`, the bodies of later ones go to a file at `spill_path` until then. `redact` is
+    applied to every text of the server's that is kept.
     """
 
     def __init__(
@@ -46,58 +50,70 @@ class ShardRecorder:
         adapter: Adapter,
         epoch_ns: int,
         shard: int,
-        backlog_bytes: int = 512 << 20,
+        spill_path: Path,
+        memory_bytes: int = 512 << 20,
+        redact: Callable[[str], str] = str,
     ) -> None:
         self.rows = empty_requests(schedule)
         self.rows["shard"] = shard
-        self._adapter, self._epoch_ns, self._limit = adapter, epoch_ns, backlog_bytes
+        self._adapter, self._epoch_ns, self._redact = adapter, epoch_ns, redact
         self._errors, self._remotes = Ids(), Ids()
-        self._backlog: list[Exchange] = []
-        self._held_bytes = 0
+        self._exchanges: list[Exchange] = []
+        self._spill = Spill(spill_path, memory_bytes)
         self._chunks: list[Chunks] = []
-        self.decoded_in_run_bytes = 0
+        self._is_accounted = np.zeros(len(schedule), bool)
+
+    @property
+    def spilled_bytes(self) -> int:
+        return self._spill.n_bytes
 
     # what the dispatcher and the client report
     def released(self, row: int, release_s: float) -> None:
         self.rows["released_s"][row] = release_s
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
+        self._is_accounted[row] = True
         self.rows["status"][row] = status
         self.rows["error_id"][row] = self._errors.id(reason)
 
     def ended(self, exchange: Exchange) -> None:
-        self._backlog.append(exchange)
-        self._held_bytes += exchange.n_bytes
+        self._spill.keep(exchange)
+        self._exchanges.append(exchange)
 
-    def relieve(self, at_most: int = 4) -> None:
-        """Decode a few of the oldest exchanges if the backlog is over its bound."""
-        while self._backlog and at_most and self._held_bytes > self._limit:
-            exchange = self._backlog.pop(0)
-            self._held_bytes -= exchange.n_bytes
-            self.decoded_in_run_bytes += exchange.n_bytes
+    def finish(self, lost: str = "") -> tuple[Requests, Chunks, Names]:
+        """Decode everything; the rows, their chunks grouped by request id, and the names. Rows
+        that nobody accounted for are `lost`, with that reason."""
+        for exchange in self._exchanges:
+            self._spill.restore(exchange)
             self._write(exchange)
-            at_most -= 1
-
-    def finish(self) -> tuple[Requests, Chunks, Names]:
-        """Decode what is left; the rows, their chunks grouped by request id, and the names."""
-        for exchange in self._backlog:
-            self._write(exchange)
-        self._backlog.clear()
+            exchange.parts = []
+        self._exchanges.clear()
+        self._spill.close()
+        for row in np.flatnonzero(~self._is_accounted).tolist():
+            self.unsent(row, Status.lost, lost or "never accounted for")
         chunks = np.concatenate(self._chunks) if self._chunks else np.empty(0, CHUNKS)
         chunks = chunks[np.argsort(chunks["request_id"], kind="stable")]
         return self.rows, chunks, Names(errors=self._errors.texts(), remotes=self._remotes.texts())
 
     def _write(self, exchange: Exchange) -> None:
-        decoded = decode(exchange, self._adapter)
+        self._is_accounted[exchange.row] = True
         row = self.rows[exchange.row]
+        self._write_wire(row, exchange)
+        try:
+            decoded = decode(exchange, self._adapter)
+            self._write_decoded(row, decoded)
+            self._add_chunks(int(row["request_id"]), decoded)
+        except Exception as error:  # a codec's bug on one body must not cost the other rows
+            row["status"] = Status.stream_error
+            what = f"not decodable ({type(error).__name__}: {error}); please report this body"
+            row["error_id"] = self._errors.id(self._redact(what))
+
+    def _write_wire(self, row: np.void, exchange: Exchange) -> None:
         for name, ns in (
             ("sent_s", exchange.sent_ns),
             ("connected_s", exchange.connected_ns),
             ("headers_s", exchange.headers_ns),
             ("first_chunk_s", exchange.times[0] if exchange.times else _NEVER),
-            ("first_token_s", decoded.first_token_ns),
-            ("first_answer_s", decoded.first_answer_ns),
-            ("last_token_s", decoded.last_token_ns),
             ("done_s", exchange.done_ns),
         ):
             row[name] = self._seconds(ns)
@@ -105,16 +121,18 @@ class ShardRecorder:
         row["bytes"] = exchange.n_bytes
         row["http_status"] = exchange.http_status
         row["remote_id"] = self._remotes.id(exchange.remote)
-        self._write_decoded(row, decoded)
-        self._add_chunks(int(row["request_id"]), decoded)
 
     def _write_decoded(self, row: np.void, decoded: Decoded) -> None:
+        row["first_token_s"] = self._seconds(decoded.first_token_ns)
+        row["first_answer_s"] = self._seconds(decoded.first_answer_ns)
+        row["last_token_s"] = self._seconds(decoded.last_token_ns)
         row["status"] = decoded.status
-        row["error_id"] = self._errors.id(decoded.error)
-        row["input_tokens"] = decoded.input_tokens
-        row["cached_tokens"] = decoded.cached_tokens
-        row["output_tokens"] = decoded.output_tokens
-        row["first_chunk_tokens"] = decoded.chunk_tokens[0] if decoded.chunk_tokens else 0
+        row["error_id"] = self._errors.id(self._redact(decoded.error))
+        row["input_tokens"] = _fitting(decoded.input_tokens, "u4")
+        row["cached_tokens"] = _fitting(decoded.cached_tokens, "u4")
+        row["output_tokens"] = _fitting(decoded.output_tokens, "u4")
+        counts = decoded.chunk_tokens
+        row["first_chunk_tokens"] = _fitting(counts[0], "u2") if counts else 0
         row["token_source"] = decoded.token_source
         row["chunks"] = len(decoded.chunk_ns)
         row["finish_reason"] = decoded.finish_reason
@@ -127,8 +145,13 @@ class ShardRecorder:
         chunks = np.empty(len(decoded.chunk_ns), CHUNKS)
         chunks["request_id"] = request_id
         chunks["received_s"] = (np.array(decoded.chunk_ns, np.int64) - self._epoch_ns) * 1e-9
-        chunks["tokens"] = decoded.chunk_tokens
+        chunks["tokens"] = [_fitting(n, "u2") for n in decoded.chunk_tokens]
         self._chunks.append(chunks)
 
     def _seconds(self, ns: int) -> float:
         return (ns - self._epoch_ns) * 1e-9 if ns else np.nan
+
+
+def _fitting(count: int, dtype: str) -> int:
+    """A count a server stated, or 0 (unknown) where no honest one could be so large."""
+    return count if 0 <= count <= np.iinfo(dtype).max else 0

@@ -8,6 +8,7 @@ and the shard stops by itself. A process of its own keeps whatever draws progres
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pickle
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from targets.tls import tls_context
 
 from loadgen.drive.answer import answer_text
 from loadgen.drive.client import Address, Client
@@ -28,12 +31,15 @@ from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.timer import make_timer
+from loadgen.plugins import load_plugin
 from loadgen.records import Edges, Schedule, Status
 from loadgen.workload.dialogue import Dialogue
 from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter
 
 _BEAT_S = 0.25
+_CHORE_S = 0.005
+_CHORE_SHARE = 0.1
 _ORPHAN_S = 30.0  # for writing the part after the parent is gone; nobody would reap us later
 
 
@@ -47,7 +53,7 @@ class ShardTask:
     host: str
     port: int
     is_tls: bool
-    ca_cert: str | None
+    ca_cert: Path | None
     head: HttpHead
     adapter: Adapter
     prompts: Prompts
@@ -93,13 +99,20 @@ class Shard:
         self._is_decisive = {
             row for row, children in self._children.items() if not all(goes_on[c] for c in children)
         }
-        self._finished = asyncio.Event()
+        self._finished, self._broken = asyncio.Event(), ""
         self._live = _Live()
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
         self._lag, self._meter, self._gc = LoopLag(loop), Meter(), GcPauses()
-        self._recorder = ShardRecorder(task.schedule, task.adapter, epoch_ns, task.shard)
+        self._recorder = ShardRecorder(
+            task.schedule,
+            task.adapter,
+            epoch_ns,
+            task.shard,
+            task.part_path.with_suffix(".bodies"),
+            redact=task.head.redact,
+        )
         self._timer = make_timer(loop, epoch_ns)
         self._dispatcher = Dispatcher(
             task.schedule,
@@ -116,31 +129,43 @@ class Shard:
         """Arm the first release and begin to measure ourselves."""
         for meter in (self._gc, self._meter, self._lag):
             meter.start()
+        self._loop.set_exception_handler(self._break)
         self._loop.call_later(_BEAT_S, self._beat)
+        self._loop.call_later(_CHORE_S, self._encode_ahead)
         self._dispatcher.start()
 
     def stop(self, reason: str, drain_s: float) -> None:
         self._dispatcher.stop(reason, drain_s)
 
     async def finish(self) -> dict[str, Any]:
-        """Waits for the last row, writes the part file, and returns what the parent should know."""
+        """Waits for the last row, writes the part file, and returns what the parent should know;
+        `broken` is why this shard stopped before its time, if it did."""
         await self._finished.wait()
         for meter in (self._lag, self._meter, self._gc):
             meter.stop()
         self._timer.close()
         self._client.close()
+        lost = f"the load generator broke: {self._broken}" if self._broken else ""
+        write_part(self._part_path, *self._recorder.finish(lost))
         self._report()
-        requests, chunks, names = self._recorder.finish()
-        write_part(self._part_path, requests, chunks, names)
         return {
             "shard": self._number,
+            "broken": self._broken,
             **self._meter.summary(),
             "loop_lag_s": self._lag.summary(),
             "gc": self._gc.summary(),
             "connections": {"opened": self._client.n_opened, "reused": self._client.n_reused},
             "encoded_late": self._payloads.n_late,
-            "decoded_in_run_bytes": self._recorder.decoded_in_run_bytes,
+            "spilled_bytes": self._recorder.spilled_bytes,
         }
+
+    def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback: nothing measured from now on could be trusted, but what was
+        recorded before is kept."""
+        loop.default_exception_handler(context)
+        if not self._broken:
+            self._broken = repr(context.get("exception") or context["message"])
+            self._finished.set()
 
     # dispatch.Sender
     def send(self, row: int) -> None:
@@ -191,13 +216,18 @@ class Shard:
             self._payloads.prepare(child)
 
     def _beat(self) -> None:
-        """Progress out, and the small chores that must not wait for the end."""
+        """Progress out, for whoever is looking."""
         if self._finished.is_set():
             return
         self._report()
-        self._payloads.extend(self._timer.now_s(), at_most=64)
-        self._recorder.relieve()
         self._loop.call_later(_BEAT_S, self._beat)
+
+    def _encode_ahead(self) -> None:
+        """A little at a time, so that no socket read waits for it."""
+        if self._finished.is_set():
+            return
+        has_more = self._payloads.extend(self._timer.now_s(), _CHORE_SHARE * _CHORE_S)
+        self._loop.call_later(_CHORE_S if has_more else _BEAT_S, self._encode_ahead)
 
     def _report(self) -> None:
         live = self._live
@@ -221,16 +251,11 @@ class Shard:
 
 
 def _tls(task: ShardTask) -> Any:
-    if not task.is_tls:
-        return None
-    import ssl
-
-    return ssl.create_default_context(cafile=task.ca_cert)
+    return tls_context(task.ca_cert) if task.is_tls else None
 
 
 async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> None:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_die)
     client = Client(
         loop,
         Address(task.host, task.port, _tls(task)),
@@ -246,6 +271,7 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
         task.run_name,
         task.tenants,
         dialogue.waits_for,
+        task.fit.tokens_per_char,
     )
     payloads.extend(0.0)
     opened = await client.open(task.n_preopen)
@@ -262,14 +288,6 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
     listener = loop.create_task(_obey(commands, shard))
     say("done", instrument=await shard.finish())
     listener.cancel()
-
-
-def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An error in a callback: this process can no longer be trusted with a measurement."""
-    loop.default_exception_handler(context)
-    error = context.get("exception")
-    print(f"{context['message']}: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - its log
-    os._exit(70)
 
 
 async def _obey(commands: asyncio.Queue[bytes], shard: Shard) -> None:
@@ -304,10 +322,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stdin_fd = sys.stdin.fileno()
     size = int.from_bytes(_read_exactly(stdin_fd, 8), "big")
-    task: ShardTask = pickle.loads(_read_exactly(stdin_fd, size))
-
-    def say(kind: str, **fields: object) -> None:
-        os.write(1, json.dumps({"kind": kind, **fields}).encode() + b"\n")
+    plugins, pickled = pickle.loads(_read_exactly(stdin_fd, size))
+    for plugin in plugins:  # before the task, which may hold instances of their classes
+        load_plugin(plugin)
+    task: ShardTask = pickle.loads(pickled)
 
     try:
         import uvloop
@@ -316,7 +334,12 @@ def main() -> None:
     except ImportError:  # platforms uvloop does not build for
         factory = asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_serve(task, stdin_fd, say))
+        runner.run(_serve(task, stdin_fd, _say))
+
+
+def _say(kind: str, **fields: object) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more: keep what was recorded
+        os.write(1, json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
 
 def _read_exactly(fd: int, size: int) -> bytes:

@@ -21,6 +21,7 @@ from loadgen.errors import RunInvalid
 
 _LEAD_NS = 50_000_000  # from "GO" to the epoch: every shard has armed its first alarm by then
 _READY_S = 60.0
+_POLL_S = 0.1
 _LAST_WORDS_S = 10.0
 
 OnBeat = Callable[[int, dict[str, Any]], None]
@@ -48,24 +49,29 @@ class Outcome:
 class Shards:
     """A set of running shards; a context manager, so that no process outlives it.
 
-    `run` returns when every shard has written its part or died. `stop` may be called from the
-    `on_beat` callback or from a signal handler of the main thread.
+    `run` returns when every shard has written its part or died. `stop` may be called from its
+    callbacks. `plugins` are Python files that each shard runs before it reads its task.
     """
 
-    def __init__(self, tasks: Sequence[ShardTask], log_dir: Path) -> None:
-        self._tasks, self._log_dir = tasks, log_dir
+    def __init__(
+        self, tasks: Sequence[ShardTask], log_dir: Path, plugins: Sequence[Path] = ()
+    ) -> None:
+        self._tasks, self._log_dir, self._plugins = tasks, log_dir, tuple(plugins)
         self._children: list[_Child] = []
         self._selector = selectors.DefaultSelector()
-        self._stop_line = b""
 
     def __enter__(self) -> Shards:
         for task in self._tasks:
             self._children.append(_Child(task, self._spawn(task)))
-        for child in self._children:
-            assert child.process.stdout is not None
-            os.set_blocking(child.process.stdout.fileno(), False)
-            self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
-            self._hand_over(child)
+        try:
+            for child in self._children:
+                assert child.process.stdout is not None
+                os.set_blocking(child.process.stdout.fileno(), False)
+                self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
+                self._hand_over(child)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -81,15 +87,22 @@ class Shards:
                 child.process.kill()
                 child.process.wait()
 
-    def run(self, on_beat: OnBeat, on_start: Callable[[int], None], limit_s: float) -> Outcome:
+    def run(
+        self,
+        on_beat: OnBeat,
+        on_start: Callable[[int], None],
+        on_idle: Callable[[], None],
+        limit_s: float,
+    ) -> Outcome:
         """Start together and collect. `on_start` gets the epoch (monotonic ns); `on_beat` a shard's
-        number and its progress, about four times a second each. A shard that has not ended after
+        number and its progress, about four times a second each; `on_idle` is called several times
+        a second. A shard that has not ended after
         `limit_s` is killed: nothing hangs."""
         self._await_ready()
         outcome = Outcome(epoch_ns=time.monotonic_ns() + _LEAD_NS)
         self._tell(b"GO %d\n" % outcome.epoch_ns)
         on_start(outcome.epoch_ns)
-        for child, message in self._messages(time.monotonic() + limit_s):
+        for child, message in self._messages(time.monotonic() + limit_s, on_idle):
             if message["kind"] == "beat":
                 on_beat(child.task.shard, message)
             elif message["kind"] == "done":
@@ -97,22 +110,23 @@ class Shards:
         for child in self._children:
             if not child.has_ended:
                 child.process.kill()
-            if child.instrument is not None:
-                outcome.instruments.append(child.instrument)
-            else:
+            if child.instrument is None:
                 outcome.dead[child.task.shard] = self._last_words(child)
+                continue
+            outcome.instruments.append(child.instrument)
+            if child.instrument["broken"]:
+                outcome.dead[child.task.shard] = child.instrument["broken"]
         return outcome
 
     def stop(self, reason: str, drain_s: float) -> None:
         """Release nothing more; requests in flight have `drain_s` to finish."""
-        self._stop_line = b"STOP %f %s\n" % (drain_s, reason.encode())
-        self._tell(self._stop_line)
+        self._tell(b"STOP %f %s\n" % (drain_s, reason.encode()))
 
     def _spawn(self, task: ShardTask) -> subprocess.Popen[bytes]:
         self._log_dir.mkdir(parents=True, exist_ok=True)
         with (self._log_dir / f"shard-{task.shard}.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "loadgen.drive.shard"],
+                [sys.executable, "-P", "-m", "loadgen.drive.shard"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -121,7 +135,7 @@ class Shards:
             )
 
     def _hand_over(self, child: _Child) -> None:
-        data = pickle.dumps(child.task, protocol=5)
+        data = pickle.dumps((self._plugins, pickle.dumps(child.task, protocol=5)), protocol=5)
         assert child.process.stdin is not None
         try:
             view = memoryview(len(data).to_bytes(8, "big") + data)
@@ -139,19 +153,22 @@ class Shards:
             child.is_ready = child.is_ready or message["kind"] == "ready"
             if all(child.is_ready for child in self._children):
                 return
-        not_ready = [child for child in self._children if not child.is_ready]
+        child = next(child for child in self._children if not child.is_ready)
+        how = "died at its start" if child.has_ended else f"was not ready within {_READY_S:g} s"
         raise RunInvalid(
-            f"load-generating process {not_ready[0].task.shard} was not ready "
-            f"within {_READY_S:g} s: {self._last_words(not_ready[0])}"
+            f"load-generating process {child.task.shard} {how}: {self._last_words(child)}"
         )
 
-    def _messages(self, deadline_s: float) -> Iterator[tuple[_Child, dict[str, Any]]]:
+    def _messages(
+        self, deadline_s: float, on_idle: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[_Child, dict[str, Any]]]:
         """Messages as they come, until every shard has closed its output or the deadline."""
         while any(not child.has_ended for child in self._children):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return
-            for key, _ in self._selector.select(min(left_s, 1.0)):
+            on_idle()
+            for key, _ in self._selector.select(min(left_s, _POLL_S)):
                 child: _Child = key.data
                 assert child.process.stdout is not None
                 data = child.process.stdout.read(1 << 16)

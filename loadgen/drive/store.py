@@ -100,8 +100,9 @@ def write_schedule(directory: Path, run: Run) -> None:
 def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> None:
     """Everything measured. `derived` are extra columns of the requests table (ttft_s, …)."""
     write_manifest(directory, {**run.manifest, "instrument": run.instrument})
-    _write_table(directory / "requests.parquet", run.request_rows, run.names, derived)
     _write_table(directory / "chunks.parquet", run.chunk_rows, run.names, {})
+    # Last: where this file stands, the shards' parts are no longer needed (`read_run`).
+    _write_table(directory / "requests.parquet", run.request_rows, run.names, derived)
 
 
 def write_summary(directory: Path, summary: dict[str, Any]) -> None:
@@ -109,7 +110,8 @@ def write_summary(directory: Path, summary: dict[str, Any]) -> None:
 
 
 def read_run(directory: Path | str) -> Run:
-    """A recorded run. Raises UsageError if it is no run directory, RunInvalid if it is damaged."""
+    """A recorded run; one whose process ended before it put the shards' parts together is read
+    from those. Raises UsageError if it is no run directory, RunInvalid if it is damaged."""
     directory = Path(directory)
     manifest_path = directory / "manifest.json"
     if not manifest_path.is_file():
@@ -124,8 +126,13 @@ def read_run(directory: Path | str) -> Run:
         known = Names(**{key: tuple(words) for key, words in manifest.get("names", {}).items()})
         schedule, names = _read_table(directory / "schedule.parquet", SCHEDULE, known)
         edges, _ = _read_table(directory / "edges.parquet", EDGES, names)
-        requests, names = _read_table(directory / "requests.parquet", REQUESTS, names)
-        chunks, _ = _read_table(directory / "chunks.parquet", CHUNKS, names)
+        parts = sorted((directory / "parts").glob("shard-*.npz"))
+        if parts and not (directory / "requests.parquet").exists():
+            requests, chunks, found = merge_parts(schedule, [read_part(part) for part in parts])
+            names = replace(names, errors=found.errors, remotes=found.remotes)
+        else:
+            requests, names = _read_table(directory / "requests.parquet", REQUESTS, names)
+            chunks, _ = _read_table(directory / "chunks.parquet", CHUNKS, names)
     except FileNotFoundError as error:
         raise UsageError(f"{directory}: this run was never finished ({error})") from None
     except (OSError, ValueError, KeyError) as error:

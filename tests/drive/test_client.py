@@ -150,6 +150,13 @@ def test_informational_responses_are_skipped(run):
     assert b"".join(exchange.parts) == b"data: token\n\n"
 
 
+def test_a_trailer_changes_nothing(run):
+    wire = HEAD + chunk(b"data: token\n\n") + b"0\r\ncontent-type: text/html\r\n\r\n"
+    (exchange,), _ = run(answering(wire))
+    assert exchange.outcome is None
+    assert exchange.content_type == "text/event-stream"
+
+
 @pytest.mark.parametrize(
     ("pieces", "reason"),
     [
@@ -158,6 +165,7 @@ def test_informational_responses_are_skipped(run):
         ((b"",), "without an answer"),
         ((b"SSH-2.0-OpenSSH_9.2\r\n",), "not HTTP/1.1"),
         ((HEAD, b"zz\r\n"), "not HTTP/1.1"),
+        ((b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",), "protocols"),
     ],
 )
 def test_a_broken_response_is_a_stream_error_with_its_reason(run, pieces, reason):

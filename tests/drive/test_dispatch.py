@@ -137,6 +137,16 @@ def test_a_waiting_row_that_never_gets_a_slot_times_out():
     assert world.outcome[2][0] is Status.ok
 
 
+def test_rows_that_time_out_together_are_not_handed_each_others_slot():
+    world = World(
+        [0.0, 0.0, 0.0, 3.0], [60.0, 60.0, 60.0, 1.0], max_concurrency=1, when_full="wait",
+        timeout_s=2.0,
+    ).run()  # fmt: skip
+    assert world.statuses() == [Status.timeout, Status.timeout, Status.timeout, Status.ok]
+    assert set(world.sent) == {0, 3}
+    assert "never got a slot" in world.outcome[2][1]
+
+
 def test_a_child_is_released_after_its_last_parent_and_its_think_time():
     nan = float("nan")
     world = World(

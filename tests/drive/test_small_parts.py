@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from loadgen.drive.exchange import Exchange
+from loadgen.drive.instrument import LoopLag
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.progress import Progress
 from loadgen.drive.recorder import Ids, ShardRecorder
@@ -88,15 +89,22 @@ def test_a_payload_is_one_http_request_with_its_ids():
 
 
 def test_long_schedules_are_encoded_a_window_ahead():
-    made = payloads(n=4, tokens=60_000_000)
+    made = payloads(n=5, tokens=120_000_000)
     assert made.extend(0.0) is False
     made.take(0), made.take(1)
     assert made.n_late == 0
     made.take(3)
     assert made.n_late == 1
-    made.extend(6.0)
-    made.take(2)
+    made.extend(20.0)
+    made.take(2), made.take(4)
     assert made.n_late == 1
+    assert not made._ready, "a row that was sent before its turn is not encoded again"
+
+
+def test_encoding_stops_when_its_time_is_up_and_says_so():
+    made = payloads(n=4)
+    assert made.extend(0.0, for_s=-1.0) is True
+    assert made.extend(0.0) is False
 
 
 def test_a_secret_is_in_no_repr():
@@ -113,27 +121,98 @@ def test_distinct_error_texts_cannot_fill_the_table():
     assert ids.id("") == 0
 
 
-def test_the_backlog_is_bounded_and_decoded_oldest_first():
-    schedule = np.zeros(3, SCHEDULE)
-    schedule["request_id"] = [4, 5, 6]
-    recorder = ShardRecorder(schedule, OpenAIChat(), epoch_ns=0, shard=1, backlog_bytes=50)
+def exchange_of(row, body=b"", status=500):
+    made = Exchange(row, sent_ns=1_000_000_000, http_status=status, headers_ns=1, done_ns=2)
+    made.content_type = "text/event-stream"
+    made.parts = [body[i : i + 7] for i in range(0, len(body), 7)]
+    made.times = [1_000_000_000 + i for i in range(len(made.parts))]
+    made.n_bytes = len(body)
+    return made
+
+
+def recorder_of(tmp_path, n=3, **options):
+    schedule = np.zeros(n, SCHEDULE)
+    schedule["request_id"] = 4 + np.arange(n)
+    return ShardRecorder(schedule, OpenAIChat(), 0, 1, tmp_path / "bodies", **options)
+
+
+def test_bodies_past_the_memory_limit_go_to_disk_and_come_back(tmp_path):
+    recorder = recorder_of(tmp_path, memory_bytes=50)
     for row in range(3):
-        exchange = Exchange(row, sent_ns=1_000_000_000, http_status=500, headers_ns=1, done_ns=2)
-        exchange.parts, exchange.times, exchange.n_bytes = [b"x" * 30], [1], 30
-        recorder.ended(exchange)
-    recorder.relieve()
-    assert recorder.decoded_in_run_bytes == 60
-    assert recorder.rows["status"].tolist() == [
-        Status.http_error,
-        Status.http_error,
-        Status.not_released,
-    ]
+        recorder.ended(exchange_of(row, b"x" * 20 + b"%d" % row * 10))
+    assert recorder.spilled_bytes == 60
     rows, chunks, names = recorder.finish()
     assert rows["status"].tolist() == [Status.http_error] * 3
     assert rows["sent_s"].tolist() == [1.0] * 3
     assert set(rows["shard"]) == {1}
     assert len(chunks) == 0
-    assert names.errors[rows["error_id"][0]].startswith("HTTP 500: xxx")
+    texts = [names.errors[i] for i in rows["error_id"]]
+    assert texts == [f"HTTP 500: {'x' * 20}{str(row) * 10}" for row in range(3)]
+    assert not (tmp_path / "bodies").exists()
+
+
+def test_a_body_that_breaks_the_codec_costs_its_own_row_only(tmp_path):
+    token = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
+
+    class Broken(OpenAIChat):
+        def decode(self, event):
+            raise OverflowError("a bug of a codec")
+
+    schedule = np.zeros(2, SCHEDULE)
+    recorder = ShardRecorder(schedule, Broken(), 0, 0, tmp_path / "bodies")
+    recorder.ended(exchange_of(0, token, status=200))
+    recorder.unsent(1, Status.dropped, "full")
+    rows, _, names = recorder.finish()
+    assert rows["status"].tolist() == [Status.stream_error, Status.dropped]
+    assert "OverflowError: a bug of a codec" in names.errors[rows["error_id"][0]]
+
+
+def test_a_count_no_server_can_mean_is_unknown(tmp_path):
+    body = (
+        b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":1,"completion_tokens":100000}}\n\ndata: [DONE]\n\n'
+    )
+    recorder = recorder_of(tmp_path, n=1)
+    recorder.ended(exchange_of(0, body, status=200))
+    rows, chunks, _ = recorder.finish()
+    assert rows["status"].tolist() == [Status.ok]
+    assert rows["first_chunk_tokens"].tolist() == [0]
+    assert chunks["tokens"].tolist() == [0]
+    assert rows["output_tokens"].tolist() == [100_000]
+
+
+def test_rows_nobody_accounted_for_are_lost_with_the_reason(tmp_path):
+    recorder = recorder_of(tmp_path, n=2)
+    recorder.ended(exchange_of(1, b"no"))
+    rows, _, names = recorder.finish("the load generator broke: X")
+    assert rows["status"].tolist() == [Status.lost, Status.http_error]
+    assert names.errors[rows["error_id"][0]] == "the load generator broke: X"
+
+
+def test_an_echoed_key_is_taken_out_of_what_is_kept(tmp_path):
+    head = HttpHead("h", "", (("authorization", "Bearer SEKRET12345"), ("x-n", "7")))
+    recorder = recorder_of(tmp_path, n=1, redact=head.redact)
+    recorder.ended(exchange_of(0, b"bad key Bearer SEKRET12345 (7)"))
+    rows, _, names = recorder.finish()
+    assert names.errors[rows["error_id"][0]] == "HTTP 500: bad key [redacted] (7)"
+
+
+def test_one_long_stall_weighs_what_it_lasted():
+    async def stalled():
+        lag = LoopLag(asyncio.get_running_loop())
+        lag.start()
+        await asyncio.sleep(0)
+        lag._due_s -= 2.0  # as if the process had been stopped for two seconds
+        over = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.05, over.set)
+        await over.wait()
+        lag.stop()
+        return lag.summary()
+
+    summary = asyncio.run(stalled())
+    assert summary["n"] >= 200
+    assert summary["p50"] > 0.5
+    assert summary["max"] >= 2.0
 
 
 def beat(now_s, **counts):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadgen.drive import store
 from loadgen.drive.store import read_run
 from loadgen.records import Status
 
@@ -233,6 +235,75 @@ def test_a_killed_shard_loses_its_rows_and_nothing_else(cli, tmp_path):
     assert counts["lost"] + counts["ok"] == total
 
 
+def test_a_run_that_cannot_begin_leaves_the_old_one_in_place(plain, cli, tmp_path):
+    directory = tmp_path / "kept"
+    shutil.copytree(plain[1], directory)
+    before = (directory / "summary.json").read_bytes()
+    result = cli(
+        "run", "--target=http://127.0.0.1:9", *flags(seconds="1s"), f"--out={directory}", "--force",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 3
+    assert (directory / "summary.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_run_ended_before_its_parts_were_merged_can_still_be_reported(plain, cli, tmp_path):
+    """As it looks after a kill -9 of the controlling process: parts of the shards, no tables."""
+    directory = tmp_path / "cut"
+    shutil.copytree(plain[1], directory)
+    run = read_run(directory)
+    (directory / "parts").mkdir()
+    for shard in (0, 1):
+        mine = run.request_rows["request_id"] % 2 == shard
+        chunks = run.chunk_rows[run.chunk_rows["request_id"] % 2 == shard]
+        part = directory / "parts" / f"shard-{shard}.npz"
+        store.write_part(part, run.request_rows[mine], chunks, run.names)
+    for name in ("requests.parquet", "chunks.parquet", "summary.json", "report.html"):
+        (directory / name).unlink()
+    result = cli("report", directory, "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    again = read_run(directory)
+    assert again.request_rows.tobytes() == run.request_rows.tobytes()
+    assert again.chunk_rows.tobytes() == run.chunk_rows.tobytes()
+    assert json.loads(result.stdout)["verdict"] == "no_verdict"
+    assert not (directory / "parts").exists()
+
+
+def test_the_concurrency_limit_holds_over_all_workers(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=20ms,itl=1ms", *flags(rate="100/s", seconds="1s"),
+        "--set=limits.max_concurrency=3", "--set=limits.when_full=wait", *cli.lenient,
+        "--workers=2", "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode in (0, 1, 3), result.stderr
+    rows = read_run(tmp_path / "run").request_rows
+    sent = rows[np.isfinite(rows["sent_s"])]
+    in_flight = [
+        int(np.sum((sent["sent_s"] <= at_s) & (sent["done_s"] > at_s))) for at_s in sent["sent_s"]
+    ]
+    assert max(in_flight) == 3
+
+
+def test_being_terminated_early_leaves_no_process_and_no_directory(cli, tmp_path):
+    process = start(
+        cli, "run", "--target=reference", "--engine=device=toy", *flags(seconds="60s"),
+        "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        wait_for(process, "reference engine:")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert children
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_workers_send_the_same_requests_as_one(cli, tmp_path):
     for n in (1, 2):
         result = cli(
@@ -251,9 +322,10 @@ def test_two_workers_send_the_same_requests_as_one(cli, tmp_path):
 def test_report_recomputes_a_run_under_other_promises(plain, cli, tmp_path):
     directory = plain[1]
     before = (directory / "requests.parquet").read_bytes()
+    assert "MET" in (directory / "report.html").read_text()
     result = cli("report", directory, "--slo=p99(ttft)<=1ms", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["verdict"] == "missed"
     cli("report", directory, cwd=tmp_path)
     assert json.loads((directory / "summary.json").read_text())["verdict"] == "met"
-    assert len(before) > 0
+    assert (directory / "requests.parquet").read_bytes() == before

@@ -1,0 +1,96 @@
+"""The preflight against servers that no script of the mock covers: they redirect, for one."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from targets.endpoint import read_target
+from targets.probe import preflight
+
+KEY = "sk-do-not-show-me"
+SECRET = "gw-4711-secret"
+MODELS = b'{"data":[{"id":"m"}]}'
+TOKEN = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+
+
+@dataclass
+class RudeServer:
+    """Answers each request with the bytes its path is given, and keeps what it was sent."""
+
+    models: bytes = b""
+    completion: bytes = b""
+    requests: list[bytes] = field(default_factory=list)
+
+    async def answer(self, reader, writer):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # the reachability check says nothing
+            head = b""
+        if head:
+            self.requests.append(head)
+            writer.write(self.models if head.startswith(b"GET") else self.completion)
+            await writer.drain()
+        writer.close()
+
+
+def http(status, body, *headers):
+    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", "connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def sse(body):
+    return http(200, body, "content-type: text/event-stream")
+
+
+def probe(server, other=None, *, lines=""):
+    """Both servers' preflight; `{other}` in an answer of `server` is the other one's URL."""
+
+    async def run():
+        async with await asyncio.start_server((other or server).answer, "127.0.0.1", 0) as second:
+            there = f"http://127.0.0.1:{second.sockets[0].getsockname()[1]}".encode()
+            server.models = server.models.replace(b"{other}", there)
+            server.completion = server.completion.replace(b"{other}", there)
+            async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as first:
+                port = first.sockets[0].getsockname()[1]
+                text = f"url: http://127.0.0.1:{port}\nheaders: {{x-api-key: {SECRET}}}\n{lines}"
+                endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": KEY})
+                tokens = {"max_input_tokens": 10, "max_output_tokens": 10}
+                found = await preflight(endpoint, endpoint.adapter(), timeout_s=5.0, **tokens)
+                return found, there.decode()
+
+    return asyncio.run(run())
+
+
+def check(found, name):
+    return next(check for check in found.checks if check.check == name)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirected_completion_stops_and_no_header_goes_to_the_other_origin(status):
+    other = RudeServer(completion=sse(TOKEN))
+    moved = http(status, b"", "location: {other}/v1/chat/completions")
+    found, there = probe(RudeServer(http(200, MODELS), moved), other)
+    assert f"answers {status} to {there}/v1/chat/completions: use that URL as --t" in found.fatal
+    assert found.fatal.endswith("use that URL as --target")
+    assert check(found, "completion").ok is False
+    assert other.requests == []
+
+
+def test_a_redirected_list_of_models_stops_before_anything_else_is_sent():
+    other = RudeServer(models=http(200, MODELS))
+    server = RudeServer(models=http(307, b"", "location: {other}/v1/models"))
+    found, there = probe(server, other)
+    assert f"GET /v1/models answers 307 to {there}/v1/models: use that URL" in found.fatal
+    assert (other.requests, len(server.requests)) == ([], 1)
+
+
+def test_a_relative_redirect_is_told_as_a_whole_url():
+    found, _ = probe(RudeServer(models=http(308, b"", "location: /proxy/v1/models")))
+    url = found.fatal.partition(": GET")[0]
+    assert f"answers 308 to {url}/proxy/v1/models: use" in found.fatal
+
+
+def test_a_redirect_to_nowhere_is_told():
+    found, _ = probe(RudeServer(models=http(302, b"")))
+    assert found.fatal.endswith("GET /v1/models answers 302 without saying where to")
