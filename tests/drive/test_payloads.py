@@ -73,12 +73,13 @@ def test_a_turn_that_is_due_at_once_is_written_on_the_spot_and_counted():
 
 
 def test_an_answer_is_read_only_when_it_is_needed():
-    talk, read = Talk(), []
+    talk, read = Talk(), iter(["x"])
     made = payloads(plan(), talk, waits_for=talk.waits_for)
-    made.answered(0, lambda: read.append(0) or "x")
-    assert read == []
+    made.answered(0, lambda: next(read))
+    assert next(read, "") == "x", "answered read it"
+    made.answered(0, lambda: "y")
     made.prepare(1)
-    assert read == [0]
+    assert content(made.take(1)) == "1 after y"
 
 
 def test_short_scripted_schedules_are_all_written_ahead():

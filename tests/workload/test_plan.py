@@ -1,5 +1,7 @@
 """Plans with classes, sessions, chains and users: what waits for what, and what is in a prompt."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -57,7 +59,7 @@ sessions = st.fixed_dictionaries(
 @st.composite
 def chains(draw):
     """A chain whose steps wait for any of those above them."""
-    steps = []
+    steps: list[dict[str, Any]] = []
     for number in range(draw(st.integers(1, 5))):
         above = [step["name"] for step in steps]
         after = draw(st.lists(st.sampled_from(above), unique=True)) if above else []
