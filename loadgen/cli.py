@@ -139,6 +139,10 @@ def preview(
     seed: Seed = None,
     set_: Set = None,
     plugin: Plugin = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the arrivals and the lengths.")
+    ] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write the schedule as a table.")] = None,
     json: Json = False,
 ) -> None:
     """Show what a scenario would send, and what its promises need to be proven. No network."""
@@ -146,7 +150,50 @@ def preview(
         scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
         duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
     )  # fmt: skip
-    command.preview(chosen, json)
+    command.preview(chosen, json, html, parquet)
+
+
+@app.command(rich_help_panel=_MEASURE, epilog="Example: slobench validate scenarios/*.yaml")
+def validate(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(help="Scenario files or names of shipped ones.")
+    ] = None,
+    set_: Set = None,
+    plugin: Plugin = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the format's JSON schema, for editors.")
+    ] = False,
+) -> None:
+    """Check scenarios without running them: every mistake with file, line and key."""
+    if schema:
+        command.schema(plugin or [])
+        return
+    raise typer.Exit(command.validate(scenarios or [], set_ or [], plugin or []))
+
+
+@app.command(rich_help_panel=_MEASURE, epilog="Example: slobench fit trace.csv > scenario.yaml")
+def fit(
+    trace: Annotated[Path, typer.Argument(help="A recorded trace; see `slobench list traces`.")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="A format's name, or '{kind: columns, time: …, input_tokens: …, "
+            "output_tokens: …}'.",
+        ),
+    ] = "auto",
+    json: Json = False,
+) -> None:
+    """Propose a scenario that looks like a recorded trace, and show how well it does."""
+    command.fit(trace, format_, json)
+
+
+@app.command(rich_help_panel=_MEASURE, epilog="Example: slobench init my-load-test")
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where the files go.")] = Path(),
+) -> None:
+    """Write a scenario, a target file and a CI workflow to begin with; overwrites nothing."""
+    command.init(directory)
 
 
 @app.command(rich_help_panel=_MEASURE, epilog="Example: slobench report runs/latest")
@@ -199,6 +246,21 @@ def list_(
 ) -> None:
     """List the kinds that can be named in files and flags, with their parameters."""
     command.list_kinds(family, plugin or [], json)
+
+
+@app.command(
+    "from",
+    rich_help_panel=_EXTEND,
+    epilog="Example: slobench from 'vllm bench serve --model m --request-rate 8 --num-prompts 500'",
+)
+def from_(
+    line: Annotated[
+        str, typer.Argument(help="A command of vllm bench serve, guidellm or aiperf, in quotes.")
+    ],
+    json: Json = False,
+) -> None:
+    """Translate another tool's command line into a scenario and the command that runs it."""
+    command.translate(line, json)
 
 
 def main() -> None:

@@ -122,18 +122,118 @@ def report(
         _print_json(told[0] if len(told) == 1 else told)
 
 
-def preview(scenario: Scenario, as_json: bool) -> None:
-    """The planned schedule in numbers."""
+def preview(scenario: Scenario, as_json: bool, html: Path | None, parquet: Path | None) -> None:
+    """The planned schedule in numbers, as a page, and as a table."""
     from loadgen.workload.preview import preview as describe
     from loadgen.workload.schedule import make_plan
 
-    facts = describe(scenario, *make_plan(scenario))
+    plan = make_plan(scenario)
+    facts = describe(scenario, *plan)
+    if html is not None:
+        from reports.preview_page import write
+
+        classes = scenario.names().classes
+        write(facts, plan.schedule, classes, scenario.to_yaml(), html, cache_dir(os.environ))
+        typer.echo(f"page: {html}", err=True)
+    if parquet is not None:
+        from loadgen.drive.store import write_schedule_file
+
+        write_schedule_file(parquet, plan.schedule, scenario.names())
+        typer.echo(f"schedule: {parquet}", err=True)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
     from reports.preview_view import tables
 
     stdout().print(tables(facts))
+
+
+def fit(trace: Path, format_text: str, as_json: bool) -> None:
+    """A scenario that looks like a trace on stdout, and how well it does on stderr."""
+    from pydantic import ValidationError
+
+    from loadgen.document import parse_document
+    from loadgen.workload.fit import fit_text
+    from loadgen.workload.traces.trace import TRACES
+    from reports.fit_view import tables
+
+    asked = parse_document(f"format: {format_text}", "--format", UsageError)
+    try:
+        reader = TRACES.build(asked.values["format"])
+    except ValidationError as error:
+        asked.note_validation(error)
+        asked.raise_mistakes()
+        raise
+    except ValueError as error:
+        raise UsageError(f"--format: {error}") from None
+    text, facts = fit_text(trace, reader)
+    if as_json:
+        typer.echo(json.dumps({"scenario": text, **facts}, indent=2))
+        return
+    typer.echo(text, nl=False)
+    Console(stderr=True, highlight=False).print(tables(facts))
+
+
+def validate(sources: Sequence[str], settings: Sequence[str], plugins: Sequence[Path]) -> int:
+    """Read and plan every scenario; all mistakes are told, and any makes the exit code 2."""
+    from loadgen.workload.scenario import load_scenario
+    from loadgen.workload.schedule import make_schedule
+
+    for plugin in plugins:
+        load_plugin(plugin)
+    if not sources:
+        raise UsageError("which scenarios? Name one or more files, or ask for --schema")
+    exit_code = 0
+    for source in sources:
+        try:
+            n = len(make_schedule(load_scenario(source, settings)))
+        except UsageError as error:
+            exit_code = error.exit_code
+            for line in str(error).splitlines():
+                where = "" if line.startswith(source) else f"{source}: "
+                typer.echo(f"{where}{line}", err=True)
+        else:
+            typer.echo(f"{source}: ok ({n} requests)")
+    return exit_code
+
+
+def schema(plugins: Sequence[Path]) -> None:
+    """The JSON schema of the scenario format."""
+    from loadgen.schema import scenario_schema
+
+    for plugin in plugins:
+        load_plugin(plugin)
+    typer.echo(json.dumps(scenario_schema(), indent=2, ensure_ascii=False))
+
+
+def translate(text: str, as_json: bool) -> None:
+    """The scenario of another tool's command line on stdout, what does not carry over on stderr."""
+    from dataclasses import asdict
+
+    from loadgen.translate.command_line import translate as translated
+
+    found = translated(text)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+        return
+    typer.echo(found.scenario_yaml, nl=False)
+    for line in found.missing:
+        typer.echo(f"no equivalent: {line}", err=True)
+    for line in found.notes:
+        typer.echo(f"note: {line}", err=True)
+    if found.target_yaml:
+        typer.echo(f"save as target.yaml:\n{found.target_yaml}", err=True, nl=False)
+    typer.echo(f"save as scenario.yaml, then run: {found.command}", err=True)
+
+
+def init(directory: Path) -> None:
+    """Write the files a new project begins with."""
+    from loadgen.starter import write_starter
+
+    for path in write_starter(directory):
+        typer.echo(f"wrote {path}")
+    where = "" if directory == Path() else f"cd {directory} && "
+    typer.echo(f"next: {where}slobench run slobench/chat.yaml --target reference", err=True)
 
 
 def serve(options: Mapping[str, Any], as_json: bool) -> int:

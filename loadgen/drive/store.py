@@ -97,6 +97,15 @@ def write_schedule(directory: Path, run: Run) -> None:
     _write_table(directory / "edges.parquet", run.edge_rows, run.names, {})
 
 
+def write_schedule_file(path: Path, schedule: Schedule, names: Names) -> None:
+    """A schedule by itself, as `schedule.parquet` holds it. Raises UsageError where the file cannot
+    be written."""
+    try:
+        _write_table(path, schedule, names, {})
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
 def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> None:
     """Everything measured. `derived` are extra columns of the requests table (ttft_s, …)."""
     write_manifest(directory, {**run.manifest, "instrument": run.instrument})

@@ -309,6 +309,8 @@ def joined(layouts: Sequence[Layout]) -> tuple[Layout, Index]:
     """Several classes' rows in one layout, and which of them each row came from."""
     if len(layouts) == 1:  # copying the only one cost 80 MB per million rows (schedule_speed.py)
         return layouts[0], np.zeros(len(layouts[0].rows), np.int64)
+    if len(layouts) == 1:
+        return layouts[0], np.zeros(len(layouts[0].rows), np.int64)
     sizes = [len(layout.rows) for layout in layouts]
     n_sources = [int(layout.source.max(initial=-1)) + 1 for layout in layouts]
     before = np.cumsum([0, *sizes])

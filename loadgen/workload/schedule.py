@@ -186,10 +186,11 @@ def _renumbered(session_id: NDArray[np.uint32]) -> NDArray[np.int64]:
 def _in_order(whole: Layout, warmup_s: float) -> Plan:
     """Numbers the rows: by when their source arrived, and as laid out within it."""
     rows, n = whole.rows, len(whole.rows)
-    order = np.lexsort((np.arange(n), whole.starts_s))
+    order = np.argsort(whole.starts_s, kind="stable")
     number = np.empty(n, np.int64)
     number[order] = np.arange(n)
-    schedule = rows[order]
+    is_in_order = bool(np.all(order[1:] > order[:-1]))
+    schedule = rows if is_in_order else rows[order]  # a copy of a million rows is 73 MB
     schedule["request_id"] = np.arange(n)
     source = whole.source[order]
     _, first, back = np.unique(source, return_index=True, return_inverse=True)

@@ -14,7 +14,9 @@ from loadgen.records import EDGES, SCHEDULE, Status
 class World:
     """A timer, a server and a notebook in virtual time: each request takes `service_s[row]`."""
 
-    def __init__(self, scheduled_s, service_s, *, edges=(), think_s=0.0, status=None, **bounds):
+    def __init__(
+        self, scheduled_s, service_s, *, edges=(), think_s=0.0, status=None, goes_on=(), **bounds
+    ):
         n = len(scheduled_s)
         self.clock, self.queue = VirtualClock(), []
         self.alarm: Any = None  # (instant, callback)
@@ -24,6 +26,7 @@ class World:
         schedule["request_id"] = np.arange(n)
         schedule["scheduled_s"] = scheduled_s
         schedule["think_s"] = think_s
+        schedule["after_failure"][list(goes_on)] = True
         links = np.array(list(edges), EDGES) if edges else np.empty(0, EDGES)
         for child in links["request_id"]:
             schedule["n_parents"][child] += 1
@@ -240,3 +243,56 @@ def test_a_row_is_never_sent_before_its_release():
     scheduled = np.sort(rng.uniform(0, 20, 200)).tolist()
     world = World(scheduled, rng.exponential(1.0, 200).tolist()).run()
     assert all(world.sent[row] == pytest.approx(scheduled[row], abs=1e-12) for row in world.sent)
+
+
+def test_a_user_goes_on_after_a_failure():
+    world = World(
+        [0.0, np.nan, np.nan],
+        [1.0] * 3,
+        edges=[(1, 0), (2, 1)],
+        think_s=0.5,
+        status={0: Status.http_error},
+        goes_on=[1, 2],
+    ).run()
+    assert world.statuses() == [Status.http_error, Status.ok, Status.ok]
+    assert world.releases == {0: 0.0, 1: 1.5, 2: 3.0}
+
+
+def test_a_user_goes_on_after_a_chain_that_broke():
+    """0 fails, so 1 never leaves; 2 begins again from the instant at which that was clear."""
+    world = World(
+        [0.0, np.nan, np.nan],
+        [1.0] * 3,
+        edges=[(1, 0), (2, 1)],
+        think_s=0.5,
+        status={0: Status.stream_error},
+        goes_on=[2],
+    ).run()
+    assert world.statuses() == [Status.stream_error, Status.not_released, Status.ok]
+    assert world.releases == {0: 0.0, 2: 1.5}
+
+
+def test_a_user_goes_on_after_a_dropped_request():
+    world = World(
+        [0.0, 0.2, np.nan],
+        [1.0] * 3,
+        edges=[(2, 1)],
+        think_s=[0, 0, 2.0],
+        goes_on=[2],
+        max_concurrency=1,
+    ).run()
+    assert world.statuses() == [Status.ok, Status.dropped, Status.ok]
+    assert world.releases[2] == pytest.approx(2.2)
+
+
+def test_a_user_does_not_go_on_after_the_window():
+    """1 would leave after the window, so what follows it must not leave inside of it."""
+    world = World(
+        [0.0, np.nan, np.nan],
+        [1.0] * 3,
+        edges=[(1, 0), (2, 1)],
+        think_s=[0.0, 50.0, 1.0],
+        goes_on=[2],
+        horizon_s=10.0,
+    ).run()
+    assert world.statuses() == [Status.ok, Status.not_released, Status.not_released]

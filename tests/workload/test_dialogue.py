@@ -30,7 +30,7 @@ def plan(context="scripted", turns=3, **requests):
 
 
 def dialogue(planned, fit=BYTES):
-    return Dialogue(*planned, Prompts(Synthetic(), 1, b"run"), fit)
+    return Dialogue(planned.schedule, planned.edges, Prompts(Synthetic(), 1, b"run"), fit)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,5 +1,7 @@
 """Plans with classes, sessions, chains and users: what waits for what, and what is in a prompt."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import ScenarioError
 from loadgen.records import Phase
-from loadgen.workload.scenario import Scenario
+from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import make_plan, merge, schedule_sha256, split, split_plan
 
 HALF = {"kind": "uniform", "min": 1, "max": 40}
@@ -57,7 +59,7 @@ sessions = st.fixed_dictionaries(
 @st.composite
 def chains(draw):
     """A chain whose steps wait for any of those above them."""
-    steps = []
+    steps: list[dict[str, Any]] = []
     for number in range(draw(st.integers(1, 5))):
         above = [step["name"] for step in steps]
         after = draw(st.lists(st.sampled_from(above), unique=True)) if above else []
@@ -133,6 +135,15 @@ def test_every_plan_keeps_its_invariants(planned, n_shards):
     assert joined.tobytes() == edges.tobytes()
     for part in parts:
         assert np.isin(part.edges["after"], part.schedule["request_id"]).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(scenarios())
+def test_a_scenario_with_classes_written_as_yaml_reads_back_equal(tmp_path_factory, planned):
+    path = tmp_path_factory.getbasetemp() / "classes.yaml"
+    path.write_text(planned.to_yaml(), "utf-8")
+    assert load_scenario(path) == planned
+    assert Scenario.model_validate(planned.resolved()) == planned
 
 
 def test_a_plain_scenario_has_no_edges_and_the_schedule_of_before():

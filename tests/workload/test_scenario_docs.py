@@ -8,8 +8,17 @@ import pytest
 from loadgen.document import parse_document
 from loadgen.errors import ScenarioError
 from loadgen.workload.arrivals import ARRIVALS
+from loadgen.workload.classes import Step, TrafficClass
+from loadgen.workload.durations import DURATIONS
 from loadgen.workload.lengths import LENGTHS
-from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
+from loadgen.workload.requests import POPULARITIES
+from loadgen.workload.scenario import (
+    Scenario,
+    load_scenario,
+    scenario_from_flags,
+    shipped_scenarios,
+)
+from loadgen.workload.texts import PROMPTS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "scenarios.md").read_text("utf-8")
 ROWS = {line.split("|")[1].strip(): line for line in PAGE.splitlines() if line.startswith("|")}
@@ -31,7 +40,7 @@ def every_key():
         input_len=1,
         output_len=1,
         duration="1s",
-        overrides=["requests.shared_prefix.tokens=1"],
+        overrides=["requests.shared_prefix.tokens=1", "session={turns: 2}"],
     )
     return dict(leaves(scenario.resolved()))
 
@@ -47,6 +56,7 @@ def test_every_key_of_a_scenario_has_a_row():
     [
         *("phases.warmup", "phases.drain", "limits.max_concurrency", "limits.when_full"),
         *("stop_when.error_rate", "stop_when.over", "prompts.salt", "requests.temperature"),
+        *("session.context", "requests.correlation", "requests.shared_prefix.hit_rate"),
         *("instrument.loop_lag", "instrument.cpu", "instrument.run_delay"),
     ],
 )
@@ -58,8 +68,14 @@ def test_a_stated_default_is_the_default(key):
 
 @pytest.mark.parametrize(
     ("registry", "chapter"),
-    [(ARRIVALS, "Arrivals"), (LENGTHS, "Lengths")],
-    ids=["arrivals", "lengths"],
+    [
+        (ARRIVALS, "Arrivals"),
+        (LENGTHS, "Lengths"),
+        (DURATIONS, "Pauses"),
+        (PROMPTS, "Prompts"),
+        (POPULARITIES, "Prompts"),
+    ],
+    ids=["arrivals", "lengths", "pauses", "prompts", "popularities"],
 )
 def test_every_kind_and_its_parameters_have_a_row(registry, chapter):
     text = PAGE.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
@@ -81,6 +97,8 @@ def test_every_kind_and_its_parameters_have_a_row(registry, chapter):
                 LENGTHS.build(v) for v in block["requests"].values() if isinstance(v, dict)
             ],
         ),
+        ("Classes", lambda block: whole(block).classes),
+        ("Sessions and chains", lambda block: whole(block).chain),
     ],
 )
 def test_the_example_of_a_chapter_can_be_built(chapter, build):
@@ -89,6 +107,18 @@ def test_the_example_of_a_chapter_can_be_built(chapter, build):
     document = parse_document(example, "example", ScenarioError)
     document.raise_mistakes()
     assert build(document.values)
+
+
+def whole(block):
+    """The scenario that a part of one stands for."""
+    rest = {"arrivals": {"kind": "poisson", "rate": "1/s"}, "phases": {"measure": "1m"}}
+    return Scenario.model_validate({"name": "example", **rest, **block})
+
+
+def test_every_key_of_classes_and_steps_has_a_row():
+    cells = " ".join(ROWS)
+    assert [key for key in TrafficClass.model_fields if f"`{key}`" not in cells] == []
+    assert [key for key in Step.model_fields if f"`chain.{key}`" not in cells] == []
 
 
 def test_the_example_loads(tmp_path):

@@ -1,0 +1,1 @@
+"""Other tools' command lines as scenarios: one file per tool."""

@@ -1,0 +1,106 @@
+"""`guidellm benchmark` (to 0.7) and `guidellm run` (from 0.8)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from loadgen.errors import UsageError
+from loadgen.translate.draft import Draft, Flags, around, rate_text
+
+_ABOUT_OUTPUT = (
+    *("output", "output-path", "output-dir", "outputs", "output-extras", "display-scheduler-stats"),
+    *("disable-console-outputs", "disable-console-interactive", "disable-progress", "processor"),
+    *("processor-args", "tokenizer", "backend-type", "request-type", "cooldown"),
+    *("cooldown-percent", "data-sampler", "data-args"),
+)
+
+
+def translate(words: list[str]) -> Draft:
+    """The draft for the words after `guidellm`, without the verb."""
+    flags, draft = Flags(words), Draft("guidellm")
+    backend = _keys(flags.text("backend") or "")
+    draft.url = flags.text("target") or str(backend.get("target") or draft.url)
+    draft.model = flags.text("model") or str(backend.get("model") or "")
+    if "completions" in str(backend.get("request_format")) and "chat" not in str(
+        backend.get("request_format")
+    ):
+        draft.api = "completions"
+    draft.seed = flags.count("random-seed", "seed")
+    _lengths(_keys(flags.text("data") or ""), draft)
+    profile = _keys(flags.text("profile", "rate-type") or "sweep", bare="kind")
+    rates = [*(flags.texts("rate") or []), *([str(profile["rate"])] if "rate" in profile else [])]
+    if "streams" in profile:
+        rates.append(str(profile["streams"]))
+    constraint = _keys(flags.text("constraint") or "")
+    seconds = flags.number("max-seconds")
+    n_requests = flags.number("max-requests")
+    if constraint.get("kind") == "max_duration":
+        seconds = float(constraint["seconds"])
+    elif constraint.get("kind") in ("max_requests", "max_number"):
+        n_requests = float(constraint.get("count") or constraint.get("requests") or 0) or None
+    _arrivals(str(profile.get("kind")), rates, draft)
+    rate = float(rates[-1]) if rates and draft.arrivals["kind"] != "users" else 0.0
+    draft.set_duration(seconds, n_requests, rate)
+    if warmup := flags.text("warmup", "warmup-percent"):
+        draft.lacks(f"--warmup {warmup}", "a share of the run there; set phases.warmup to a time")
+    draft.lacks_secrets(flags)
+    flags.drop(_ABOUT_OUTPUT)
+    for flag in flags.left():
+        draft.lacks(flag, "not known to this translation")
+    return draft
+
+
+def _keys(text: str, bare: str = "") -> dict[str, Any]:
+    """`a=1,b=2` or a JSON object as a mapping; a bare word is the value of the key `bare`."""
+    if text.startswith("{"):
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{text}: is not JSON ({error.msg})") from None
+        return found
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if len(pairs) == 1 and not pairs[0][1]:
+        return {bare or "source": text}
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _lengths(data: dict[str, Any], draft: Draft) -> None:
+    if "prompt_tokens" not in data or "output_tokens" not in data:
+        given = data.get("source") or data or "(none)"
+        draft.lacks(f"--data {given}", "only prompt_tokens=…,output_tokens=… is; 256 and 128 here")
+        data = {"prompt_tokens": 256, "output_tokens": 128, **data}
+    for key, word in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
+        sd, low, high = (
+            float(data[name]) if data.get(name) is not None else None
+            for name in (f"{word}_stdev", f"{word}_min", f"{word}_max")
+        )
+        draft.requests[key] = around(float(data[word]), sd or 0.0, low, high)
+    if data.get("prefix_tokens"):
+        draft.requests["shared_prefix"] = {"tokens": int(data["prefix_tokens"])}
+    if int(data.get("turns") or 1) > 1:
+        draft.session = {"turns": int(data["turns"])}
+
+
+def _arrivals(profile: str, rates: list[str], draft: Draft) -> None:
+    if profile in ("sweep", "throughput"):
+        raise UsageError(
+            f"--profile {profile} searches for the highest load: that is no scenario. Choose a rate"
+            " (--profile poisson --rate 8) and translate that"
+        )
+    if profile == "synchronous":
+        draft.set_closed_loop(1)
+        return
+    if not rates:
+        raise UsageError(f"--profile {profile} needs --rate")
+    if len(rates) > 1 or "," in rates[0]:
+        raise UsageError(f"--rate {' '.join(rates)}: several runs; translate them one by one")
+    if profile == "concurrent":
+        draft.set_closed_loop(round(float(rates[0])))
+    elif profile in ("poisson", "constant", "async"):
+        kind = "constant" if profile == "async" else profile
+        draft.arrivals = {"kind": kind, "rate": rate_text(float(rates[0]))}
+        if kind == "constant":
+            draft.notes.append("constant arrivals are equally spaced here")
+    else:
+        raise UsageError(f"--profile {profile}: no equivalent is known")

@@ -1,0 +1,110 @@
+"""Payloads of sessions: written when their words are known, with priority and tenant."""
+
+import json
+
+import numpy as np
+
+from loadgen.drive.payloads import HttpHead, Payloads
+from loadgen.records import SCHEDULE
+from loadgen.workload.prompts import Asked
+from targets.openai_chat import OpenAIChat
+
+HEAD = HttpHead("host:1", "", ())
+
+
+def plan(n=3, tokens=10):
+    rows = np.zeros(n, SCHEDULE)
+    rows["request_id"] = 10 + np.arange(n)
+    rows["scheduled_s"] = [0.0] + [np.nan] * (n - 1)
+    rows["n_parents"] = [0] + [1] * (n - 1)
+    rows["input_tokens"], rows["output_tokens"] = tokens, 5
+    return rows
+
+
+class Talk:
+    """Row k quotes the answer to row k − 1; counts how often each row is written."""
+
+    def __init__(self, is_real=True):
+        self.is_real, self.written = is_real, []
+
+    def ask(self, row, answer):
+        self.written.append(row)
+        return Asked(f"{row} after {answer}")
+
+    def waits_for(self, row):
+        return row - 1 if self.is_real and row else None
+
+
+def payloads(rows, talk, **more):
+    return Payloads(rows, talk.ask, OpenAIChat(model="m"), HEAD, "run", **more)
+
+
+def said(payload):
+    return json.loads(payload.partition(b"\r\n\r\n")[2])
+
+
+def content(payload):
+    return said(payload)["messages"][-1]["content"]
+
+
+def test_a_turn_is_written_when_its_answer_is_known_and_not_before():
+    talk = Talk()
+    made = payloads(plan(), talk, waits_for=talk.waits_for)
+    assert made.extend(0.0) is False
+    assert talk.written == [0]
+    made.prepare(1)
+    assert talk.written == [0], "the answer is not known yet"
+    made.take(0)
+    made.answered(0, lambda: "hello")
+    made.prepare(1)
+    assert talk.written == [0, 1]
+    assert content(made.take(1)) == "1 after hello"
+    assert made.n_late == 0
+
+
+def test_a_turn_that_is_due_at_once_is_written_on_the_spot_and_counted():
+    talk = Talk()
+    made = payloads(plan(), talk, waits_for=talk.waits_for)
+    made.answered(0, lambda: "quick")
+    assert content(made.take(1)) == "1 after quick"
+    assert made.n_late == 1
+    made.prepare(1)
+    assert talk.written == [1], "what was sent is not written again"
+
+
+def test_an_answer_is_read_only_when_it_is_needed():
+    talk, read = Talk(), iter(["x"])
+    made = payloads(plan(), talk, waits_for=talk.waits_for)
+    made.answered(0, lambda: next(read))
+    assert next(read, "") == "x", "answered read it"
+    made.answered(0, lambda: "y")
+    made.prepare(1)
+    assert content(made.take(1)) == "1 after y"
+
+
+def test_short_scripted_schedules_are_all_written_ahead():
+    talk = Talk(is_real=False)
+    made = payloads(plan(), talk)
+    made.extend(0.0)
+    assert talk.written == [0, 1, 2]
+
+
+def test_in_long_schedules_a_scripted_turn_is_written_when_its_parent_is_sent():
+    talk = Talk(is_real=False)
+    made = payloads(plan(tokens=60_000_000), talk)
+    made.extend(0.0)
+    assert talk.written == [0]
+    made.prepare(1)
+    assert content(made.take(1)) == "1 after None"
+    assert made.n_late == 0
+
+
+def test_priority_tenant_and_temperature_are_those_of_the_row():
+    rows = plan()
+    rows["priority"], rows["tenant_id"], rows["temperature"] = [2, -1, 0], [1, 0, 1], 0.7
+    talk = Talk(is_real=False)
+    made = payloads(rows, talk, tenants=("", "web"))
+    bodies = [said(made.take(row)) for row in range(3)]
+    assert [body.get("priority") for body in bodies] == [2, -1, None]
+    assert [body.get("tenant") for body in bodies] == ["web", None, "web"]
+    assert [body["temperature"] for body in bodies] == [0.7] * 3

@@ -1,0 +1,110 @@
+"""Other tools' command lines become scenarios that load, and what does not carry over is said."""
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.errors import UsageError
+from loadgen.translate.command_line import translate
+from loadgen.workload.scenario import load_scenario
+
+GOLDEN = Path(__file__).parent / "golden" / "translations"
+COMMANDS = {
+    "vllm_random": """
+        vllm bench serve --backend openai-chat --endpoint /v1/chat/completions \\
+          --base-url http://127.0.0.1:8000 --model ref --tokenizer /tok --dataset-name random \\
+          --random-input-len 256 --random-output-len 128 --ignore-eos --num-prompts 100 \\
+          --request-rate 5 --burstiness 1.0 --temperature 0 --seed 1 \\
+          --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99 \\
+          --goodput ttft:500 tpot:50 --save-result --save-detailed --result-filename out.json
+    """,
+    "vllm_bursty": """
+        vllm bench serve --model m --request-rate=20 --burstiness 0.25 --num-prompts 2000 \\
+          --random-input-len 1000 --random-range-ratio 0.2 --random-prefix-len 300 \\
+          --max-concurrency 64 --num-warmups 10 --top-p 0.9 --lora-modules x
+    """,
+    "vllm_everything_at_once": "vllm bench serve --model m --num-prompts 500",
+    "vllm_closed_loop": "vllm bench serve --model m --max-concurrency 32 --backend vllm",
+    "vllm_ramp": """
+        python benchmarks/benchmark_serving.py --model m --ramp-up-strategy linear
+        --ramp-up-start-rps 1 --ramp-up-end-rps 9 --num-prompts 1000
+    """,
+    "vllm_sharegpt": """
+        vllm bench serve --model m --dataset-name sharegpt --dataset-path sg.json --request-rate 4
+    """,
+    "guidellm_poisson": """
+        guidellm benchmark --target http://localhost:8000 --model m --rate-type poisson --rate 10
+          --max-seconds 60 --random-seed 42 --output-path out.json
+          --data "prompt_tokens=256,prompt_tokens_stdev=30,output_tokens=128"
+    """,
+    "guidellm_run": """
+        guidellm run --backend kind=openai_http,target=http://127.0.0.1:9,model=ref
+          --tokenizer kind=huggingface_auto,model=/tok
+          --data kind=synthetic_text,prompt_tokens=256,output_tokens=128
+          --profile kind=poisson,rate=5
+          --constraint kind=max_duration,seconds=30 --output kind=json,path=out.json
+          --disable-console-interactive
+    """,
+    "guidellm_concurrent": """
+        guidellm benchmark run --rate-type concurrent --rate 16 --max-seconds 30
+          --warmup-percent 0.1
+          --data '{"prompt_tokens": 100, "output_tokens": 20, "turns": 3}'
+    """,
+    "aiperf_rate": """
+        aiperf profile --model ref --url http://127.0.0.1:8000 --endpoint-type chat --streaming
+          --tokenizer /tok --use-server-token-count --isl 256 --osl 128
+          --extra-inputs ignore_eos:true --request-rate 5 --arrival-pattern poisson
+          --request-count 100 --random-seed 1 --no-gpu-telemetry --ui-type none --artifact-dir out
+          --goodput "time_to_first_token:500 inter_token_latency:15"
+    """,
+    "aiperf_concurrency": """
+        aiperf profile -m ref -u localhost:8000 --endpoint-type completions --concurrency 10
+          --request-count 100 --isl 512 --isl-stddev 50 --osl 64 --prefix-prompt-length 200
+          --num-prefix-prompts 4 --api-key sk-verysecret --warmup-request-count 5
+    """,
+    "aiperf_trace": """
+        aiperf profile --model m --input-file trace.jsonl --custom-dataset-type mooncake_trace
+          --fixed-schedule --request-timeout-seconds 90
+    """,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_becomes_this_scenario(name, check_golden, tmp_path):
+    found = translate(COMMANDS[name])
+    path = tmp_path / "scenario.yaml"
+    path.write_text(found.scenario_yaml)
+    load_scenario(path)
+    parts = [found.scenario_yaml, found.target_yaml, found.command, *found.missing, *found.notes]
+    check_golden(GOLDEN / f"{name}.txt", "\n".join(part for part in parts if part) + "\n")
+
+
+def test_a_key_on_the_command_line_is_not_repeated():
+    found = translate(COMMANDS["aiperf_concurrency"])
+    assert "verysecret" not in repr(found)
+    assert any("api_key_env" in line for line in found.missing)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("wrk -t2 http://localhost", "no known command in 'wrk -t2"),
+        (
+            "guidellm benchmark --rate-type sweep --data prompt_tokens=1,output_tokens=1",
+            "no scenario",
+        ),
+        ("guidellm benchmark --rate-type poisson", "needs --rate"),
+        ("guidellm benchmark --rate-type poisson --rate 1 2", "translate them one by one"),
+        ("aiperf profile --endpoint-type embeddings", "chat and completions only"),
+        ("vllm bench serve --request-rate fast", "--request-rate fast: expected a number"),
+        ("vllm bench serve --request-rate 0", "a rate of 0 per second cannot be scheduled"),
+        ("vllm bench serve --goodput itl:5", "expected ttft:MS"),
+        ("vllm bench serve --model", "--model has no value"),
+        ("vllm bench serve lonely", "belongs to no flag"),
+        ("vllm bench serve --model 'm", "cannot be read"),
+        ("vllm bench serve --temperature 9", "temperature"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_the_reason(command, message):
+    with pytest.raises(UsageError, match=message):
+        translate(command)

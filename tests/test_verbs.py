@@ -1,0 +1,123 @@
+"""The verbs that need no server, as a user meets them: data on stdout, the rest on stderr, and the
+exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loadgen import command
+from loadgen.cli import app
+
+TESTS = Path(__file__).parent
+BAD = TESTS / "golden" / "bad_scenarios" / "many_mistakes.yaml"
+
+
+def slobench(capsys, monkeypatch, *words):
+    """(exit code, stdout, stderr) of a command line."""
+    monkeypatch.setattr("sys.argv", ["slobench", *map(str, words)])
+    code = command.guarded(lambda: app([str(word) for word in words]), {})
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    return lambda *words: slobench(capsys, monkeypatch, *words)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    rows = [f"2024-01-01 00:00:{k * 37 % 600 / 10:09.6f},{100 + k},{10 + k % 7}" for k in range(60)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    return path
+
+
+def test_validate_says_ok_or_every_mistake_and_exits_2(run):
+    code, out, err = run("validate", "quickstart", BAD)
+    assert code == 2
+    assert out == "quickstart: ok (72 requests)\n"
+    assert len(err.splitlines()) == 4
+    assert all(line.startswith(f"{BAD}:") for line in err.splitlines())
+    assert run("validate", "quickstart") == (0, "quickstart: ok (72 requests)\n", "")
+
+
+def test_validate_names_the_scenario_whose_trace_is_missing(run):
+    code, _, err = run("validate", "azure_replay", "--set", "arrivals.path=nowhere.csv")
+    assert code == 2
+    assert err.startswith("azure_replay: nowhere.csv: no such file")
+
+
+def test_validate_prints_the_schema(run):
+    code, out, _ = run("validate", "--schema")
+    assert code == 0
+    assert json.loads(out)["$defs"]["arrivals"]["anyOf"]
+    assert run("validate")[0] == 2
+
+
+def test_fit_prints_a_scenario_and_shows_the_fit_beside_it(run, trace, tmp_path):
+    code, out, err = run("fit", trace)
+    assert code == 0
+    assert out.startswith("# Fitted to trace.csv: 60 requests")
+    assert "KS distance" in err
+    fitted = tmp_path / "fitted.yaml"
+    fitted.write_text(out)
+    assert run("validate", fitted)[0] == 0
+    facts = json.loads(run("fit", trace, "--json")[1])
+    assert facts["n"] == 60
+    assert facts["scenario"] == out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "nothing.csv"], "nothing.csv: no such file"),
+        (["fit", "x.csv", "--format", "azur"], "--format: unknown trace format 'azur'"),
+        (["fit", "x.csv", "--format", "{kind: columns, time: t}"], "this key is required"),
+        (["from", "wrk http://localhost"], "no known command"),
+        (["preview", "quickstart", "--html", "no/such/folder/x.html"], "cannot be written"),
+    ],
+)
+def test_a_mistake_is_a_line_and_exit_code_2(run, words, message):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_from_prints_the_scenario_and_says_what_is_lost(run):
+    line = "vllm bench serve --model m --request-rate 8 --num-prompts 80 --top-p 0.5"
+    code, out, err = run("from", line)
+    assert code == 0
+    assert "arrivals: {kind: poisson, rate: 8/s}" in out
+    assert "no equivalent: --top-p 0.5" in err
+    assert "slobench run scenario.yaml --target target.yaml --model m" in err
+    assert json.loads(run("from", line, "--json")[1])["scenario_yaml"] == out
+
+
+def test_init_writes_a_scenario_that_validates(run, tmp_path):
+    code, out, _ = run("init", tmp_path)
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert run("validate", tmp_path / "slobench" / "chat.yaml")[0] == 0
+    assert run("init", tmp_path)[0] == 2
+
+
+def test_preview_writes_a_page_and_the_schedule(run, tmp_path):
+    import pyarrow.parquet as pq
+
+    page, table = tmp_path / "p.html", tmp_path / "s.parquet"
+    code, _, err = run("preview", "quickstart", "--html", page, "--parquet", table)
+    assert code == 0
+    assert f"{page}" in err
+    assert page.read_text().startswith("<!doctype html>")
+    rows = pq.read_table(table)
+    assert rows.num_rows == 72
+    assert {"scheduled_s", "input_tokens", "output_tokens", "prefix_id"} <= set(rows.column_names)
+
+
+@pytest.mark.parametrize("verb", ["validate", "fit", "from", "init", "preview"])
+def test_help_ends_with_an_example(verb):
+    shown = CliRunner().invoke(app, [verb, "--help"]).output
+    assert f"Example: slobench {verb}" in shown
