@@ -10,7 +10,9 @@ import errno
 import socket
 import ssl
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from urllib.parse import urljoin
 
 import aiohttp
 import msgspec
@@ -100,10 +102,13 @@ async def ask(
             headers=[*sent.headers, *endpoint.request_headers()],
             data=sent.body,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
+            allow_redirects=False,  # aiohttp takes extra headers along to another origin
         ) as response:
             answer.status, answer.content_type = response.status, response.content_type
             if response.status == 200:
                 await _read_stream(response, adapter, answer, start_s)
+            elif is_redirect(response.status):
+                answer.problem = redirected(response)
             else:
                 body = await response.content.read(_READ_BYTES)
                 answer.head = one_line(body, _READ_BYTES)
@@ -153,6 +158,24 @@ async def _read_stream(
     elif not is_done and not any(delta.finish_reason for delta in answer.deltas):
         answer.problem = f"the stream ended after {answer.n_token_events} tokens without a finish"
         answer.is_transient = True
+
+
+def is_redirect(status: int) -> bool:
+    """Whether a status sends the client elsewhere. Probes do not follow: the run would not either,
+    and the request's headers are meant for the endpoint alone.
+    """
+    return 300 <= status < 400
+
+
+def redirected(response: aiohttp.ClientResponse) -> str:
+    """Where a redirect leads and what to do about it, in a few words."""
+    location = response.headers.get("location")
+    if location is None:
+        return f"answers {response.status} without saying where to"
+    with suppress(ValueError):  # what is no URL is told as it is
+        location = urljoin(str(response.url), location)
+    where = one_line(location.encode("utf-8", "surrogateescape"))  # as aiohttp decodes headers
+    return f"answers {response.status} to {where}: use that URL as --target"
 
 
 def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:

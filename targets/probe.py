@@ -16,7 +16,7 @@ import aiohttp
 from loadgen.errors import nearest
 from targets.base import Adapter, Request, Usage
 from targets.endpoint import Endpoint
-from targets.exchange import Answer, ask, connect, connect_problem, tls_of
+from targets.exchange import Answer, ask, connect, connect_problem, is_redirect, tls_of
 from targets.preflight import CHECKS, Check, Fit, Preflight, two_point_fit, without_refused
 from targets.served_models import Models, fetch_models
 
@@ -105,6 +105,8 @@ class _Probe:
         self.models = await fetch_models(session, self.endpoint, self.timeout_s)
         if self.models.status in (401, 403):
             raise _Stop("models", self._refused(self.models.status))
+        if is_redirect(self.models.status):
+            raise _Stop("models", f"GET /v1/models {self.models.problem}")
         wanted, ids = self.adapter.model or self.endpoint.model, self.models.ids
         if not wanted and not ids:
             why = self.models.problem or "lists no model"
@@ -269,6 +271,8 @@ def _last_usage(answer: Answer) -> Usage | None:
 
 def _hint(answer: Answer) -> str:
     """What to do about a completion that failed for no reason of ours."""
+    if is_redirect(answer.status):
+        return ""
     if answer.status in (400, 422):
         return (
             "; change or (with null) remove the field it names through extra_body in a target file"

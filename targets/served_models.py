@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from targets.endpoint import Endpoint
-from targets.exchange import one_line, said
+from targets.exchange import is_redirect, one_line, redirected, said
 
 # vLLM, SGLang and our engine; then hosted gateways.
 _LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
@@ -37,12 +37,15 @@ async def fetch_models(
             endpoint.address.url + "/v1/models",
             headers=list(endpoint.request_headers()),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
+            allow_redirects=False,  # aiohttp takes extra headers along to another origin
         ) as response:
             body = await response.content.read(1 << 20)
     except TimeoutError:
         return Models(0, {}, f"no answer within {timeout_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
         return Models(0, {}, f"{error or type(error).__name__}")
+    if is_redirect(response.status):
+        return Models(response.status, {}, redirected(response))
     if response.status != 200:
         return Models(response.status, {}, f"answered {response.status}: {said(body)}")
     try:

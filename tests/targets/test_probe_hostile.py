@@ -94,3 +94,13 @@ def test_a_relative_redirect_is_told_as_a_whole_url():
 def test_a_redirect_to_nowhere_is_told():
     found, _ = probe(RudeServer(models=http(302, b"")))
     assert found.fatal.endswith("GET /v1/models answers 302 without saying where to")
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [(b"http://[::1", "http://[::1"), (b"http://h/\xff\xfe", "http://h/\ufffd\ufffd")],
+)
+def test_a_redirect_to_what_is_no_url_is_told_as_it_is(location, shown):
+    answer = http(302, b"", "location: ?").replace(b"?", location)
+    found, _ = probe(RudeServer(models=answer))
+    assert f"answers 302 to {shown}: use that URL" in found.fatal
