@@ -91,6 +91,7 @@ def summarize(
         next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
         level,
         is_strict=confidence is not None,
+        n_ok=whole.counts[Status.ok.name],
     )
     return Summary(
         run=str(run.manifest.get("run", "")),
@@ -171,7 +172,7 @@ def _class_summary(
     return ClassSummary(
         tenant=str(stated.get("tenant", "default")),
         priority=int(stated.get("priority", 0)),
-        verdict=decide(numbers.slo, (), "", level, is_strict)[0],
+        verdict=decide(numbers.slo, (), "", level, is_strict, numbers.counts[Status.ok.name])[0],
         **numbers.fields(),
     )
 

@@ -175,16 +175,20 @@ def decide(
     overload: str,
     confidence: float,
     is_strict: bool,
+    n_ok: int,
 ) -> tuple[Verdict, int, tuple[str, ...]]:
     """The verdict, its exit code and the reasons for it.
 
     `doubts` (an instrument not trusted, a run cut short) allow no verdict; else a promise missed or
     an `overload` makes it missed; else all are met. `is_strict`: only what is proven counts, and an
-    open promise gives no verdict. Without any promise there is none either, but nothing failed.
+    open promise gives no verdict. Without any promise there is none either, and that is a failure
+    only where none of the due requests ended well (`n_ok`).
     """
     asked = [result for result in results if result.scope == "run"]
     if doubts:
         return "no_verdict", 3, tuple(doubts)
+    if not asked and not n_ok:
+        return "no_verdict", 3, ("No request ended well.",)
     if not asked:
         return "no_verdict", 0, ("No SLO was given, so there is nothing to keep or miss.",)
     is_open = [r.met is None or (is_strict and r.proven is False) for r in asked]
