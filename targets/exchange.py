@@ -104,15 +104,16 @@ async def ask(
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,  # aiohttp takes extra headers along to another origin
         ) as response:
-            answer.status, answer.content_type = response.status, response.content_type
+            answer.status = response.status
+            answer.content_type = endpoint.redact(response.content_type)
             if response.status == 200:
-                await _read_stream(response, adapter, answer, start_s)
+                await _read_stream(response, endpoint, adapter, answer, start_s)
             elif is_redirect(response.status):
-                answer.problem = redirected(response)
+                answer.problem = redirected(response, endpoint)
             else:
                 body = await response.content.read(_READ_BYTES)
-                answer.head = one_line(body, _READ_BYTES)
-                answer.problem = f"answered {response.status}: {said(body)}"
+                answer.head = endpoint.redact(one_line(body, _READ_BYTES))
+                answer.problem = f"answered {response.status}: {endpoint.redact(said(body))}"
                 answer.is_transient = response.status >= 500 or response.status == 429
     except TimeoutError:
         tokens = answer.n_token_events
@@ -123,29 +124,35 @@ async def ask(
         if answer.status:
             answer.problem = f"the connection was cut after {answer.n_token_events} tokens"
         else:
-            answer.problem = f"the connection was closed without an answer ({_name(error)})"
+            answer.problem = (
+                f"the connection was closed without an answer ({reason(error, endpoint)})"
+            )
     answer.total_s = time.monotonic() - start_s
     return answer
 
 
 async def _read_stream(
-    response: aiohttp.ClientResponse, adapter: Adapter, answer: Answer, start_s: float
+    response: aiohttp.ClientResponse,
+    endpoint: Endpoint,
+    adapter: Adapter,
+    answer: Answer,
+    start_s: float,
 ) -> None:
     reader, is_done = EventReader(), False
     async for data in response.content.iter_any():
         if not answer.head:
-            answer.head = one_line(data)
+            answer.head = endpoint.redact(one_line(data))
         had = answer.n_token_events
         for event in reader.feed(data):
             try:
                 delta = adapter.decode(event)
             except ValueError as error:
-                answer.problem, answer.is_transient = str(error), True
+                answer.problem, answer.is_transient = endpoint.redact(str(error)), True
                 return
             answer.deltas.append(delta)
             is_done = is_done or delta.is_done
             if delta.error is not None:
-                answer.problem = f"reported an error in the stream: {delta.error}"
+                answer.problem = f"reported an error in the stream: {endpoint.redact(delta.error)}"
                 answer.is_transient = True
                 return
         if answer.n_token_events > had:
@@ -167,7 +174,7 @@ def is_redirect(status: int) -> bool:
     return 300 <= status < 400
 
 
-def redirected(response: aiohttp.ClientResponse) -> str:
+def redirected(response: aiohttp.ClientResponse, endpoint: Endpoint) -> str:
     """Where a redirect leads and what to do about it, in a few words."""
     location = response.headers.get("location")
     if location is None:
@@ -175,6 +182,7 @@ def redirected(response: aiohttp.ClientResponse) -> str:
     with suppress(ValueError):  # what is no URL is told as it is
         location = urljoin(str(response.url), location)
     where = one_line(location.encode("utf-8", "surrogateescape"))  # as aiohttp decodes headers
+    where = endpoint.redact(where)
     return f"answers {response.status} to {where}: use that URL as --target"
 
 
@@ -191,14 +199,14 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
             "authority's certificate as ca_cert in a target file"
         )
     if isinstance(error, ssl.SSLError):
-        reason = getattr(error, "reason", None) or _name(error)
-        if reason in _NOT_TLS:
-            return f"does not speak TLS ({reason}); write http:// instead of https://"
-        return f"TLS failed ({reason}); does the server ask for a version or client certificate?"
+        why = getattr(error, "reason", None) or reason(error, endpoint)
+        if why in _NOT_TLS:
+            return f"does not speak TLS ({why}); write http:// instead of https://"
+        return f"TLS failed ({why}); does the server ask for a version or client certificate?"
     # asyncio joins the errors of several addresses (localhost: ::1 and 127.0.0.1) into one text.
     if f"Errno {errno.ECONNREFUSED}" in str(error):
         return "connection refused; is the server running, and is the port right?"
-    return f"cannot connect ({_name(error)})"
+    return f"cannot connect ({reason(error, endpoint)})"
 
 
 async def connect(endpoint: Endpoint, timeout_s: float) -> float:
@@ -233,5 +241,7 @@ def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
     return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
 
 
-def _name(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
+def reason(error: BaseException, endpoint: Endpoint) -> str:
+    """An error's own words in one short line; aiohttp's quote what the server wrote."""
+    words = endpoint.redact(" ".join(str(error).split()))
+    return words[:120] or type(error).__name__

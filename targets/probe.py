@@ -56,7 +56,7 @@ async def preflight(
                 await probe.fit_prompt(session, text_of, max_input_tokens)
     except _Stop as stop:
         probe.note(stop.check, False, stop.detail)
-        return probe.result(f"{endpoint.url}: {stop.detail}")
+        return probe.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
     return probe.result(None)
 
 
@@ -79,7 +79,7 @@ class _Probe:
 
     def note(self, name: str, ok: bool | None, detail: str) -> None:
         assert name in CHECKS, name
-        self.found[name] = Check(name, ok, detail)
+        self.found[name] = Check(name, ok, self.endpoint.redact(detail))
 
     def done(self, name: str, detail: str) -> None:
         self.note(name, True, detail)

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from targets.endpoint import Endpoint
-from targets.exchange import is_redirect, one_line, redirected, said
+from targets.exchange import is_redirect, one_line, reason, redirected, said
 
 # vLLM, SGLang and our engine; then hosted gateways.
 _LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
@@ -43,15 +43,18 @@ async def fetch_models(
     except TimeoutError:
         return Models(0, {}, f"no answer within {timeout_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
-        return Models(0, {}, f"{error or type(error).__name__}")
+        return Models(0, {}, reason(error, endpoint))
     if is_redirect(response.status):
-        return Models(response.status, {}, redirected(response))
+        return Models(response.status, {}, redirected(response, endpoint))
     if response.status != 200:
-        return Models(response.status, {}, f"answered {response.status}: {said(body)}")
+        return Models(
+            response.status, {}, f"answered {response.status}: {endpoint.redact(said(body))}"
+        )
     try:
         return Models(200, parse_models(body))
     except ValueError:
-        return Models(200, {}, f"answered no list of models but {one_line(body)[:80]!r}")
+        head = endpoint.redact(one_line(body))[:80]
+        return Models(200, {}, f"answered no list of models but {head!r}")
 
 
 def parse_models(body: bytes) -> dict[str, int | None]:

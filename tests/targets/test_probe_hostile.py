@@ -1,6 +1,9 @@
-"""The preflight against servers that no script of the mock covers: they redirect, for one."""
+"""The preflight against servers that no script of the mock covers: they redirect, and they repeat
+what they were sent.
+"""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -104,3 +107,39 @@ def test_a_redirect_to_what_is_no_url_is_told_as_it_is(location, shown):
     answer = http(302, b"", "location: ?").replace(b"?", location)
     found, _ = probe(RudeServer(models=answer))
     assert f"answers 302 to {shown}: use that URL" in found.fatal
+
+
+def words(found):
+    return "\n".join([found.fatal or "", *(check.detail for check in found.checks)])
+
+
+ECHO = f"you sent {KEY} and {SECRET}"
+ERROR = json.dumps({"error": {"message": ECHO}}).encode()
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        RudeServer(http(200, MODELS), http(400, ERROR)),
+        RudeServer(http(200, MODELS), http(500, f"Bearer {KEY} {SECRET}".encode())),
+        RudeServer(http(200, MODELS), http(500, b"x" * 190 + KEY.encode())),
+        RudeServer(http(200, MODELS), http(307, b"", f"location: http://x/{KEY}?{SECRET}")),
+        RudeServer(http(200, MODELS), sse(TOKEN + b"data: " + ERROR + b"\n\n")),
+        RudeServer(http(200, MODELS), sse(f"data: {ECHO}\n\n".encode())),
+        RudeServer(http(200, MODELS), sse(f"data: {'x' * 50}{KEY}\n\n".encode())),
+        RudeServer(http(200, MODELS), http(200, ECHO.encode(), "content-type: text/plain")),
+        RudeServer(http(200, MODELS), http(200, b"", f"content-type: text/{KEY}")),
+        RudeServer(http(500, ERROR)),
+        RudeServer(http(200, ECHO.encode())),
+        RudeServer(f"HTTP/1.1 {KEY} {SECRET}\r\n\r\n".encode()),
+        RudeServer(http(200, json.dumps({"data": [{"id": ECHO}]}).encode()), http(404, b"")),
+    ],
+    ids=lambda server: (server.completion or server.models)[-50:].decode(),
+)
+def test_nothing_the_probe_says_holds_a_secret_that_the_server_repeats(server):
+    found, _ = probe(server)
+    assert any(KEY.encode() in request for request in server.requests)
+    assert any(SECRET.encode() in request for request in server.requests)
+    for secret in (KEY, SECRET):
+        assert secret[:8] not in words(found)
+    assert "[redacted]" in words(found)
