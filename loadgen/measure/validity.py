@@ -130,7 +130,7 @@ def held_by_cap(run: Run) -> Mask:
     """Rows released while `limits.max_concurrency` was used up and `when_full: wait` held them.
 
     Their wait was asked for by the scenario: latency of the request, not lateness of the client.
-    Each shard holds its equal part of the cap.
+    Of n shards each holds cap // n of it, the first cap % n one more.
     """
     rows = run.request_rows
     limits = (run.manifest.get("scenario", {}).get("resolved") or {}).get("limits") or {}
@@ -138,13 +138,13 @@ def held_by_cap(run: Run) -> Mask:
     if limits.get("when_full") != "wait" or not cap:
         return np.zeros(len(rows), bool)
     held = np.zeros(len(rows), bool)
-    shards = np.unique(rows["shard"])
-    for shard in shards:
+    n_shards = int(rows["shard"].max(initial=0)) + 1
+    for shard in range(n_shards):
         mine = np.isfinite(rows["sent_s"]) & (rows["shard"] == shard)
         at_s = rows["released_s"][mine]
         done_s = np.sort(rows["done_s"][mine])  # NaN sorts last: never done
         ahead = np.searchsorted(np.sort(at_s), at_s) - np.searchsorted(done_s, at_s, side="right")
-        held[mine] = ahead >= max(1, cap // len(shards))
+        held[mine] = ahead >= cap // n_shards + (shard < cap % n_shards)
     return held
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.validity import Check
+from loadgen.measure.validity import Check, held_by_cap
 from loadgen.records import EDGES, Run, Status
 from tests.runs import measured_run, with_manifest, with_shard
 
@@ -90,6 +90,18 @@ def test_a_wait_the_scenario_asked_for_is_not_lateness_of_the_client() -> None:
     limits = {"max_concurrency": 1, "when_full": "wait"}
     scenario = {**run.manifest["scenario"], "resolved": {"limits": limits}}
     assert check(with_manifest(run, scenario=scenario), "lateness").ok is not False
+
+
+def test_each_worker_holds_back_at_its_own_share_of_the_cap() -> None:
+    """3 slots for 2 workers are 2 and 1: the second request of worker 1 waits, of worker 0 not."""
+    run = measured_run(4)
+    rows = run.request_rows
+    rows["shard"] = [0, 0, 1, 1]
+    rows["released_s"] = rows["sent_s"] = [1.0, 1.1, 1.0, 1.1]
+    rows["done_s"] = 9.0
+    limits = {"max_concurrency": 3, "when_full": "wait"}
+    capped = with_manifest(run, scenario={"resolved": {"limits": limits}})
+    assert held_by_cap(capped).tolist() == [False, False, False, True]
 
 
 def test_a_request_released_off_its_planned_instant_fails_the_stimulus() -> None:
