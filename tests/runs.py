@@ -70,9 +70,10 @@ INSTRUMENT: dict[str, Any] = {
             "throttled_share": 0.0,
             "gc": {"collections": 3, "pause_max_s": 0.0004},
             "connections": {"opened": 12, "reused": 188},
+            "encoded_late": 0,
+            "spilled_bytes": 0,
         }
     ],
-    "decode": {"during_run_bytes": 0},
 }
 
 

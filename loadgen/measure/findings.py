@@ -15,6 +15,10 @@ from loadgen.records import Run, TokenSource
 
 ALIKE = 0.3  # lag-1 correlation of neighbours' TTFT above which intervals are said to be narrow
 LEAST_ALIKE_N = 50
+_WORK = {
+    "decoded_in_run_bytes": "decoded {} MB of answers",
+    "spilled_bytes": "wrote {} MB of answers to its disk",
+}
 
 
 def findings(
@@ -39,6 +43,7 @@ def findings(
         _chunks(columns, run, due),
         _empty_answers(columns, due),
         _neighbours(columns, run, due),
+        _besides_measuring(run),
         _unasked(slos),
     )
     return found + [sentence for sentence in sentences if sentence]
@@ -132,6 +137,17 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
         f"Neighbouring requests had alike TTFTs (rank correlation {correlation:.2f}): intervals of"
         " this one run are narrower than what repeated runs would show."
     )
+
+
+def _besides_measuring(run: Run) -> str:
+    """Work of the client's on the machine that it measured with."""
+    shards = run.instrument.get("shards") or []
+    done = [
+        f"{what.format(say_number(n_bytes / 1e6))} while it measured"
+        for key, what in _WORK.items()
+        if (n_bytes := sum(int(shard.get(key) or 0) for shard in shards))
+    ]
+    return f"The client {' and '.join(done)}." if done else ""
 
 
 def _unasked(slos: Sequence[Slo]) -> str:

@@ -26,6 +26,7 @@ RUN_DELAY_SHARE = 0.01
 STIMULUS_TOLERANCE_S = 1e-3
 CACHED_SLACK_TOKENS = 64  # a chat template's own tokens, in whole blocks
 CACHED_REQUESTS_SHARE = 0.01
+ENCODED_LATE_SHARE = 0.01
 LENGTH_TOLERANCE = 0.05
 TEMPLATE_TOKENS = 32  # what a chat template may add to each prompt
 
@@ -80,6 +81,7 @@ def checks(
         _output_lengths(run, columns, due),
         _input_lengths(run, due),
         _connections(shards),
+        _encoding(run, shards),
     ]
 
 
@@ -316,3 +318,16 @@ def _connections(shards: Sequence[Mapping[str, Any]]) -> Check:
     return Check(
         "connections", True, f"{say_count(opened)} opened, reused {say_count(reused)} times"
     )
+
+
+def _encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> Check:
+    """Requests whose bytes were not ready at their instant; making them delays whoever is due."""
+    counted = [int(s["encoded_late"]) for s in shards if s.get("encoded_late") is not None]
+    n_sent = int(np.count_nonzero(np.isfinite(run.request_rows["sent_s"])))
+    if not counted or not n_sent:
+        return Check("encoding", None, "the client did not count requests encoded when due")
+    n_late = sum(counted)
+    detail = (
+        f"{say_count(n_late)} of {say_count(n_sent)} requests were encoded only when they were due"
+    )
+    return Check("encoding", n_late <= ENCODED_LATE_SHARE * n_sent, detail)

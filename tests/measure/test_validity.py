@@ -189,3 +189,27 @@ def test_neighbours_that_are_alike_warn_that_intervals_are_narrow() -> None:
         run.request_rows[name] += 0.6 + wave_s
     assert any("alike TTFTs" in finding for finding in summarize(run).findings)
     assert not any("alike TTFTs" in finding for finding in summarize(measured_run()).findings)
+
+
+def test_requests_encoded_only_when_they_were_due_are_told_from_1_percent_on() -> None:
+    for n_late, ok in ((2, True), (3, False)):  # of 220
+        found = check(with_shard(measured_run(), encoded_late=n_late), "encoding")
+        assert (found.ok, found.is_gate) == (ok, False)
+        assert f"{n_late} of 220 requests" in found.detail
+    summary = summarize(with_shard(measured_run(), encoded_late=3))
+    assert summary.validity.trusted
+    assert any(f.startswith("Encoding: 3 of 220 requests") for f in summary.findings)
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        ({"decoded_in_run_bytes": 2_500_000}, "decoded 2.5 MB of answers while it measured"),
+        ({"spilled_bytes": 300_000_000}, "wrote 300 MB of answers to its disk while it measured"),
+    ],
+)
+def test_what_the_client_did_besides_measuring_is_told(reading: dict[str, int], words: str) -> None:
+    assert any(
+        words in finding for finding in summarize(with_shard(measured_run(), **reading)).findings
+    )
+    assert not any("while it measured" in finding for finding in summarize(measured_run()).findings)
