@@ -38,6 +38,7 @@ def findings(
     sentences = (
         _shortened(run, window),
         _not_due(run, due),
+        _below_template(run, due),
         _token_counts(columns, run, due),
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
@@ -67,6 +68,23 @@ def _not_due(run: Run, due: Mask) -> str:
     return (
         f"{say_count(n)} rows of the measured window never came due: their parent failed or did not"
         " finish, or the run had ended."
+    )
+
+
+def _below_template(run: Run, due: Mask) -> str:
+    """Prompts planned shorter than a single character makes them, by the target's calibration."""
+    fit = (run.manifest.get("target") or {}).get("prompt_fit")
+    if not fit:
+        return ""
+    overhead_tokens, tokens_per_char = (float(number) for number in fit)
+    planned = run.schedule_rows["input_tokens"]
+    n = int(np.count_nonzero(due & (planned < overhead_tokens + tokens_per_char / 2)))
+    if not n:
+        return ""
+    return (
+        f"{say_count(n)} requests were shorter than the chat template allows"
+        f" ({say_number(overhead_tokens + tokens_per_char)} tokens at least), so the server counts"
+        " more than planned."
     )
 
 

@@ -213,3 +213,17 @@ def test_what_the_client_did_besides_measuring_is_told(reading: dict[str, int], 
         words in finding for finding in summarize(with_shard(measured_run(), **reading)).findings
     )
     assert not any("while it measured" in finding for finding in summarize(measured_run()).findings)
+
+
+def test_prompts_shorter_than_the_chat_template_are_counted() -> None:
+    """A template of 30 tokens, 0.5 tokens per character: 30 tokens cannot be asked for, 31 can."""
+    run = measured_run()
+    run.schedule_rows["input_tokens"][100:107] = 30
+    run.schedule_rows["input_tokens"][107:110] = 31
+    run.schedule_rows["input_tokens"][:5] = 1  # warm-up
+    fitted = with_manifest(run, target={**run.manifest["target"], "prompt_fit": [30.0, 0.5]})
+    assert (
+        "7 requests were shorter than the chat template allows (30.5 tokens at least),"
+        " so the server counts more than planned." in summarize(fitted).findings
+    )
+    assert not any("chat template" in finding for finding in summarize(run).findings)
