@@ -19,6 +19,7 @@ import msgspec
 
 from targets.base import Adapter, Delta, Request
 from targets.endpoint import Endpoint
+from targets.server_text import strip_controls
 from targets.tls import tls_context
 
 _HEAD_CHARS = 200
@@ -105,7 +106,7 @@ async def ask(
             allow_redirects=False,  # aiohttp takes extra headers along to another origin
         ) as response:
             answer.status = response.status
-            answer.content_type = endpoint.redact(response.content_type)
+            answer.content_type = endpoint.redact(strip_controls(response.content_type))
             if response.status == 200:
                 await _read_stream(response, endpoint, adapter, answer, start_s)
             elif is_redirect(response.status):
@@ -233,15 +234,16 @@ def said(body: bytes) -> str:
         while isinstance(found, dict) and found.get(key):
             found = found[key]
     text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
-    return " ".join(text.split())[:_HEAD_CHARS] or "an empty body"
+    return strip_controls(" ".join(text.split()))[:_HEAD_CHARS] or "an empty body"
 
 
 def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
-    """The head of a body for a message: one line of at most `limit` characters."""
-    return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
+    """The head of a body for a message: one line of at most `limit` printable characters."""
+    words = " ".join(body[: 4 * limit].decode("utf-8", "replace").split())
+    return strip_controls(words)[:limit]
 
 
 def reason(error: BaseException, endpoint: Endpoint) -> str:
     """An error's own words in one short line; aiohttp's quote what the server wrote."""
-    words = endpoint.redact(" ".join(str(error).split()))
+    words = endpoint.redact(strip_controls(" ".join(str(error).split())))
     return words[:120] or type(error).__name__

@@ -17,6 +17,7 @@ import msgspec
 
 from loadgen.records import FinishReason
 from targets.base import Adapter, Delta, Request, Usage
+from targets.server_text import strip_controls
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # fits the request table and any sum
 Choice = TypeVar("Choice", bound=msgspec.Struct)
@@ -208,5 +209,5 @@ def _one_line(error: Any) -> str:
     if isinstance(error, Mapping):
         inner = error.get("message")
         error = inner if isinstance(inner, str) and inner else msgspec.json.encode(error).decode()
-    text = " ".join(str(error).split())
+    text = strip_controls(" ".join(str(error).split()))
     return text[:_ERROR_CHARS] or "an error without a message"

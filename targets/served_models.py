@@ -10,6 +10,7 @@ import msgspec
 
 from targets.endpoint import Endpoint
 from targets.exchange import is_redirect, one_line, reason, redirected, said
+from targets.server_text import strip_controls
 
 # vLLM, SGLang and our engine; then hosted gateways.
 _LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
@@ -65,7 +66,8 @@ def parse_models(body: bytes) -> dict[str, int | None]:
     data = found.get("data") if isinstance(found, dict) else None
     if not isinstance(data, list):
         raise ValueError("no 'data' list")
-    return {str(m["id"]): _length(m) for m in data if isinstance(m, dict) and "id" in m}
+    models = [m for m in data if isinstance(m, dict) and "id" in m]
+    return {strip_controls(str(m["id"])): _length(m) for m in models}
 
 
 def _length(model: dict[str, Any]) -> int | None:

@@ -1,4 +1,6 @@
-"""Words that a server wrote, made fit to be shown: they may repeat what was sent to it."""
+"""Words that a server wrote, made fit to be shown: they may hold terminal commands, and repeat what
+was sent to it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from urllib.parse import quote
 
 _SHORTEST = 4  # a "secret" of fewer characters is in every message: 1 in 401
 _CUT_BEFORE = "'\"… "  # what a message puts behind a text that it cut short
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])  # C0, DEL, C1
 _SCHEME = re.compile(r"(?:bearer|basic|token|api-?key)\s+(.+)", re.IGNORECASE)
 
 
@@ -29,6 +32,13 @@ def redact(text: str, secrets: Collection[str]) -> str:
             if body.endswith(form[:length]):
                 return body[:-length] + "[redacted]" + text[len(body) :]
     return text
+
+
+def strip_controls(text: str) -> str:
+    """`text` without control characters (C0, DEL, C1): a terminal would obey them. Line ends are
+    some of them; join the lines first.
+    """
+    return text.translate(_CONTROLS)
 
 
 def _forms(secret: str) -> Iterator[str]:

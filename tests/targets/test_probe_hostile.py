@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from targets.endpoint import read_target
+from targets.exchange import one_line, said
+from targets.openai_chat import OpenAIChat
 from targets.probe import preflight
+from targets.served_models import parse_models
 
 KEY = "sk-do-not-show-me"
 SECRET = "gw-4711-secret"
@@ -143,3 +146,36 @@ def test_nothing_the_probe_says_holds_a_secret_that_the_server_repeats(server):
     for secret in (KEY, SECRET):
         assert secret[:8] not in words(found)
     assert "[redacted]" in words(found)
+
+
+CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
+
+
+def test_words_of_a_server_lose_their_control_characters():
+    told = json.dumps({"error": {"message": f"a{CONTROLS}b"}}).encode()
+    raw = f"a{CONTROLS}b".encode()
+    for words in (said(told), said(raw), one_line(raw), OpenAIChat().decode(told).error):
+        assert words.replace(" ", "") == "ab"
+        assert words.isprintable()
+    models = json.dumps({"data": [{"id": f"m{CONTROLS}1", "max_model_len": 9}]}).encode()
+    assert parse_models(models) == {"m1": 9}
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        RudeServer(http(200, b'{"data":[{"id":"m\\u001b[2J"}]}'), sse(TOKEN)),
+        RudeServer(http(200, MODELS), http(500, b"\x1b]0;owned\x07 \x9b31m")),
+        RudeServer(http(200, MODELS), sse(b'data: {"error":"\\u001b[31m\\u009b"}\n\n')),
+        RudeServer(http(200, MODELS), sse(b"data: \x1b[31m\n\n")),
+        RudeServer(http(200, MODELS), http(307, b"", "location: http://h/\x1b[2J")),
+        RudeServer(http(200, MODELS), http(200, b"x", "content-type: a/\x1b[2J")),
+        RudeServer(b"HTTP/1.1 \x1b[2J 200\r\n\r\n"),
+    ],
+    ids=["model", "body", "event", "no event", "location", "content-type", "status line"],
+)
+def test_nothing_the_probe_says_moves_the_cursor(server):
+    found, _ = probe(server)
+    assert found.fatal is not None
+    for detail in (found.fatal, found.model, *(check.detail for check in found.checks)):
+        assert detail.isprintable(), detail
