@@ -112,7 +112,7 @@ async def ask(
             elif is_redirect(response.status):
                 answer.problem = redirected(response, endpoint)
             else:
-                body = await response.content.read(_READ_BYTES)
+                body = await read_body(response, _READ_BYTES)
                 answer.head = endpoint.redact(one_line(body, _READ_BYTES))
                 answer.problem = f"answered {response.status}: {endpoint.redact(said(body))}"
                 answer.is_transient = response.status >= 500 or response.status == 429
@@ -166,6 +166,17 @@ async def _read_stream(
     elif not is_done and not any(delta.finish_reason for delta in answer.deltas):
         answer.problem = f"the stream ended after {answer.n_token_events} tokens without a finish"
         answer.is_transient = True
+
+
+async def read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    """The body up to `limit_bytes`, in however many pieces it comes."""
+    body = bytearray()
+    while len(body) < limit_bytes:
+        piece = await response.content.read(limit_bytes - len(body))
+        if not piece:
+            break
+        body += piece
+    return bytes(body)
 
 
 def is_redirect(status: int) -> bool:
@@ -228,7 +239,7 @@ def said(body: bytes) -> str:
     """
     try:
         found = msgspec.json.decode(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return one_line(body) or "an empty body"
     for key in ("error", "detail", "message"):
         while isinstance(found, dict) and found.get(key):

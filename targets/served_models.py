@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from targets.endpoint import Endpoint
-from targets.exchange import is_redirect, one_line, reason, redirected, said
+from targets.exchange import is_redirect, one_line, read_body, reason, redirected, said
 from targets.server_text import strip_controls
 
 # vLLM, SGLang and our engine; then hosted gateways.
@@ -40,7 +40,7 @@ async def fetch_models(
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,  # aiohttp takes extra headers along to another origin
         ) as response:
-            body = await response.content.read(1 << 20)
+            body = await read_body(response, 1 << 20)
     except TimeoutError:
         return Models(0, {}, f"no answer within {timeout_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
@@ -62,7 +62,10 @@ def parse_models(body: bytes) -> dict[str, int | None]:
     """Model id → longest sequence in tokens, None where it is not said. Raises ValueError on any
     other shape.
     """
-    found = msgspec.json.decode(body)
+    try:
+        found = msgspec.json.decode(body)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
     data = found.get("data") if isinstance(found, dict) else None
     if not isinstance(data, list):
         raise ValueError("no 'data' list")
@@ -73,6 +76,6 @@ def parse_models(body: bytes) -> dict[str, int | None]:
 def _length(model: dict[str, Any]) -> int | None:
     for key in _LENGTH_KEYS:
         value = model.get(key)
-        if isinstance(value, int) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None

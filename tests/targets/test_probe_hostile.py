@@ -179,3 +179,23 @@ def test_nothing_the_probe_says_moves_the_cursor(server):
     assert found.fatal is not None
     for detail in (found.fatal, found.model, *(check.detail for check in found.checks)):
         assert detail.isprintable(), detail
+
+
+@pytest.mark.parametrize("nested", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_json_too_deep_to_decode_is_told_as_text(nested):
+    assert said(nested) == nested[:200].decode()
+    with pytest.raises(ValueError, match="too deep"):
+        parse_models(nested)
+
+
+def test_a_length_that_is_no_number_of_tokens_is_not_stated():
+    body = b'{"data":[{"id":"a","max_model_len":true},{"id":"b","max_model_len":-1}]}'
+    assert parse_models(body) == {"a": None, "b": None}
+
+
+def test_a_list_of_models_that_comes_in_pieces_is_read_whole():
+    ids = [f"model-{number:05}" for number in range(20_000)]
+    body = json.dumps({"data": [{"id": name} for name in ids]}).encode()
+    assert 500_000 < len(body) < 1 << 20
+    found, _ = probe(RudeServer(http(200, body), http(404, b"")))
+    assert check(found, "models").detail == "model-00000, the first of 20000; choose with --model"
