@@ -1,4 +1,4 @@
-"""The result as text: verdict first, then promises, latencies and doubts; 100 columns at most."""
+"""The result as text: verdict first, then promises, latencies and notes; 100 columns at most."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def table(summary: Summary) -> Group:
     banner = tables.banner(summary)
     sure = f" ({banner.sure})" if banner.sure else ""
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
-    parts: list[Text | Table] = [_latencies(summary)]
+    parts: list[Text | Table] = [verdict]
+    parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
     if summary.slo:
         parts.append(_promises(summary))
+    parts.append(_latencies(summary))
     parts += [Text(f"  {line}") for line in _rates(summary)]
     parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
-    parts.append(verdict)
-    parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
     return Group(*parts)
 
 
