@@ -91,7 +91,7 @@ def test_short_scripted_schedules_are_all_written_ahead():
 
 def test_in_long_schedules_a_scripted_turn_is_written_when_its_parent_is_sent():
     talk = Talk(is_real=False)
-    made = payloads(plan(tokens=60_000_000), talk)
+    made = payloads(plan(tokens=120_000_000), talk)
     made.extend(0.0)
     assert talk.written == [0]
     made.prepare(1)

@@ -75,7 +75,7 @@ def test_gamma_arrivals_are_found_with_their_cv(cv):
 
 
 def test_poisson_arrivals_are_not_made_more_of():
-    found = fit_arrivals(np.cumsum(rng().exponential(0.1, 5000)))
+    found = fit_arrivals(np.cumsum(rng().exponential(0.1, 5000), dtype=np.float64))
     assert found.spec["kind"] == "poisson"
     assert found.distance["poisson"] < 0.2
 
