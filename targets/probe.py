@@ -26,6 +26,8 @@ _FIT_CHARS = 128  # of the shorter prompt
 _FIT_TOKENS = 2000  # about, of the longer prompt at most
 _TEXT = "The quick brown fox jumps over the lazy dog, and then it does so once more. "
 
+Point = tuple[int, int]  # characters, prompt tokens
+
 
 async def preflight(
     endpoint: Endpoint,
@@ -49,11 +51,13 @@ async def preflight(
         connector = aiohttp.TCPConnector(ssl=tls_of(endpoint) or True)
         async with aiohttp.ClientSession(connector=connector) as session:
             await probe.choose_model(session)
-            answer = await probe.complete(session)
-            probe.judge(answer)
             probe.check_length(max_input_tokens, max_output_tokens)
+            prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
+            answer = await probe.complete(session, prompt)
+            probe.judge(answer)
             if text_of is not None:
-                await probe.fit_prompt(session, text_of, max_input_tokens)
+                known = _point_of(prompt, answer)
+                await probe.fit_prompt(session, text_of, max_input_tokens, known)
     except _Stop as stop:
         probe.note(stop.check, False, stop.detail)
         return probe.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
@@ -122,14 +126,14 @@ class _Probe:
         else:
             self.note("models", None, f"{wanted}; GET /v1/models {self.models.problem}")
 
-    async def complete(self, session: aiohttp.ClientSession) -> Answer:
+    async def complete(self, session: aiohttp.ClientSession, prompt: str) -> Answer:
         """One small streamed answer, with whatever the server refuses to be asked switched off."""
         given, failed = self.adapter, 0
         first: Answer | None = None
         if given.include_usage:
             self.adapter = given.model_copy(update={"continuous_usage": True})
         while True:
-            answer = await self._ask(session, _TEXT, _TOKENS)
+            answer = await self._ask(session, prompt, _TOKENS)
             first = first or answer
             lesser = without_refused(self.adapter, answer.status, answer.head)
             if lesser is not None:
@@ -207,17 +211,24 @@ class _Probe:
             self.done("max_model_len", f"{limit}; the scenario needs up to {total} tokens")
 
     async def fit_prompt(
-        self, session: aiohttp.ClientSession, text_of: Callable[[int], str], max_input_tokens: int
+        self,
+        session: aiohttp.ClientSession,
+        text_of: Callable[[int], str],
+        max_input_tokens: int,
+        known: Point | None,
     ) -> None:
-        """Two prompts of different lengths give the line from characters to prompt tokens."""
+        """Two prompts of different lengths give the line from characters to prompt tokens; `known`,
+        the completion's, stands in as the shorter one where no longer one is taken.
+        """
         first = await self._point(session, text_of(_FIT_CHARS))
-        longer: tuple[int, int] | None = None
+        longer: Point | None = None
         if first is not None:
             target = max(1, min(max_input_tokens, _FIT_TOKENS))
             n_chars = max(4 * _FIT_CHARS, target * first[0] // max(1, first[1]))
             longer = await self._point(session, text_of(n_chars))
             longer = longer or await self._point(session, text_of(2 * _FIT_CHARS))
-        self.fit = two_point_fit(first, longer)
+        shorter, longer = (known, first) if longer is None else (first, longer)
+        self.fit = two_point_fit(shorter, longer)
         if self.fit is None:
             self.note("prompt_fit", None, "not possible: prompt lengths are estimates")
             return
@@ -225,13 +236,8 @@ class _Probe:
         detail = f"{per_token:.2f} characters per token, {self.fit.overhead_tokens:.1f} overhead"
         self.done("prompt_fit", detail)
 
-    async def _point(self, session: aiohttp.ClientSession, text: str) -> tuple[int, int] | None:
-        """(characters, prompt tokens) of one prompt, or None where the server would not say."""
-        answer = await self._ask(session, text, 1)
-        usage = _last_usage(answer)
-        if answer.problem is not None or usage is None or usage.input_tokens is None:
-            return None
-        return len(text), usage.input_tokens
+    async def _point(self, session: aiohttp.ClientSession, text: str) -> Point | None:
+        return _point_of(text, await self._ask(session, text, 1))
 
     async def _ask(self, session: aiohttp.ClientSession, prompt: str, tokens: int) -> Answer:
         request = Request(prompt=prompt, output_tokens=tokens)
@@ -267,6 +273,14 @@ class _Probe:
 
 def _last_usage(answer: Answer) -> Usage | None:
     return next((d.usage for d in reversed(answer.deltas) if d.usage is not None), None)
+
+
+def _point_of(text: str, answer: Answer) -> Point | None:
+    """What an answer says about its prompt's length; None where the server would not say."""
+    usage = _last_usage(answer)
+    if answer.problem is not None or usage is None or usage.input_tokens is None:
+        return None
+    return len(text), usage.input_tokens
 
 
 def _hint(answer: Answer) -> str:

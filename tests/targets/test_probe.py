@@ -161,11 +161,12 @@ def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
     options = {"api_key": "right", "max_model_len": "120", "ttft": "1ms", "itl": "0ms"}
     with mock({**options, "model": "a-model;b-model"}, tmp_path) as served:
         url = served.endpoint.url
-        none = probe(url)
-        wrong = probe(url, environ={"OPENAI_API_KEY": "wrong"})
-        named = probe(url, lines="api_key_env: GW", environ={"GW": "wrong"})
+        fits = (60, 60)
+        none = probe(url, tokens=fits)
+        wrong = probe(url, environ={"OPENAI_API_KEY": "wrong"}, tokens=fits)
+        named = probe(url, lines="api_key_env: GW", environ={"GW": "wrong"}, tokens=fits)
         long = probe(url, environ={"OPENAI_API_KEY": "right"})
-        fine = probe(url, environ={"OPENAI_API_KEY": "right"}, tokens=(60, 60))
+        fine = probe(url, environ={"OPENAI_API_KEY": "right"}, tokens=fits)
         assert "right" not in repr(served)
     assert "no API key was sent; export OPENAI_API_KEY=…" in none.fatal
     assert "the API key in OPENAI_API_KEY is refused" in wrong.fatal
@@ -174,6 +175,22 @@ def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
     assert fine.fatal is None
     assert check(fine, "models").detail == "a-model, the first of 2; choose with --model"
     assert fine.max_model_len == 120
+
+
+def test_a_length_the_server_states_is_checked_before_anything_is_asked(tmp_path):
+    with mock({"max_model_len": "12"}, tmp_path) as served:
+        found = probe(served.endpoint.url)
+    assert "up to 100 + 50 tokens and 'mock-model' takes 12: lower" in found.fatal
+    assert check(found, "max_model_len").ok is False
+    assert check(found, "completion").detail == "not checked"
+
+
+def test_a_refused_longer_prompt_leaves_the_completion_as_a_point_of_the_fit(mock_url):
+    # The completion is 8 + 19 prompt tokens and 16 more; 128 characters are 8 + 32 and 1 more;
+    # 256 characters, the longer prompt's least, would be 8 + 64.
+    found = probe(mock_url, "max_model_len=50")
+    assert found.fatal is None
+    assert found.fit == pytest.approx((8.0, 0.25))
 
 
 def test_a_refused_connection_says_so():
