@@ -20,6 +20,7 @@ from loadgen.measure.slo import parse_slo
 from loadgen.measure.stats import percentile
 from loadgen.measure.summary import PERCENTILES, Summary
 from loadgen.records import Run, Status
+from reports.redaction import redact
 
 Record = dict[str, Any]
 
@@ -34,7 +35,8 @@ ANSWERED, WITH_FAILURES = "answers that ended well", "all due, failures never ar
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Due requests that ended alike: how, how many, when first, and a few of their ids."""
+    """Due requests that ended alike: how (secrets taken out), how many, when first, and a few of
+    their ids."""
 
     status: str
     http_status: int
@@ -259,7 +261,7 @@ def _failures(run: Run, due: Mask) -> list[Failures]:
             Failures(
                 status=Status(kinds["status"][kind]).name,
                 http_status=int(kinds["http_status"][kind]),
-                error=run.names.errors[int(kinds["error_id"][kind])],
+                error=redact(run.names.errors[int(kinds["error_id"][kind])]),
                 n=int(counts[kind]),
                 first_s=float(released_s.min()) if len(released_s) else math.nan,
                 request_ids=tuple(int(i) for i in alike["request_id"][:3]),

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ _CAPTIONS = {
 
 def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    summary = _redacted(summary)
     seen = frames(run, summary)
     drawn = figures(seen)
     scripts = [vega_bundle(cache_dir), _asset("static/page.js")]
@@ -54,7 +56,10 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
         metrics=METRICS,
         provenance=_provenance(run),
         scenario_text=redact(str(_of(run, "scenario").get("text", ""))),
-        preflight=run.manifest.get("preflight") or [],
+        preflight=[
+            {**line, "detail": redact(str(line.get("detail", "")))}
+            for line in run.manifest.get("preflight") or []
+        ],
         style=_asset("static/page.css"),
         policy=_policy(scripts),
         scripts=scripts,
@@ -66,6 +71,17 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
 def write(run: Run, summary: Summary, path: Path, cache_dir: Path | None = None) -> None:
     """`render` into a file."""
     path.write_text(render(run, summary, cache_dir), encoding="utf-8")
+
+
+def _redacted(summary: Summary) -> Summary:
+    """The summary with its sentences free of secrets: some quote how a run or a worker ended."""
+    checks = tuple(replace(c, detail=redact(c.detail)) for c in summary.validity.checks)
+    return replace(
+        summary,
+        reasons=tuple(map(redact, summary.reasons)),
+        findings=tuple(map(redact, summary.findings)),
+        validity=replace(summary.validity, checks=checks),
+    )
 
 
 def _environment() -> jinja2.Environment:

@@ -1,4 +1,4 @@
-"""Secrets that people put on command lines, taken out before a page is sent around."""
+"""Secrets that people type and servers echo, taken out before a page is sent around."""
 
 from __future__ import annotations
 

@@ -255,3 +255,20 @@ def test_a_browser_draws_every_figure_without_a_complaint(cache: Path, tmp_path:
     assert shown.stdout.count("<svg") >= 5
     assert shown.stdout.count("could not be drawn") == 1  # the words in the script itself
     assert not [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_a_key_that_the_server_echoes_in_an_error_is_not_on_the_page(tmp_path: Path) -> None:
+    run = measured_run(n_failed=3, slo=SLO)
+    echo = "HTTP 401: Incorrect API key provided: sk-s3cr3ts3cr3t; got 'Bearer s3cr3t-too'"
+    page = page_of(
+        replace(run, names=Names(errors=("", echo), remotes=run.names.remotes)), tmp_path
+    )
+    assert "s3cr3t" not in page
+    assert "HTTP 401: Incorrect API key provided: [redacted]" in Page(page).text
+
+
+def test_a_key_in_how_the_run_ended_is_not_on_the_page(tmp_path: Path) -> None:
+    run = measured_run(slo=SLO)
+    run.request_rows["status"][50] = Status.lost
+    why = "load-generating process 0 died (exit status 1; ValueError: Bearer s3cr3ts3cr3t)"
+    assert "s3cr3t" not in page_of(with_manifest(run, end_reason=why), tmp_path)
