@@ -8,6 +8,7 @@ import pytest
 from scipy import integrate, linalg, stats
 
 from loadgen.errors import TraceFileError
+from loadgen.records import Times
 from loadgen.units import parse_duration_s, parse_rate_per_s
 from loadgen.workload.fit import fit, fit_text
 from loadgen.workload.fit_arrivals import (
@@ -75,7 +76,8 @@ def test_gamma_arrivals_are_found_with_their_cv(cv):
 
 
 def test_poisson_arrivals_are_not_made_more_of():
-    found = fit_arrivals(np.cumsum(rng().exponential(0.1, 5000), dtype=np.float64))
+    times_s: Times = np.cumsum(rng().exponential(0.1, 5000)).astype("f8")
+    found = fit_arrivals(times_s)
     assert found.spec["kind"] == "poisson"
     assert found.distance["poisson"] < 0.2
 
