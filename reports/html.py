@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.summary import Summary
@@ -22,6 +17,7 @@ from reports import tables
 from reports.bundle import vega_bundle
 from reports.charts import figures
 from reports.frames import Frames, frames
+from reports.page import asset, environment, policy
 from reports.redaction import redact
 
 _CAPTIONS = {
@@ -37,8 +33,8 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     summary = _redacted(summary)
     seen = frames(run, summary)
     drawn = figures(seen)
-    scripts = [vega_bundle(cache_dir), _asset("static/page.js")]
-    page = _environment().get_template("report.html.j2")
+    scripts = [vega_bundle(cache_dir), asset("static/page.js")]
+    page = environment().get_template("report.html.j2")
     return page.render(
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,
@@ -60,8 +56,8 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
             {**line, "detail": redact(str(line.get("detail", "")))}
             for line in run.manifest.get("preflight") or []
         ],
-        style=_asset("static/page.css"),
-        policy=_policy(scripts),
+        style=asset("static/page.css"),
+        policy=policy(scripts),
         scripts=scripts,
         specs=_embedded(drawn),
         summary_json=_embedded(summary.to_json()),
@@ -81,31 +77,6 @@ def _redacted(summary: Summary) -> Summary:
         reasons=tuple(map(redact, summary.reasons)),
         findings=tuple(map(redact, summary.findings)),
         validity=replace(summary.validity, checks=checks),
-    )
-
-
-def _environment() -> jinja2.Environment:
-    loader = jinja2.FunctionLoader(lambda name: _asset(f"templates/{name}"))
-    return jinja2.Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _asset(name: str) -> str:
-    return files("reports").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(scripts: list[str]) -> str:
-    """Only our own scripts, by their hash; styles inline; nothing from anywhere else."""
-    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline';"
-        " img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
