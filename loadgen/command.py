@@ -129,6 +129,8 @@ def preview(scenario: Scenario, as_json: bool, html: Path | None, parquet: Path 
 
     plan = make_plan(scenario)
     facts = describe(scenario, *plan)
+    for note in trace_notes(scenario):
+        typer.echo(f"note: {note}", err=True)
     if html is not None:
         from reports.preview_page import write
 
@@ -146,6 +148,15 @@ def preview(scenario: Scenario, as_json: bool, html: Path | None, parquet: Path 
     from reports.preview_view import tables
 
     stdout().print(tables(facts))
+
+
+def trace_notes(scenario: Scenario) -> list[str]:
+    """What reading the scenario's traces dropped, reordered or approximated."""
+    from loadgen.workload.trace_arrivals import TraceArrivals
+
+    kinds = [scenario.arrivals, *(asked.arrivals for asked in scenario.classes.values())]
+    replays = [kind for kind in kinds if isinstance(kind, TraceArrivals)]
+    return [f"{kind.path}: {note}" for kind in replays for note in kind.notes()]
 
 
 def fit(trace: Path, format_text: str, as_json: bool) -> None:

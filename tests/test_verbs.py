@@ -117,6 +117,16 @@ def test_preview_writes_a_page_and_the_schedule(run, tmp_path):
     assert {"scheduled_s", "input_tokens", "output_tokens", "prefix_id"} <= set(rows.column_names)
 
 
+def test_preview_says_what_reading_a_trace_left_out(run):
+    path = TESTS / "golden" / "traces" / "azure_2024.csv"
+    code, _, err = run(
+        *("preview", "azure_replay", "--set", f"arrivals.path={path}"),
+        *("--warmup", "0s", "--duration", "2s"),
+    )
+    assert code == 0
+    assert f"note: {path}: 1 of 5 rows left out" in err
+
+
 @pytest.mark.parametrize("verb", ["validate", "fit", "from", "init", "preview"])
 def test_help_ends_with_an_example(verb):
     shown = CliRunner().invoke(app, [verb, "--help"]).output

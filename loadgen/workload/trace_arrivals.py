@@ -20,6 +20,8 @@ from loadgen.workload.traces.file import load_trace
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 from loadgen.workload.traffic import Traffic
 
+Index = NDArray[np.int32]  # row numbers
+
 
 class Window(Block):
     """A part of a trace, counted from its first request; `to` is not in it."""
@@ -41,7 +43,7 @@ class _Cycle:
     it would begin anew (0 for a single request, which has no rate of its own)."""
 
     trace: Trace
-    rows: NDArray[np.intp]
+    rows: Index
     times_s: Times
     period_s: float
 
@@ -50,7 +52,7 @@ class TraceArrivals(Arrivals):
     """The instants, lengths, shared prefixes and sessions of a recorded trace, row by row.
 
     In this order: `only` keeps some of the file's classes, `window` cuts a part out, `thin` keeps
-    each request with that probability (independently, so counts stay as bursty as they were),
+    each request with that probability p, independently (a dispersion of I becomes 1 + p(I − 1)),
     `time_scale` multiplies instants (0.5 plays twice as fast) or `rate` chooses the scale that
     gives this mean rate, `loop` begins anew when the part is over (with prefixes of its own in each
     round, so that a repetition does not look like cache hits).
@@ -95,7 +97,7 @@ class TraceArrivals(Arrivals):
         n_rounds = int(np.ceil(horizon_s / cycle.period_s)) if self.loop else 1
         kept = [self._kept(rng, cycle) for _ in range(n_rounds)]
         places = np.concatenate(kept)
-        round_of = np.repeat(np.arange(n_rounds), [len(places) for places in kept])
+        round_of = np.repeat(np.arange(n_rounds, dtype=np.int32), [len(k) for k in kept])
         times_s = cycle.times_s[places] + round_of * cycle.period_s
         n = int(np.searchsorted(times_s, horizon_s))
         rows, round_of = cycle.rows[places[:n]], round_of[:n]
@@ -104,7 +106,7 @@ class TraceArrivals(Arrivals):
             input_tokens=trace.input_tokens[rows],
             output_tokens=trace.output_tokens[rows],
             prefix_id=_of_its_round(trace.prefix_ids, rows, round_of),
-            prefix_tokens=trace.prefix_tokens[rows],
+            prefix_tokens=trace.prefix_tokens[rows] if trace.prefix_ids.any() else None,
             session_id=_of_its_round(trace.session_ids, rows, round_of),
             class_name=np.array(trace.classes)[trace.class_ids[rows]]
             if len(trace.classes) > 1
@@ -115,10 +117,10 @@ class TraceArrivals(Arrivals):
         """What reading the file dropped, reordered or approximated."""
         return self._cycle.trace.notes
 
-    def _kept(self, rng: np.random.Generator, cycle: _Cycle) -> NDArray[np.intp]:
+    def _kept(self, rng: np.random.Generator, cycle: _Cycle) -> Index:
         if self.thin == 1.0:
-            return np.arange(len(cycle.rows))
-        return np.flatnonzero(rng.random(len(cycle.rows)) < self.thin)
+            return np.arange(len(cycle.rows), dtype=np.int32)
+        return np.flatnonzero(rng.random(len(cycle.rows)) < self.thin).astype(np.int32)
 
     @cached_property
     def _cycle(self) -> _Cycle:
@@ -145,20 +147,22 @@ class TraceArrivals(Arrivals):
             scale = self.thin * len(rows) / period_s / self.rate
         return _Cycle(trace, rows, times_s * scale, period_s * scale)
 
-    def _of_classes(self, trace: Trace) -> NDArray[np.intp]:
+    def _of_classes(self, trace: Trace) -> Index:
         if not self.only:
-            return np.arange(len(trace))
+            return np.arange(len(trace), dtype=np.int32)
         for name in self.only:
             if name not in trace.classes:
                 hint = nearest(name, trace.classes)
                 raise TraceFileError(f"{self.path}: has no class '{name}'; {hint}")
         wanted = [k for k, name in enumerate(trace.classes) if name in self.only]
-        return np.flatnonzero(np.isin(trace.class_ids, wanted))
+        return np.flatnonzero(np.isin(trace.class_ids, wanted)).astype(np.int32)
 
 
 def _of_its_round(
-    ids: NDArray[np.uint32], rows: NDArray[np.intp], round_of: NDArray[np.int64]
-) -> NDArray[np.uint32]:
-    """Ids of a column (0 = none) made distinct between rounds."""
-    chosen, n_ids = ids[rows].astype(np.int64), int(ids.max(initial=0))
-    return np.where(chosen > 0, chosen + round_of * n_ids, 0).astype(np.uint32)
+    ids: NDArray[np.uint32], rows: Index, round_of: Index
+) -> NDArray[np.uint32] | None:
+    """Ids of a column (0 = none) made distinct between rounds; None where the trace has none."""
+    if not ids.any():
+        return None
+    chosen, n_ids = ids[rows], np.uint32(ids.max())
+    return np.where(chosen > 0, chosen + round_of.astype(np.uint32) * n_ids, np.uint32(0))

@@ -153,6 +153,22 @@ def test_a_scenario_needs_nothing_but_the_trace(tmp_path, monkeypatch):
     assert load_scenario(again) == scenario
 
 
+def test_a_trace_without_prefixes_and_sessions_is_single_requests():
+    arrivals = {"kind": "trace", "path": str(SAMPLES / "azure_2023.csv")}
+    settings = {"arrivals": arrivals, "requests": {}, "phases": {"measure": "9s"}}
+    rows = make_schedule(load_scenario("quickstart", settings))
+    assert rows["input_tokens"].tolist() == [374, 396, 879, 91]
+    assert rows["prefix_id"].tolist() == [0, 0, 0, 0]
+    assert rows["session_id"].tolist() == [0, 1, 2, 3]
+
+
+def test_rows_of_a_recorded_session_stay_together():
+    arrivals = {"kind": "trace", "path": str(SAMPLES / "burstgpt_v2.csv")}
+    settings = {"arrivals": arrivals, "requests": {}, "phases": {"measure": "9s"}}
+    rows = make_schedule(load_scenario("quickstart", settings))
+    assert rows["session_id"].tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("requests", "inputs", "prefixes", "outputs"),
     [

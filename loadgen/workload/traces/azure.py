@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.table import csv_header, read_csv
+from loadgen.workload.traces.table import csv_header, first_line, read_csv
 from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
 
 _TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"
@@ -29,13 +29,14 @@ class Azure(TraceFormat):
         return {_TIME, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        line = content.lstrip().split(b"\n", 1)[0].decode("utf-8", "replace")
+        line = first_line(content)[0].decode("utf-8", "replace")
         optional = [_IMAGES] if _IMAGES in csv_header(line) else []
         table = read_csv(content, source, (_TIME, _IN, _OUT, *optional))
         notes = []
         if optional:
-            n_images = int(np.count_nonzero(table.whole_numbers(_IMAGES)))
-            notes = [f"{n_images} of {table.n_rows} requests had images; sent as text only"]
+            images = table.whole_numbers(_IMAGES)
+            n_images = int(np.count_nonzero(images))
+            notes = [f"{n_images} of {len(images)} requests had images; sent as text only"]
         columns = Columns(
             ticks=table.instants(_TIME),
             input_tokens=table.whole_numbers(_IN),

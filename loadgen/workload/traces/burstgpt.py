@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.table import csv_header, read_csv
+from loadgen.workload.traces.table import csv_header, first_line, read_csv
 from loadgen.workload.traces.trace import Columns, Ids, Trace, TraceFormat, build_trace
 
 _TIME, _MODEL, _IN, _OUT = "Timestamp", "Model", "Request tokens", "Response tokens"
@@ -29,7 +29,7 @@ class BurstGPT(TraceFormat):
         return {_TIME, _MODEL, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        line = content.lstrip().split(b"\n", 1)[0].decode("utf-8", "replace")
+        line = first_line(content)[0].decode("utf-8", "replace")
         has_sessions = _SESSION in csv_header(line)
         wanted = (_TIME, _MODEL, _IN, _OUT, *([_SESSION] if has_sessions else []))
         table = read_csv(content, source, wanted)

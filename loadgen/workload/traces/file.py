@@ -53,6 +53,6 @@ def read_bytes(path: str | Path) -> bytes:
         if start.startswith(mark.lower()):
             raise TraceFileError(f"{path}: {problem}")
     content = content.removeprefix(b"\xef\xbb\xbf")
-    if not content.strip():
+    if not content or content.isspace():
         raise TraceFileError(f"{path}: is empty")
     return content

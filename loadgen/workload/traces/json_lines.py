@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError
+from loadgen.workload.lengths import MAX_TOKENS
 from loadgen.workload.traces.table import Table, require
-from loadgen.workload.traces.trace import MAX_TOKENS, Ticks
+from loadgen.workload.traces.trace import Ticks
 
 R = TypeVar("R", bound=msgspec.Struct)
 _BATCH = 2048  # few enough objects alive at once that Python's garbage collector has little to do
@@ -80,13 +81,11 @@ def read_json_table(content: bytes, source: str, wanted: Sequence[str]) -> Table
     """The wanted keys of flat JSON lines as a table of text, for formats that are told by column
     names. Raises TraceFileError with the line where a key is missing."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     texts: dict[str, list[str]] = {name: [] for name in wanted}
     decoder: msgspec.json.Decoder[Mapping[str, msgspec.Raw]] = msgspec.json.Decoder(
         dict[str, msgspec.Raw]
     )
-    n_rows = 0
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
@@ -98,12 +97,10 @@ def read_json_table(content: bytes, source: str, wanted: Sequence[str]) -> Table
             require(source, [*record], wanted, number)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TraceFileError(f"{source}:{number}: {_in_words(error)}") from None
-        n_rows += 1
-    columns: dict[str, Any] = {
-        name: pc.utf8_trim_whitespace(pa.array(values, pa.string()))
-        for name, values in texts.items()
+    columns: dict[str, list[Any]] = {
+        name: [pa.array(values, pa.string())] for name, values in texts.items()
     }
-    return Table(source, columns, n_rows, partial(line_of_record, content))
+    return Table(source, columns.__getitem__, partial(line_of_record, content))
 
 
 def _refuse_first(

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from loadgen.workload.traces.json_lines import read_json_table
-from loadgen.workload.traces.table import read_csv
+from loadgen.workload.traces.table import first_line, read_csv
 from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
 
 ColumnName = Annotated[str, Field(min_length=1)]
@@ -35,7 +35,7 @@ class Named(TraceFormat):
         wanted = list(dict.fromkeys(name for name in names if name is not None))
         table = (
             read_json_table(content, source, wanted)
-            if content.lstrip()[:1] == b"{"
+            if first_line(content)[0][:1] == b"{"
             else read_csv(content, source, wanted, self.separator)
         )
         sessions = None

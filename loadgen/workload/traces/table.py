@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError, nearest
-from loadgen.workload.traces.trace import MAX_TOKENS, Ticks
+from loadgen.workload.lengths import MAX_TOKENS
+from loadgen.workload.traces.trace import Ticks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,62 +38,98 @@ _INSTANT_EXAMPLE = "2024-05-12 00:00:20.1234567+00:00"
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, each an Arrow array of trimmed text; `line_of` finds the line of a row."""
+    """Columns of text by name. `read` gives a column as Arrow arrays, one after the other and never
+    all at once: text takes ten times the memory of the numbers in it. `line_of` finds the line of a
+    row."""
 
     source: str
-    columns: Mapping[str, Any]  # pa.StringArray
-    n_rows: int
+    read: Callable[[str], Iterable[Any]]  # of pa.StringArray
     line_of: Callable[[int], int]
 
     def whole_numbers(self, name: str) -> NDArray[np.int64]:
         """A column of token counts: int64 in 0 … 10 000 000. `374.0` is whole, `374.5` is not."""
+        return np.concatenate([self._whole(name, *part) for part in self._parts(name)])
+
+    def ticks(self, name: str, unit: str = "s") -> Ticks:
+        """Numeric times of a unit (s, ms, us, ns) in whole nanoseconds, without passing through a
+        float: 1700012345.1234567 keeps all its digits. Digits beyond nanoseconds are cut."""
+        parts = [self._ticks(name, unit, *part) for part in self._parts(name)]
+        return np.concatenate(parts)
+
+    def instants(self, name: str) -> Ticks:
+        """Dates with times, as in ISO 8601, in nanoseconds since 1970 in UTC; up to nine digits of
+        a second are kept. Without a zone a column is taken as UTC; a column with both is refused.
+        """
+        first: dict[bool, int] = {}  # row of the first value with a zone, and of the first without
+        return np.concatenate([self._instants(name, first, *part) for part in self._parts(name)])
+
+    def words(self, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """A column of names as (index of each row's, names in order of first use)."""
+        import pyarrow.compute as pc
+
+        numbers: dict[str, int] = {}
+        codes = []
+        for text, _ in self._parts(name):
+            found = pc.dictionary_encode(text)
+            known = [numbers.setdefault(w, len(numbers)) for w in found.dictionary.to_pylist()]
+            codes.append(np.array(known, np.int64)[found.indices.to_numpy(zero_copy_only=False)])
+        return np.concatenate(codes), tuple(numbers)
+
+    def is_numeric(self, name: str) -> bool:
+        """Whether the first value of a column is a plain number."""
+        text, _ = next(iter(self._parts(name)))
+        return _NUMBER.fullmatch(text[0].as_py()) is not None
+
+    def _parts(self, name: str) -> Iterator[tuple[Any, int]]:
+        """(trimmed text, number of its first row) of each array of a column."""
+        import pyarrow.compute as pc
+
+        row = 0
+        for text in self.read(name):
+            if len(text):
+                yield pc.utf8_trim_whitespace(text), row
+            row += len(text)
+
+    def _whole(self, name: str, text: Any, row: int) -> NDArray[np.int64]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        text = self.columns[name]
         try:
             values: NDArray[np.int64] = pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:
-            values = self._rounded(name)
+            numbers = self._floats(name, text, row, _TOKEN_COUNT)
+            bad = np.flatnonzero((np.abs(numbers) > MAX_TOKENS) | (numbers != np.rint(numbers)))
+            if bad.size:
+                self._refuse(name, text, int(bad[0]), row, _TOKEN_COUNT)
+            values = numbers.astype(np.int64)
         bad = np.flatnonzero((values < 0) | (values > MAX_TOKENS))
         if bad.size:
-            self.refuse(name, int(bad[0]), _TOKEN_COUNT)
+            self._refuse(name, text, int(bad[0]), row, _TOKEN_COUNT)
         return values
 
-    def _rounded(self, name: str) -> NDArray[np.int64]:
-        numbers = self._floats(name, _TOKEN_COUNT)
-        bad = np.flatnonzero((np.abs(numbers) > MAX_TOKENS) | (numbers != np.rint(numbers)))
-        if bad.size:
-            self.refuse(name, int(bad[0]), _TOKEN_COUNT)
-        whole: NDArray[np.int64] = numbers.astype(np.int64)
-        return whole
-
-    def _floats(self, name: str, expected: str) -> NDArray[np.float64]:
+    def _floats(self, name: str, text: Any, row: int, expected: str) -> NDArray[np.float64]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        text = self.columns[name]
         try:
             numbers: NDArray[np.float64] = pc.cast(text, pa.float64()).to_numpy(
                 zero_copy_only=False
             )
         except pa.ArrowInvalid:
-            numbers = np.full(self.n_rows, np.nan)
+            numbers = np.full(len(text), np.nan)
         if not np.all(np.isfinite(numbers)):
-            for row, value in enumerate(text.to_pylist()):
+            for k, value in enumerate(text.to_pylist()):
                 if not _NUMBER.fullmatch(value):
-                    self.refuse(name, row, expected)
+                    self._refuse(name, text, k, row, expected)
             numbers = np.array([float(value) for value in text.to_pylist()])
         return numbers
 
-    def ticks(self, name: str, unit: str = "s") -> Ticks:
-        """Numeric times of a unit (s, ms, us, ns) in whole nanoseconds, without passing through a
-        float: 1700012345.1234567 keeps all its digits. Digits beyond nanoseconds are cut."""
+    def _ticks(self, name: str, unit: str, text: Any, row: int) -> Ticks:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         ns = NS_PER_UNIT[unit]
-        found = pc.extract_regex(self.columns[name], _DECIMAL)
+        found = pc.extract_regex(text, _DECIMAL)
         limit = 9 * 10**18 // ns
         if found.null_count == 0:
             try:
@@ -108,20 +145,17 @@ class Table:
                 )
                 sign = np.where(is_negative, np.int64(-1), np.int64(1))
                 return np.add(whole * ns, sign * (part // (10**9 // ns)), dtype=np.int64)
-        numbers = self._floats(name, "a number") * ns  # an exponent, or far too large
+        numbers = self._floats(name, text, row, "a number") * ns  # an exponent, or far too large
         bad = np.flatnonzero(np.abs(numbers) > 9e18)
         if bad.size:
-            self.refuse(name, int(bad[0]), f"a time in {unit}")
+            self._refuse(name, text, int(bad[0]), row, f"a time in {unit}")
         return np.rint(numbers).astype(np.int64)
 
-    def instants(self, name: str) -> Ticks:
-        """Dates with times, as in ISO 8601, in nanoseconds since 1970 in UTC; up to nine digits of
-        a second are kept. Without a zone a column is taken as UTC; a column with both is refused.
-        """
+    def _instants(self, name: str, first: dict[bool, int], text: Any, row: int) -> Ticks:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = pc.extract_regex(self.columns[name], _INSTANT)
+        found = pc.extract_regex(text, _INSTANT)
         try:
             if found.null_count:
                 raise pa.ArrowInvalid("no match")
@@ -129,93 +163,85 @@ class Table:
                 pc.cast(found.field("second"), pa.timestamp("s")), pa.int64()
             ).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:
-            self._refuse_first_instant(name)
+            self._refuse_first_instant(name, text, row)
         zones = pc.dictionary_encode(found.field("zone"))
         of_row = zones.indices.to_numpy(zero_copy_only=False)
         names = zones.dictionary.to_pylist()
-        if "" in names and len(names) > 1:
-            row = int(np.flatnonzero((of_row == names.index("")) != (names[of_row[0]] == ""))[0])
-            self.refuse(name, row, "a zone in every row or in none")
+        for code, zone in enumerate(names):
+            first.setdefault(zone != "", row + int(np.argmax(of_row == code)))
+        if len(first) == 2:
+            odd = max(first.values()) - row
+            self._refuse(name, text, odd, row, "a zone in every row or in none")
         offsets_s = np.array([_offset_s(zone) for zone in names], np.int64)
         utc_s: Ticks = seconds - offsets_s[of_row]
         far = np.flatnonzero(np.abs(utc_s) > _FARTHEST_S)
         if far.size:
-            self.refuse(name, int(far[0]), "a date between 1700 and 2250")
+            self._refuse(name, text, int(far[0]), row, "a date between 1700 and 2250")
         return utc_s * 10**9 + _billionths(found.field("part"))
 
-    def _refuse_first_instant(self, name: str) -> NoReturn:
+    def _refuse_first_instant(self, name: str, text: Any, row: int) -> NoReturn:
         pattern = re.compile(_INSTANT)
-        for row, text in enumerate(self.columns[name].to_pylist()):
-            match = pattern.fullmatch(text)
+        for k, value in enumerate(text.to_pylist()):
+            match = pattern.fullmatch(value)
             try:
                 datetime.fromisoformat(match["second"] if match else "")
             except ValueError:
-                self.refuse(name, row, f"a date and time like {_INSTANT_EXAMPLE}")
+                self._refuse(name, text, k, row, f"a date and time like {_INSTANT_EXAMPLE}")
         raise AssertionError(f"{self.source}: {name}: Arrow refuses what Python can read")
 
-    def is_numeric(self, name: str) -> bool:
-        """Whether the first value of a column is a plain number."""
-        return _NUMBER.fullmatch(self.columns[name][0].as_py()) is not None
-
-    def words(self, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        """A column of names as (index of each row's, names in order of first use)."""
-        import pyarrow.compute as pc
-
-        found = pc.dictionary_encode(self.columns[name])
-        codes = found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        return codes, tuple(found.dictionary.to_pylist())
-
-    def refuse(self, name: str, row: int, expected: str) -> NoReturn:
-        """Raise for one value."""
-        value = self.columns[name][row].as_py()
+    def _refuse(self, name: str, text: Any, k: int, row: int, expected: str) -> NoReturn:
+        """Raise for value k of a part that begins at a row."""
+        value = text[k].as_py()
         got = f"{value!r:.80}" if value else "nothing"
         raise TraceFileError(
-            f"{self.source}:{self.line_of(row)}: {name}: expected {expected}, got {got}"
+            f"{self.source}:{self.line_of(row + k)}: {name}: expected {expected}, got {got}"
         )
 
 
 def read_csv(content: bytes, source: str, wanted: Collection[str], separator: str = ",") -> Table:
     """The wanted columns of a CSV file with a header line; others are ignored.
 
-    Quotes, CRLF and blank lines are understood. Raises TraceFileError with the line of a row that
-    has too few or too many columns, and for a wanted column that is not there.
+    Quotes, CRLF and blank lines are understood. Raises TraceFileError for a wanted column that is
+    not there, and, once a column is read, with the line of a row that has too few or too many.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.csv as pv
 
-    header, body = _header(content, source, separator)
+    header, begin = _header(content, source, separator)
     require(source, header, wanted)
+    if not re.compile(rb"\S").search(content, begin):
+        raise TraceFileError(f"{source}: has a header and no rows")
+    has_quotes = b'"' in content
 
     def refuse_but_blank(row: Any) -> str:
         return "error" if row.text.strip() else "skip"
 
-    if not body.strip():
-        raise TraceFileError(f"{source}: has a header and no rows")
-    try:
-        table = pv.read_csv(
-            pa.BufferReader(body),
-            read_options=pv.ReadOptions(column_names=header, block_size=1 << 24),
-            parse_options=pv.ParseOptions(
-                delimiter=separator,
-                invalid_row_handler=refuse_but_blank,
-                newlines_in_values=b'"' in body,
-            ),
-            convert_options=pv.ConvertOptions(
-                column_types=dict.fromkeys(header, pa.string()), include_columns=[*wanted]
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        raise _located(error, content, source, separator, len(header)) from None
-    columns = {
-        name: pc.utf8_trim_whitespace(table.column(name).combine_chunks()) for name in wanted
-    }
+    def read(name: str) -> Iterator[Any]:
+        try:
+            batches = pv.open_csv(
+                pa.BufferReader(pa.py_buffer(content).slice(begin)),
+                read_options=pv.ReadOptions(column_names=header, block_size=1 << 22),
+                parse_options=pv.ParseOptions(
+                    delimiter=separator,
+                    invalid_row_handler=refuse_but_blank,
+                    newlines_in_values=has_quotes,
+                ),
+                convert_options=pv.ConvertOptions(
+                    column_types={name: pa.string()}, include_columns=[name]
+                ),
+            )
+            for batch in batches:
+                yield batch.column(0)
+        except pa.ArrowInvalid as error:
+            raise _located(error, content, source, separator, len(header)) from None
+        finally:
+            pa.default_memory_pool().release_unused()  # 60 MB of 10⁶ rows' text, else kept
 
     def line_of(row: int) -> int:
         lines = (line for line, cells in _csv_rows(content, separator) if cells)
         return next(line for k, line in enumerate(lines) if k == row + 1)  # 0 is the header
 
-    return Table(source, columns, table.num_rows, line_of)
+    return Table(source, read, line_of)
 
 
 def csv_header(line: str, separator: str = ",") -> list[str]:
@@ -232,15 +258,20 @@ def require(source: str, found: Sequence[str], wanted: Collection[str], line: in
             raise TraceFileError(f"{source}:{line}: the column '{name}' is there twice")
 
 
-def _header(content: bytes, source: str, separator: str) -> tuple[list[str], bytes]:
-    start = len(content) - len(content.lstrip())
-    end = re.compile(rb"[\r\n]|$").search(content, start)
+def first_line(content: bytes) -> tuple[bytes, int]:
+    """(the first line that is not blank, where the next one begins), without copying the rest."""
+    start = re.compile(rb"\s*").match(content)
+    end = re.compile(rb"\r\n?|\n|$").search(content, start.end() if start else 0)
     assert end is not None, "the end of a text always matches"
+    return content[start.end() if start else 0 : end.start()], end.end()
+
+
+def _header(content: bytes, source: str, separator: str) -> tuple[list[str], int]:
+    line, begin = first_line(content)
     try:
-        line = content[start : end.start()].decode()
+        return csv_header(line.decode(), separator), begin
     except UnicodeDecodeError as error:
         raise TraceFileError(f"{source}:1: is not UTF-8 text ({error.reason})") from None
-    return csv_header(line, separator), content[end.end() :].lstrip(b"\n")
 
 
 def _csv_rows(content: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:

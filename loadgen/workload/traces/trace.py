@@ -17,7 +17,8 @@ from loadgen.workload.lengths import TokenCounts
 
 Ticks = NDArray[np.int64]  # nanoseconds from any zero
 Ids = NDArray[np.uint32]  # 0 = none
-MAX_TOKENS = 10_000_000
+Parents = NDArray[np.int32]  # row numbers; −1 = none
+Order = slice | NDArray[np.intp]  # which rows, and in which order
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Trace:
     prefix_ids: Ids
     prefix_tokens: NDArray[np.uint32]
     session_ids: Ids
-    parents: NDArray[np.int64]
+    parents: Parents
     class_ids: NDArray[np.uint16]
     classes: tuple[str, ...] = ("default",)
     notes: tuple[str, ...] = ()
@@ -65,7 +66,7 @@ class Columns:
     prefix: tuple[Ids, NDArray[np.uint32]] | None = None
     session_ids: Ids | None = None
     parents: NDArray[np.int64] | None = None
-    classes: tuple[NDArray[np.int64], tuple[str, ...]] | None = None
+    classes: tuple[NDArray[np.integer], tuple[str, ...]] | None = None
     notes: Sequence[str] = ()
 
 
@@ -103,23 +104,25 @@ def build_trace(source: str, kind: str, columns: Columns) -> Trace:
     """
     n, notes = len(columns.input_tokens), list(columns.notes)
     is_kept = (columns.input_tokens > 0) & (columns.output_tokens > 0)
-    order = np.flatnonzero(is_kept)
-    if not order.size:
+    n_kept = int(np.count_nonzero(is_kept))
+    if not n_kept:
         raise TraceFileError(f"{source}: none of its {n} rows has both input and output tokens")
-    if order.size < n:
-        dropped = n - order.size
-        notes.append(f"{dropped} of {n} rows left out: zero input or output tokens (no answer)")
-    times_s = np.full(order.size, np.nan)
+    order: Order = slice(None)  # nothing is copied of a file that is complete and in order
+    if n_kept < n:
+        order = np.flatnonzero(is_kept)
+        notes.append(f"{n - n_kept} of {n} rows left out: zero input or output tokens (no answer)")
+    times_s = np.full(n_kept, np.nan)
     if columns.ticks is not None:
         ticks = columns.ticks[order]
-        is_back = np.diff(ticks) < 0
-        if np.any(is_back):
-            order = order[np.argsort(ticks, kind="stable")]
-            ticks = columns.ticks[order]
-            notes.append(f"{int(is_back.sum())} rows were earlier than the row before; sorted")
+        n_back = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
+        if n_back:
+            by_time = np.argsort(ticks, kind="stable")
+            order = np.arange(n)[order][by_time]
+            ticks = ticks[by_time]
+            notes.append(f"{n_back} rows were earlier than the row before; sorted")
         times_s = (ticks - ticks[0]) / 1e9
     ids, tokens = columns.prefix or (np.zeros(n, np.uint32), np.zeros(n, np.uint32))
-    class_ids, classes = columns.classes or (np.zeros(n, np.int64), ("default",))
+    class_ids, classes = columns.classes or (np.zeros(n, np.uint16), ("default",))
     sessions = columns.session_ids if columns.session_ids is not None else np.zeros(n, np.uint32)
     return Trace(
         source=source,
@@ -130,17 +133,17 @@ def build_trace(source: str, kind: str, columns: Columns) -> Trace:
         prefix_ids=ids[order],
         prefix_tokens=tokens[order],
         session_ids=sessions[order],
-        parents=_moved(columns.parents, order, n),
-        class_ids=class_ids[order].astype(np.uint16),
+        parents=_moved(columns.parents, order, n, n_kept),
+        class_ids=class_ids[order].astype(np.uint16, copy=False),
         classes=classes,
         notes=tuple(notes),
     )
 
 
-def _moved(parents: NDArray[np.int64] | None, order: NDArray[np.intp], n: int) -> NDArray[np.int64]:
+def _moved(parents: NDArray[np.int64] | None, order: Order, n: int, n_kept: int) -> Parents:
     """Row numbers of parents after rows moved or went; a parent that went is none."""
     if parents is None:
-        return np.full(order.size, -1, np.int64)
-    place = np.full(n + 1, -1, np.int64)  # the last entry is where −1 looks
-    place[order] = np.arange(order.size)
+        return np.full(n_kept, -1, np.int32)
+    place = np.full(n + 1, -1, np.int32)  # the last entry is where −1 looks
+    place[:n][order] = np.arange(n_kept)
     return place[parents[order]]
