@@ -61,8 +61,13 @@ def probe(server, other=None, *, lines=""):
                 port = first.sockets[0].getsockname()[1]
                 text = f"url: http://127.0.0.1:{port}\nheaders: {{x-api-key: {SECRET}}}\n{lines}"
                 endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": KEY})
-                tokens = {"max_input_tokens": 10, "max_output_tokens": 10}
-                found = await preflight(endpoint, endpoint.adapter(), timeout_s=5.0, **tokens)
+                found = await preflight(
+                    endpoint,
+                    endpoint.adapter(),
+                    max_input_tokens=10,
+                    max_output_tokens=10,
+                    timeout_s=5.0,
+                )
                 return found, there.decode()
 
     return asyncio.run(run())
@@ -155,6 +160,7 @@ def test_words_of_a_server_lose_their_control_characters():
     told = json.dumps({"error": {"message": f"a{CONTROLS}b"}}).encode()
     raw = f"a{CONTROLS}b".encode()
     for words in (said(told), said(raw), one_line(raw), OpenAIChat().decode(told).error):
+        assert words is not None
         assert words.replace(" ", "") == "ab"
         assert words.isprintable()
     models = json.dumps({"data": [{"id": f"m{CONTROLS}1", "max_model_len": 9}]}).encode()
