@@ -23,7 +23,9 @@ def test_each_verb_is_shown_in_use(verb):
 
 @pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_each_kind_is_documented(family, kind):
-    assert re.search(rf"`{kind}`|^\| {kind} |(kind|format): {kind}", TEXT, re.MULTILINE), f"{family}: {kind}"
+    assert re.search(rf"`{kind}`|^\| {kind} |(kind|format): {kind}", TEXT, re.MULTILINE), (
+        f"{family}: {kind}"
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
