@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from targets.tls import tls_context
-
 from loadgen.drive.answer import answer_text
 from loadgen.drive.client import Address, Client
 from loadgen.drive.decode import decode, quick_status
@@ -36,6 +34,7 @@ from loadgen.records import Edges, Schedule, Status
 from loadgen.workload.dialogue import Dialogue
 from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter
+from targets.tls import tls_context
 
 _BEAT_S = 0.25
 _CHORE_S = 0.005
