@@ -94,7 +94,8 @@ class TraceArrivals(Arrivals):
         Raises TraceFileError where the file cannot be read, or nothing of it is left to replay.
         """
         cycle, trace = self._cycle, self._cycle.trace
-        n_rounds = int(np.ceil(horizon_s / cycle.period_s)) if self.loop else 1
+        # One round more than the quotient says: its last bit may put a row just before the horizon.
+        n_rounds = int(np.ceil(horizon_s / cycle.period_s)) + 1 if self.loop else 1
         kept = [self._kept(rng, cycle) for _ in range(n_rounds)]
         places = np.concatenate(kept)
         round_of = np.repeat(np.arange(n_rounds, dtype=np.int32), [len(k) for k in kept])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadgen.errors import TraceFileError
@@ -82,6 +82,7 @@ def test_thinning_keeps_its_share_and_the_rows_together():
     st.floats(0.5, 40), st.floats(0, 40), st.booleans(), st.sampled_from(["30%", "100%"]),
     st.sampled_from([{}, {"rate": "3/s"}, {"time_scale": 2.5}, {"window": {"from": "1s"}}]),
 )  # fmt: skip
+@example(15.0, 1.0, True, "100%", {"rate": "3/s"})  # 9 · (5/3) < 15 in floating point
 def test_a_longer_horizon_only_adds(horizon_s, more_s, loop, thin, keys):
     arrivals = replay(loop=loop, thin=thin, **keys)
     short = arrivals.traffic(rng(), horizon_s)
