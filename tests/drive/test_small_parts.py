@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.instrument import LoopLag
+from loadgen.drive.instrument import LoopLag, waiting_s
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.progress import Progress
 from loadgen.drive.recorder import Ids, ShardRecorder
@@ -195,6 +195,13 @@ def test_an_echoed_key_is_taken_out_of_what_is_kept(tmp_path):
     recorder.ended(exchange_of(0, b"bad key Bearer SEKRET12345 (7)"))
     rows, _, names = recorder.finish()
     assert names.errors[rows["error_id"][0]] == "HTTP 500: bad key [redacted] (7)"
+
+
+def test_waking_up_is_no_contention_and_waiting_for_a_core_is():
+    idle = waiting_s("1000000000 150000000 10000\n")  # 15 µs at each of 10 000 wake-ups
+    shared = waiting_s("1000000000 4000000000 1000\n")  # 4 ms at each of 1 000
+    assert idle == pytest.approx(-0.35)
+    assert shared == pytest.approx(3.95)
 
 
 def test_one_long_stall_weighs_what_it_lasted():
