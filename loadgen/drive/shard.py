@@ -74,8 +74,6 @@ class _Live:
     by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
     ttft_s: list[float] = field(default_factory=list)
     lateness_s: list[float] = field(default_factory=list)
-    n_bytes: int = 0
-    n_reads: int = 0
 
 
 class Shard:
@@ -189,8 +187,6 @@ class Shard:
     def _on_end(self, exchange: Exchange) -> None:
         status, live = self._status(exchange), self._live
         live.by_status[status] += 1
-        live.n_bytes += exchange.n_bytes
-        live.n_reads += len(exchange.times)
         released_s = float(self._recorder.rows["released_s"][exchange.row])
         live.lateness_s.append(self._seconds(exchange.sent_ns) - released_s)
         if exchange.first_guess_ns:
@@ -238,8 +234,6 @@ class Shard:
             in_flight=self._dispatcher.n_in_flight,
             waiting=self._dispatcher.n_waiting,
             by_status=live.by_status,
-            n_bytes=live.n_bytes,
-            n_reads=live.n_reads,
             ttft_s=[round(value, 6) for value in live.ttft_s],
             lateness_s=[round(value, 6) for value in live.lateness_s],
         )
