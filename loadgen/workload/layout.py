@@ -24,7 +24,7 @@ from loadgen.workload.requests import Requests, SharedPrefix
 from loadgen.workload.streams import Purpose, stream
 from loadgen.workload.traffic import Traffic
 
-Index = NDArray[np.int64]  # row numbers, or counts of rows
+Index = NDArray[np.int32]  # row numbers, or counts of rows; half the memory of int64
 QUICKEST_S = 0.02  # a closed loop is planned for answers as quick as this,
 QUICKEST_TOKENS_PER_S = 1000.0  # and so many tokens per second after it
 MOST_CONTEXT_TOKENS = 2**31
@@ -70,18 +70,18 @@ def lay_out(
     """
     steps, n_sources = asked.steps(), len(traffic)
     units = _units(asked, traffic.scheduled_s, pause, owner, horizon_s, most_rows)
-    unit_source = np.repeat(np.arange(n_sources), units.per_source)
+    unit_source = np.repeat(row_numbers(n_sources), units.per_source)
     sizes = _sizes(asked, len(unit_source), owner)
-    n_rows = int(sizes.sum())
+    n_rows = int(sizes.sum(dtype=np.int64))
     if n_rows > most_rows:
         raise ScenarioError(f"{n_rows:.3g} requests in sessions, at most {most_rows:.0e}")
-    first = np.cumsum(sizes) - sizes
-    unit = np.repeat(np.arange(len(sizes)), sizes)
-    place = np.arange(n_rows) - first[unit]
+    first = np.cumsum(sizes, dtype=np.int32) - sizes
+    unit = np.repeat(row_numbers(len(sizes)), sizes)
+    place = row_numbers(n_rows) - first[unit]
     rows = np.zeros(n_rows, SCHEDULE)
     rows["prompt_seed"] = owner.stream(Purpose.prompt).integers(0, 2**64, n_rows, np.uint64)
     for number, step in enumerate(steps):
-        mine = np.flatnonzero(place == number) if asked.chain else np.arange(n_rows)
+        mine = places(place == number) if asked.chain else row_numbers(n_rows)
         _ask(rows, mine, unit[mine], step, traffic, owner, is_step=bool(asked.chain))
     child, parent = _edges_within(asked, first, place)
     _think(asked, rows, place, owner)
@@ -104,7 +104,7 @@ def lay_out(
         rows=rows,
         source=source,
         starts_s=starts_s,
-        earliest_s=starts_s + _since_start(rows, source),
+        earliest_s=_earliest_s(rows, source, starts_s),
         child=child[order],
         parent=parent[order],
     )
@@ -128,7 +128,7 @@ def _units(
     answer came as quickly as `QUICKEST_S` says."""
     n = len(starts_s)
     if pause is None:
-        return _Units(np.ones(n, np.int64), np.zeros(n))
+        return _Units(np.ones(n, np.int32), np.zeros(n))
     rng, least_s = owner.stream(Purpose.think, "again"), _quickest_s(asked)
     expected = horizon_s / (least_s + pause.mean)
     if n * expected > most_rows:
@@ -136,7 +136,7 @@ def _units(
             f"{n} users could send {n * expected:.3g} requests in {horizon_s:g}s, at most "
             f"{most_rows:.0e}; lengthen think, or ask for fewer users or less time"
         )
-    counts, pauses = np.zeros(n, np.int64), []
+    counts, pauses = np.zeros(n, np.int32), []
     for source, start_s in enumerate(starts_s.tolist()):
         own: list[NDArray[np.float64]] = []
         last_s = start_s
@@ -168,8 +168,8 @@ def _quickest_s(asked: TrafficClass) -> float:
 def _sizes(asked: TrafficClass, n_units: int, owner: Owner) -> Index:
     """Rows of each unit."""
     if asked.session is not None:
-        return asked.session.turns.draw(owner.stream(Purpose.turns), n_units).astype(np.int64)
-    return np.full(n_units, len(asked.steps()), np.int64)
+        return asked.session.turns.draw(owner.stream(Purpose.turns), n_units).astype(np.int32)
+    return np.full(n_units, len(asked.steps()), np.int32)
 
 
 def _ask(
@@ -237,12 +237,12 @@ def prefix_ids(prefix: SharedPrefix, rng: np.random.Generator, n: int) -> NDArra
 def _edges_within(asked: TrafficClass, first: Index, place: Index) -> tuple[Index, Index]:
     """(child, parent) row numbers inside units: turns in turn, steps after those they name."""
     if asked.session is not None:
-        turns = np.flatnonzero(place > 0)
+        turns = places(place > 0)
         return turns, turns - 1
     number = {step.name: k for k, step in enumerate(asked.steps())}
     links = [(number[s.name], number[name]) for s in asked.steps() for name in s.after]
-    child = np.array([later for later, _ in links], np.int64)
-    parent = np.array([before for _, before in links], np.int64)
+    child = np.array([later for later, _ in links], np.int32)
+    parent = np.array([before for _, before in links], np.int32)
     return (first[:, None] + child).ravel(), (first[:, None] + parent).ravel()
 
 
@@ -251,13 +251,13 @@ def _edges_between(
 ) -> tuple[Index, Index]:
     """(child, parent) between the units of one source: every first row of a unit waits for every
     last row of the unit before."""
-    again = np.flatnonzero(unit_source[1:] == unit_source[:-1]) + 1
+    again = places(unit_source[1:] == unit_source[:-1]) + np.int32(1)
     if asked.session is not None:
         return first[again], first[again] - 1
     steps = asked.steps()
     awaited = {name for step in steps for name in step.after}
-    firsts = np.array([k for k, step in enumerate(steps) if not step.after])
-    lasts = np.array([k for k, step in enumerate(steps) if step.name not in awaited])
+    firsts = np.array([k for k, step in enumerate(steps) if not step.after], np.int32)
+    lasts = np.array([k for k, step in enumerate(steps) if step.name not in awaited], np.int32)
     child = first[again][:, None, None] + firsts[None, :, None]
     parent = first[again - 1][:, None, None] + lasts[None, None, :]
     child, parent = np.broadcast_arrays(child, parent)
@@ -293,32 +293,35 @@ def _grow_context(rows: Schedule, first_of_unit: Index) -> None:
     rows["input_tokens"] = total
 
 
-def _since_start(rows: Schedule, source: Index) -> NDArray[np.float64]:
-    """Seconds from its source's arrival that a row is due at the soonest, if all rows of a source
-    came one after the other (steps beside each other come sooner; only the phase follows)."""
-    taken_s = QUICKEST_S + rows["output_tokens"] / QUICKEST_TOKENS_PER_S
-    waits_s = rows["think_s"].astype(np.float64)
-    ends_s = np.cumsum(waits_s + taken_s)
-    begins_s = ends_s - taken_s
-    starts = np.flatnonzero(np.r_[True, source[1:] != source[:-1]][: len(source)])
-    offset_s = np.repeat(begins_s[starts], np.diff(np.r_[starts, len(source)]))
-    return np.where(rows["n_parents"] == 0, 0.0, begins_s - offset_s)
+def _earliest_s(rows: Schedule, source: Index, starts_s: Times) -> Times:
+    """When a row is due at the soonest, if all rows of a source came one after the other (steps
+    beside each other come sooner; only the phase follows)."""
+    if not rows["n_parents"].any():
+        return starts_s
+    ends_s = QUICKEST_S + rows["output_tokens"] / QUICKEST_TOKENS_PER_S
+    begins_s = -ends_s
+    ends_s += rows["think_s"]
+    np.cumsum(ends_s, out=ends_s)
+    begins_s += ends_s
+    starts = places(np.r_[True, source[1:] != source[:-1]][: len(source)])
+    begins_s -= np.repeat(begins_s[starts], np.diff(np.r_[starts, len(source)]))
+    begins_s[rows["n_parents"] == 0] = 0.0
+    begins_s += starts_s
+    return begins_s
 
 
 def joined(layouts: Sequence[Layout]) -> tuple[Layout, Index]:
     """Several classes' rows in one layout, and which of them each row came from."""
     if len(layouts) == 1:  # copying the only one cost 80 MB per million rows (schedule_speed.py)
-        return layouts[0], np.zeros(len(layouts[0].rows), np.int64)
-    if len(layouts) == 1:
-        return layouts[0], np.zeros(len(layouts[0].rows), np.int64)
+        return layouts[0], np.zeros(len(layouts[0].rows), np.int32)
     sizes = [len(layout.rows) for layout in layouts]
     n_sources = [int(layout.source.max(initial=-1)) + 1 for layout in layouts]
     before = np.cumsum([0, *sizes])
     sources_before = np.cumsum([0, *n_sources])
 
     def shifted(arrays: Sequence[Index], by: NDArray[np.int64]) -> Index:
-        moved = [a + offset for a, offset in zip(arrays, by.tolist(), strict=False)]
-        return np.concatenate([np.empty(0, np.int64), *moved]).astype(np.int64)
+        moved = [a + np.int32(offset) for a, offset in zip(arrays, by.tolist(), strict=False)]
+        return np.concatenate([np.empty(0, np.int32), *moved])
 
     whole = Layout(
         rows=np.concatenate([np.empty(0, SCHEDULE), *(layout.rows for layout in layouts)]),
@@ -328,4 +331,14 @@ def joined(layouts: Sequence[Layout]) -> tuple[Layout, Index]:
         child=shifted([layout.child for layout in layouts], before),
         parent=shifted([layout.parent for layout in layouts], before),
     )
-    return whole, np.repeat(np.arange(len(layouts)), sizes)
+    return whole, np.repeat(row_numbers(len(layouts)), sizes)
+
+
+def row_numbers(n: int) -> Index:
+    """0 … n − 1."""
+    return np.arange(n, dtype=np.int32)
+
+
+def places(which: NDArray[np.bool_]) -> Index:
+    """The row numbers at which a mask is true."""
+    return np.flatnonzero(which).astype(np.int32)
