@@ -79,7 +79,8 @@ def run(
     as_json: bool,
 ) -> int:
     """Run, print the table and the verdict, and return the exit code."""
-    from loadgen.run import RunOptions, execute
+    from loadgen.run import execute
+    from loadgen.run_options import RunOptions
 
     chosen = target or os.environ.get("OPENAI_BASE_URL")
     if not chosen:

@@ -37,6 +37,11 @@ ALLOWED: dict[str, list[str]] = {
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
     "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
+    "loadgen.recording": [*WORDS, "loadgen"],
+    "loadgen.shard_tasks": [*WORDS, "loadgen.drive", "loadgen.workload", "loadgen.target"],
+    "loadgen.manifest": [*WORDS, "loadgen.drive", "loadgen.workload", "loadgen.target"],
+    "loadgen.run_directory": WORDS,
+    "loadgen.run_options": WORDS,
     "loadgen.target": [*WORDS, "loadgen.workload", "targets"],
     "loadgen.plugins": WORDS,
     "loadgen.kinds": [*WORDS, "loadgen.workload"],

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Status
-from loadgen.run import RunOptions, record
+from loadgen.run import record
+from loadgen.run_options import RunOptions
 from loadgen.target import Choice, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan

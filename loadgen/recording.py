@@ -1,0 +1,182 @@
+"""One plan driven through the shards: what is told while it runs, how it ends, and the run that
+comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from loadgen.drive import store
+from loadgen.drive.progress import Progress
+from loadgen.drive.shard import ShardTask
+from loadgen.drive.shards import Outcome, Shards
+from loadgen.drive.stop_rules import ErrorRate
+from loadgen.manifest import ending, manifest
+from loadgen.measure.attainment import derived
+from loadgen.records import CHUNKS, Run, empty_requests
+from loadgen.run_options import RunOptions
+from loadgen.shard_tasks import shard_tasks
+from loadgen.target import Target
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import Plan
+
+_INTERRUPT_DRAIN_S = 10.0
+_DECODING_S = 600.0  # after the drain, for shards to decode what they hold and write it
+
+
+class Recording:
+    """Drives the shards through one schedule and puts the run together."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: Plan,
+        target: Target,
+        options: RunOptions,
+        directory: Path,
+        console: Console,
+    ) -> None:
+        self._scenario, self._plan, self._target = scenario, plan, target
+        self._schedule, self._names = plan.schedule, scenario.names()
+        self._options, self._directory = options, directory
+        self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
+        self._epoch_ns = 0
+        self._ended, self._end_reason = "completed", ""
+        self._ended_s: float | None = None
+        self._n_interrupts = self._n_handled = 0
+        self._progress = Progress(
+            console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
+        )
+        limits = scenario.stop_when
+        self._error_rate = ErrorRate(limits.error_rate, limits.over) if limits else None
+
+    def record(self) -> Run:
+        """The run; the plan and the manifest are on disk before the first request goes out."""
+        planned = self._planned()
+        store.write_schedule(self._directory, planned)
+        parts_dir = self._directory / "parts"
+        parts_dir.mkdir(exist_ok=True)
+        tasks = shard_tasks(
+            self._scenario,
+            self._plan,
+            self._target,
+            self._options.n_workers,
+            self._salt,
+            self._directory.name,
+            parts_dir,
+        )
+        with (
+            Shards(tasks, self._directory / "logs", self._options.plugins) as shards,
+            self._interruptible(),
+        ):
+            limit_s = self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S
+            with self._progress:
+                outcome = shards.run(
+                    self._on_beat(shards), self._on_start, lambda: self._obey(shards), limit_s
+                )
+            run = self._put_together(planned.manifest | self._ending(outcome), tasks, outcome)
+            store.write_run(self._directory, run, derived(run))
+        shutil.rmtree(parts_dir)
+        return run
+
+    def _planned(self) -> Run:
+        said = manifest(
+            self._directory.name,
+            self._scenario,
+            self._plan,
+            self._target,
+            self._salt,
+            self._options.command,
+        )
+        nothing, no_chunks = empty_requests(self._schedule), np.empty(0, CHUNKS)
+        return Run(said, self._schedule, nothing, no_chunks, self._plan.edges, self._names)
+
+    def _put_together(
+        self, manifest: dict[str, Any], tasks: Sequence[ShardTask], outcome: Outcome
+    ) -> Run:
+        parts = [store.read_part(t.part_path) for t in tasks if t.part_path.exists()]
+        requests, chunks, found = store.merge_parts(self._schedule, parts)
+        names = replace(self._names, errors=found.errors, remotes=found.remotes)
+        instrument = {"shards": outcome.instruments}
+        return Run(manifest, self._schedule, requests, chunks, self._plan.edges, names, instrument)
+
+    def _on_start(self, epoch_ns: int) -> None:
+        self._epoch_ns = epoch_ns
+
+    def _on_beat(self, shards: Shards) -> Callable[[int, dict[str, Any]], None]:
+        def beat(shard: int, message: dict[str, Any]) -> None:
+            totals = self._progress.beat(shard, message)
+            if self._error_rate is None or self._ended != "completed":
+                return
+            reason = self._error_rate.reason(totals.now_s, totals.n_ended, totals.n_failed)
+            if reason is not None:
+                self._progress.note(f"ending the run: {reason}")
+                self._stop(shards, "stopped", reason, self._scenario.phases.drain)
+
+        return beat
+
+    def _stop(self, shards: Shards, how: str, reason: str, drain_s: float) -> None:
+        if self._ended == "completed":
+            self._ended, self._end_reason = how, reason
+            self._ended_s = (time.monotonic_ns() - self._epoch_ns) * 1e-9
+        shards.stop(reason, drain_s)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """While a run is under way, Ctrl-C and SIGTERM are counted and obeyed by `_obey`, and
+        nothing recorded can be lost to them. Only the main thread may handle signals."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if not self._epoch_ns:
+                raise KeyboardInterrupt
+            self._n_interrupts += 1
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _obey(self, shards: Shards) -> None:
+        """Once: release nothing more and wait for what is in flight. Twice: give that up too."""
+        if self._n_handled == self._n_interrupts:
+            return
+        self._n_handled = self._n_interrupts
+        drain_s = min(_INTERRUPT_DRAIN_S, self._scenario.phases.drain)
+        if self._n_interrupts == 1:
+            self._progress.note(
+                f"interrupted: waiting up to {drain_s:g} s for requests in flight; "
+                "Ctrl-C again gives them up"
+            )
+            self._stop(shards, "interrupted", "the interrupt", drain_s)
+        else:
+            self._progress.note("interrupted again: giving up the requests in flight")
+            self._stop(shards, "interrupted", "the second interrupt", 0.0)
+
+    def _ending(self, outcome: Outcome) -> dict[str, Any]:
+        reason = self._end_reason
+        if outcome.dead:
+            shard, words = next(iter(outcome.dead.items()))
+            reason = f"load-generating process {shard} died ({words})"
+        now_ns, now_utc = time.monotonic_ns(), datetime.now(UTC)
+        return ending(
+            self._scenario, self._ended, reason, self._ended_s, outcome.epoch_ns, now_ns, now_utc
+        )

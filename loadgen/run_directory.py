@@ -1,0 +1,62 @@
+"""The directory of a run: fresh, never overwritten unasked, and gone again where no run began."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from loadgen.errors import UsageError
+
+
+@contextlib.contextmanager
+def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path]:
+    """`out_dir`, or `runs/<name>-<time>`, fresh. If the run ends before its manifest is written,
+    it is removed again, and the run that `force` would have replaced is back."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    chosen = out_dir or _free(Path("runs") / f"{name}-{stamp}")
+    replaced = _set_aside(chosen, force)
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {chosen}: cannot be made: {error.strerror}") from None
+    try:
+        yield chosen
+    except BaseException:
+        if not (chosen / "manifest.json").is_file():
+            shutil.rmtree(chosen, ignore_errors=True)
+            if replaced is not None:
+                replaced.rename(chosen)
+        raise
+    if replaced is not None:
+        shutil.rmtree(replaced)
+    _point_latest(chosen)
+
+
+def _set_aside(chosen: Path, force: bool) -> Path | None:
+    """Where the run that stands in `chosen` waits until a new one has begun; None if none does."""
+    if not chosen.exists() or (chosen.is_dir() and not any(chosen.iterdir())):
+        return None
+    if not force:
+        raise UsageError(f"--out {chosen}: exists already; --force overwrites the run in it")
+    if not (chosen / "manifest.json").is_file():
+        raise UsageError(f"--out {chosen}: --force overwrites runs only, and this is none")
+    return chosen.rename(_free(chosen.with_name(f".{chosen.name}.replaced")))
+
+
+def _free(path: Path) -> Path:
+    candidates = (path.with_name(f"{path.name}-{n}") if n else path for n in range(1000))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _point_latest(directory: Path) -> None:
+    """`latest` beside a run points at it, unless that name is somebody else's; where links cannot
+    be made there is none."""
+    link = directory.parent / "latest"
+    is_ours = link.is_symlink() and (not link.exists() or (link / "manifest.json").is_file())
+    if is_ours or not (link.exists() or link.is_symlink()):
+        with contextlib.suppress(OSError):
+            link.unlink(missing_ok=True)
+            link.symlink_to(directory.name, target_is_directory=True)

@@ -1,0 +1,29 @@
+"""How a run is made, apart from what is sent (the scenario) and to whom (the target)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line, or a caller of `slobench.run`, may choose.
+
+    `engine` are settings of a server of ours, `mode=chunked,shape=tiny`. `n_workers` 0 means:
+    as many as the asked token rate needs. `command` is what the user typed, for the report.
+    `cache_dir` keeps what is slow to make (the plotting bundle); None keeps nothing. `plugins` are
+    Python files that were loaded here and must be in the load-generating processes too.
+    """
+
+    out_dir: Path | None = None
+    force: bool = False
+    n_workers: int = 0
+    engine: str = ""
+    model: str = ""
+    confidence: float | None = None
+    command: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cache_dir: Path | None = None
+    plugins: Sequence[Path] = ()

@@ -1,0 +1,81 @@
+"""What each load-generating process is told: its share of the plan, of the connections and of the
+concurrency limit."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from loadgen.drive.dispatch import Bounds
+from loadgen.drive.payloads import HttpHead
+from loadgen.drive.shard import ShardTask
+from loadgen.records import Schedule
+from loadgen.target import Target
+from loadgen.workload.classes import DEFAULT_TENANT
+from loadgen.workload.prompts import Prompts
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import Plan, split_plan
+
+_EVENTS_PER_WORKER = 50_000.0  # token events a second one core holds; CLIENT measurements: 100 k
+_MOST_PREOPENED = 256
+
+
+def shard_tasks(
+    scenario: Scenario,
+    plan: Plan,
+    target: Target,
+    n_workers: int,
+    salt: bytes,
+    run_name: str,
+    parts_dir: Path,
+) -> list[ShardTask]:
+    """One task per process; `n_workers` 0 means as many as the asked token rate needs."""
+    endpoint, names = target.endpoint, scenario.names()
+    cap = scenario.limits.max_concurrency
+    n_shards = n_workers or workers_needed(plan.schedule, scenario.horizon_s)
+    n_shards = min(n_shards, len(plan.schedule), cap)
+    address = endpoint.address
+    n_preopen = math.ceil(2 * len(plan.schedule) / scenario.horizon_s) + 4
+    return [
+        ShardTask(
+            shard=number,
+            schedule=part.schedule,
+            edges=part.edges,
+            host=address.host,
+            port=address.port,
+            is_tls=address.ssl,
+            ca_cert=endpoint.ca_cert,
+            head=HttpHead(address.host_header, address.base_path, endpoint.request_headers()),
+            adapter=target.adapter,
+            prompts=Prompts(scenario.prompts, scenario.seed, salt),
+            fit=target.fit,
+            run_name=run_name,
+            tenants=tuple("" if t == DEFAULT_TENANT else t for t in names.tenants),
+            bounds=Bounds(
+                timeout_s=scenario.limits.timeout,
+                max_concurrency=cap // n_shards + (number < cap % n_shards),
+                when_full=scenario.limits.when_full,
+                horizon_s=scenario.horizon_s,
+                drain_s=scenario.phases.drain,
+            ),
+            connections=endpoint.connections,
+            n_preopen=min(
+                cap // n_shards,
+                len(part.schedule),
+                n_preopen // n_shards + 1,
+                _MOST_PREOPENED,
+            ),
+            part_path=parts_dir / f"shard-{number}.npz",
+        )
+        for number, part in enumerate(split_plan(plan, n_shards))
+    ]
+
+
+def workers_needed(schedule: Schedule, horizon_s: float) -> int:
+    """Processes for the asked token rate, with one core left to the rest of the machine."""
+    tokens_per_s = float(schedule["output_tokens"].sum(dtype=np.float64)) / horizon_s
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(math.ceil(tokens_per_s / _EVENTS_PER_WORKER), (n_cores or 2) - 1))
