@@ -73,6 +73,7 @@ PURE = [
     "reference_engine.core",
     "reference_engine.explain",
     "reference_engine.wire",
+    "reference_engine.predict",
     "reports.frames",
     "reports.charts",
 ]
