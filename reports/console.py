@@ -31,6 +31,8 @@ def table(summary: Summary) -> Group:
     if summary.slo:
         parts.append(_promises(summary))
     parts.append(_latencies(summary))
+    if summary.classes:
+        parts.append(_classes(summary))
     parts += [Text(f"  {line}") for line in _rates(summary)]
     parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
@@ -71,6 +73,15 @@ def _promises(summary: Summary) -> Table:
         if cells[-1].small:
             words[-1] += f", {cells[-1].small}"
         grid.add_row(*map(Text, words))
+    return grid
+
+
+def _classes(summary: Summary) -> Table:
+    from rich.text import Text
+
+    grid = _grid(*tables.CLASS_HEAD)
+    for cells in tables.class_rows(summary):
+        grid.add_row(*(Text(cell.text) for cell in cells))
     return grid
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.stats import Interval, Percentile
-from loadgen.measure.summary import PERCENTILES, Distribution, Summary
+from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.verdict import SloResult
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Status
@@ -122,6 +122,46 @@ def between(interval: Interval | Percentile, unit: Unit) -> str:
     low = "…" if interval.low is None else say(interval.low, unit)
     high = "…" if interval.high is None else say(interval.high, unit)
     return f"[{low}, {high}]"
+
+
+CLASS_HEAD = (
+    *("class", "due", "offered", "attainment", "goodput"),
+    *("TTFT p50", "TTFT p99", "TPOT p99", "verdict"),
+)
+_CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
+
+
+def class_rows(summary: Summary) -> list[list[Cell]]:
+    """Each class beside the others; no row where all traffic is of one."""
+    return [_class_row(name, found) for name, found in summary.classes.items()]
+
+
+def _class_row(name: str, found: ClassSummary) -> list[Cell]:
+    path = f"classes.{name}"
+    share, goodput = found.attainment, found.goodput.requests_per_s
+    cells = [
+        Cell(name, title=f"tenant {found.tenant}, priority {found.priority}"),
+        Cell(say_count(found.counts["due"]), f"{path}.counts.due"),
+        Cell(say(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"),
+        Cell(
+            say(share.value, "share"),
+            f"{path}.attainment.value",
+            "share",
+            between(Interval(share.value, share.low, share.high), "share"),
+        ),
+        Cell(
+            say(goodput.value, "per_s"),
+            f"{path}.goodput.requests_per_s.value",
+            "per_s",
+            between(goodput, "per_s"),
+        ),
+    ]
+    for metric, key in _CLASS_PERCENTILES:
+        percentile, unit = found.metrics[metric].percentiles[key], METRICS[metric].unit
+        where = f"{path}.metrics.{metric}.percentiles.{key}.value"
+        cells.append(Cell(percentile_text(percentile, unit), where, unit))
+    word = {"met": "✓ met", "missed": "✗ missed", "no_verdict": "no verdict"}[found.verdict]
+    return [*cells, Cell(word)]
 
 
 METRIC_HEAD = ("metric", "n", "mean", *PERCENTILES, "max")

@@ -139,6 +139,28 @@ def with_shard(run: Run, **changes: Any) -> Run:
     return replace(run, instrument={**run.instrument, "shards": shards})
 
 
+CLASSES = ("chat", "rag")
+
+
+def two_classes(
+    chat: Sequence[str] = (),
+    rag: Sequence[str] = (),
+    slo: Sequence[str] = (),
+    n_failed: int = 0,
+) -> Run:
+    """220 requests at 10/s, 20 of them warm-up; every fourth is rag, ten times slower."""
+    run = measured_run(slo=list(slo), n_failed=n_failed)
+    is_rag = np.arange(220) % 4 == 3
+    run.schedule_rows["class_id"][is_rag] = 1
+    rows = run.request_rows
+    for name in ("first_chunk_s", "first_token_s", "first_answer_s"):
+        rows[name][is_rag] = rows["released_s"][is_rag] + 1.0
+    return replace(
+        with_manifest(run, classes={"chat": {"slo": list(chat)}, "rag": {"slo": list(rag)}}),
+        names=Names(classes=CLASSES, errors=run.names.errors, remotes=run.names.remotes),
+    )
+
+
 def _fail(rows: Requests, which: np.ndarray[Any, Any]) -> None:
     rows["status"][which], rows["http_status"][which] = Status.http_error, 503
     rows["error_id"][which] = 1

@@ -7,24 +7,8 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
-from loadgen.records import EDGES, Names, Phase, Status
-from tests.runs import measured_run, with_manifest
-
-NAMES = ("chat", "rag")
-
-
-def two_classes(chat=(), rag=(), slo=(), n_failed=0):
-    """220 requests at 10/s, 20 of them warm-up; every fourth is rag, ten times slower."""
-    run = measured_run(slo=list(slo), n_failed=n_failed)
-    is_rag = np.arange(220) % 4 == 3
-    run.schedule_rows["class_id"][is_rag] = 1
-    rows = run.request_rows
-    for name in ("first_chunk_s", "first_token_s", "first_answer_s"):
-        rows[name][is_rag] = rows["released_s"][is_rag] + 1.0
-    return replace(
-        with_manifest(run, classes={"chat": {"slo": list(chat)}, "rag": {"slo": list(rag)}}),
-        names=Names(classes=NAMES, errors=run.names.errors, remotes=run.names.remotes),
-    )
+from loadgen.records import EDGES, Phase, Status
+from tests.runs import measured_run, two_classes, with_manifest
 
 
 def test_a_class_has_the_numbers_of_its_rows_alone():

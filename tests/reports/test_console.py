@@ -8,7 +8,7 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
 from reports.console import table
-from tests.runs import measured_run, with_manifest, with_shard
+from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 SLO = [
     "ttft <= 150ms",
@@ -37,6 +37,7 @@ def printed(run: Run, width: int = 100, confidence: float | None = None) -> str:
         measured_run(slo=SLO, n_failed=220),
         measured_run(0, slo=SLO),
         measured_run(),
+        two_classes(chat=["ttft <= 500ms"], rag=["ttft <= 500ms"], n_failed=3),
     ],
 )
 def test_no_line_is_longer_than_100_columns(run: Run) -> None:
@@ -86,3 +87,15 @@ def test_a_verdict_by_proof_only_says_what_is_missing() -> None:
     run = measured_run(n_failed=1, slo=["attainment >= 99%"])
     assert "NO VERDICT" in printed(run, confidence=0.95)
     assert "not proven at 95 % (needs n ≈" in printed(run, confidence=0.95)
+
+
+def test_each_class_has_a_line_with_its_own_numbers_and_verdict() -> None:
+    text = printed(two_classes(chat=["ttft <= 500ms"], rag=["ttft <= 500ms"]))
+    lines = [line.rstrip() for line in text.splitlines()]
+    chat, rag = (next(x for x in lines if x.startswith(name)) for name in ("chat ", "rag "))
+    assert chat.split()[1:3] == ["150", "7.5/s"]
+    assert chat.endswith("✓ met")
+    assert rag.split()[1:3] == ["50", "2.5/s"]
+    assert " 1 s " in rag
+    assert rag.endswith("✗ missed")
+    assert not any(line.startswith("class ") for line in printed(measured_run()).splitlines())

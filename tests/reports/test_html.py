@@ -16,7 +16,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
 from reports.html import render, write
-from tests.runs import measured_run, with_manifest, with_shard
+from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
 SLO = ["ttft <= 150ms", "attainment >= 95%", "p99(ttft) <= 300ms", "p99(itl) <= 20ms"]
@@ -109,9 +109,16 @@ def at(content: Any, path: str) -> Any:
     return at(content[key], path[len(key) + 1 :])
 
 
-@pytest.mark.parametrize("n_failed", [0, 5])
-def test_every_number_on_the_page_is_the_one_in_the_summary(cache: Path, n_failed: int) -> None:
-    run = measured_run(slo=[*SLO, "goodput >= 9/s", "error_rate <= 1%"], n_failed=n_failed)
+@pytest.mark.parametrize(
+    "run",
+    [
+        measured_run(slo=[*SLO, "goodput >= 9/s", "error_rate <= 1%"]),
+        measured_run(slo=[*SLO, "goodput >= 9/s", "error_rate <= 1%"], n_failed=5),
+        two_classes(chat=SLO, rag=["ttft <= 2s"], n_failed=5),
+    ],
+    ids=["all well", "failures", "classes"],
+)
+def test_every_number_on_the_page_is_the_one_in_the_summary(cache: Path, run: Run) -> None:
     summary = summarize(run)
     numbers = Page(render(run, summary, cache)).numbers
     assert len(numbers) > 130
@@ -272,3 +279,13 @@ def test_a_key_in_how_the_run_ended_is_not_on_the_page(tmp_path: Path) -> None:
     run.request_rows["status"][50] = Status.lost
     why = "load-generating process 0 died (exit status 1; ValueError: Bearer s3cr3ts3cr3t)"
     assert "s3cr3t" not in page_of(with_manifest(run, end_reason=why), tmp_path)
+
+
+def test_classes_stand_side_by_side_where_there_are_any(cache: Path) -> None:
+    run = two_classes(chat=["ttft <= 500ms"], rag=["ttft <= 500ms"])
+    page = Page(page_of(run, cache))
+    paths = {path for path, _, _ in page.numbers}
+    assert {"classes.chat.attainment.value", "classes.rag.goodput.requests_per_s.value"} <= paths
+    assert "✓ met" in page.text
+    assert "✗ missed" in page.text
+    assert 'id="classes"' not in page_of(measured_run(slo=SLO), cache)
