@@ -71,6 +71,7 @@ PURE = [
     "reference_engine.plan",
     "reference_engine.policies",
     "reference_engine.core",
+    "reference_engine.cost_model",
     "reference_engine.explain",
     "reference_engine.wire",
     "reference_engine.predict",

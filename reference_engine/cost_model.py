@@ -1,0 +1,230 @@
+"""What a step costs: a few counts in, seconds out. One object prices plans for policies, prices
+requests before they are sent, and moves the simulator's clock.
+
+A step reads all weights once, however many tokens share them, and multiplies every token with them;
+the longer of the two counts (a smooth maximum). Attention reads the KV of every decoding request
+and multiplies each prompt token with the tokens before it. What is left is overhead.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from loadgen.errors import UsageError, nearest
+from reference_engine.model.config import ModelConfig
+
+_BYTES = 2  # of a weight and of a KV number: bfloat16
+_KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator
+
+
+class Padding(NamedTuple):
+    """Work computed for nobody: prompt tokens that fill a batch up to its longest row, decode rows
+    whose request is over, and the KV (tokens) that such rows and fillers read."""
+
+    prefill_tokens: int = 0
+    decode_rows: int = 0
+    decode_context_tokens: int = 0
+
+
+NO_PADDING = Padding()
+
+
+class StepShape(NamedTuple):
+    """A step in counts.
+
+    `n_seqs` requests take part, `n_decode` of them with one token; `context_tokens` is the KV those
+    read. The others compute `prefill_tokens` of their prompts, and `prefill_attention` is
+    Σ n·(c + n/2) over their chunks of n tokens after c (tokens²).
+    """
+
+    n_seqs: int = 0
+    prefill_tokens: int = 0
+    prefill_attention: float = 0.0
+    n_decode: int = 0
+    context_tokens: int = 0
+    padding: Padding = NO_PADDING
+
+
+class CostModel(Protocol):
+    """Prices a step, in seconds; pure, so that equal shapes cost the same for ever."""
+
+    def estimate(self, shape: StepShape) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Linear in the counts but for the floor under the tokens. All in seconds, all ≥ 0:
+
+    t = step_s + seq_s·n_seqs + added_token_s·T + (weights_s^p + M^p)^(1/p)
+        + context_token_s·context_tokens + prefill_attention_s·prefill_attention
+    M = token_s·T + head_s·n_seqs
+
+    T counts prompt tokens, decoding rows and padding; p = `sharpness`. Without `weights_s` that is
+    a plain linear model. A step that only decodes is rounded up to the next of `graph_rows`, the
+    batch sizes for which a graph was captured (none: no rounding). An empty step costs nothing.
+    """
+
+    step_s: float = 0.0
+    seq_s: float = 0.0
+    added_token_s: float = 0.0
+    weights_s: float = 0.0
+    token_s: float = 0.0
+    head_s: float = 0.0
+    context_token_s: float = 0.0
+    prefill_attention_s: float = 0.0
+    sharpness: float = 4.0
+    graph_rows: tuple[int, ...] = ()
+
+    def estimate(self, shape: StepShape) -> float:
+        n_seqs, n_prefill, attention, n_rows, n_context, padding = shape
+        if padding is not NO_PADDING:
+            n_prefill += padding.prefill_tokens
+            n_rows += padding.decode_rows
+            n_seqs += padding.decode_rows
+            n_context += padding.decode_context_tokens
+        if not n_prefill:
+            n_rows = self._captured(n_rows)
+        n_tokens = n_prefill + n_rows
+        if not n_tokens:
+            return 0.0
+        multiplying_s = self.token_s * n_tokens + self.head_s * n_seqs
+        if self.weights_s:
+            p = self.sharpness
+            multiplying_s = (self.weights_s**p + multiplying_s**p) ** (1 / p)
+        return (
+            self.step_s
+            + self.seq_s * n_seqs
+            + self.added_token_s * n_tokens
+            + multiplying_s
+            + self.context_token_s * n_context
+            + self.prefill_attention_s * attention
+        )
+
+    def _captured(self, n_rows: int) -> int:
+        at = bisect_left(self.graph_rows, n_rows)
+        return self.graph_rows[at] if n_rows and at < len(self.graph_rows) else n_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """An accelerator, or `n` of them working as one (tensor parallel).
+
+    Ceilings are per device: `bandwidth` (bytes/s), `flops` (1/s, bfloat16), `memory_bytes`; each
+    `eta` is the share of one that its kernels reach. `layer_s` passes in every layer whatever the
+    batch, `step_s` in every step; `allreduce_s` and `allreduce_bytes_per_s` only with n > 1.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+    memory_bytes: float
+    eta_bandwidth: float
+    eta_flops: float
+    layer_s: float
+    eta_decode_attention: float = 0.75
+    eta_prefill_attention: float = 0.6
+    step_s: float = 0.3e-3
+    seq_s: float = 2e-6
+    allreduce_s: float = 38e-6
+    allreduce_bytes_per_s: float = 230e9
+    n: int = 1
+
+
+# eta_bandwidth, eta_flops and layer_s come from the linear operators in Vidur's profiles
+# (MLSys'24): one pair of eta and layer_s each reproduces the effective bandwidth of 7B, 8B and 70B
+# shards at tensor parallel 1 to 8 within 4 % (tests/reference_engine/test_cost_model.py). The
+# H200's ceilings were measured, a copy and a large product, and carry the H100's kernels: .88 and
+# .72 of the datasheet are .98 and .90 of those. What attention reaches and the overhead of a step
+# are assumed. The all-reduce is that of four H100s.
+HARDWARE: Mapping[str, Hardware] = {
+    "h200": Hardware("h200", 4.3e12, 790e12, 141e9, 0.98, 0.90, 19e-6),
+    "h100": Hardware("h100", 3.35e12, 989e12, 80e9, 0.88, 0.72, 19e-6),
+    "a100": Hardware("a100", 2.039e12, 312e12, 80e9, 0.766, 0.72, 22e-6),
+}
+GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
+"""Batch sizes with a captured graph, as nano-vllm and vLLM choose them."""
+
+
+def find_hardware(text: str) -> Hardware:
+    """`h200`, or `4xh200` for four of them. Raises UsageError with the nearest name."""
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+)", text.strip().lower())
+    name = match[2] if match else text
+    if match is None or name not in HARDWARE:
+        raise UsageError(f"hardware: unknown '{text}'; {nearest(name, HARDWARE)}, e.g. 4xh200")
+    return replace(HARDWARE[name], n=int(match[1] or 1))
+
+
+def step_cost(model: ModelConfig, hardware: Hardware) -> StepCost:
+    """The cost of a model's steps on some hardware, in bfloat16.
+
+    Source: the usual roofline per operator (Williams, Waterman & Patterson, CACM 52(4), 2009), with
+    Vidur's split of a step.
+    """
+    bandwidth = hardware.n * hardware.bandwidth
+    flops = hardware.n * hardware.flops
+    linear_flops = flops * hardware.eta_flops
+    reduce_s = 2 * model.n_layers if hardware.n > 1 else 0
+    activation_bytes = _BYTES * model.d_model
+    attention_flops = 4 * model.n_layers * model.n_heads * model.head_dim
+    return StepCost(
+        step_s=hardware.step_s
+        + model.n_layers * hardware.layer_s
+        + reduce_s * hardware.allreduce_s,
+        seq_s=hardware.seq_s,
+        added_token_s=reduce_s * activation_bytes / hardware.allreduce_bytes_per_s,
+        weights_s=weight_bytes(model) / (bandwidth * hardware.eta_bandwidth),
+        token_s=2 * _block_params(model) / linear_flops,
+        head_s=2 * _head_params(model) / linear_flops,
+        context_token_s=model.kv_bytes_per_token(_BYTES)
+        / (bandwidth * hardware.eta_decode_attention),
+        prefill_attention_s=attention_flops / (flops * hardware.eta_prefill_attention),
+        graph_rows=GRAPH_ROWS,
+    )
+
+
+def roofline_s(model: ModelConfig, hardware: Hardware, shape: StepShape) -> float:
+    """The least time a step can take: all bytes at full bandwidth, or all arithmetic at full rate,
+    whichever is longer. No overhead, no padding; nothing real is as fast."""
+    n_tokens = shape.prefill_tokens + shape.n_decode
+    if not n_tokens:
+        return 0.0
+    n_bytes = weight_bytes(model) + model.kv_bytes_per_token(_BYTES) * shape.context_tokens
+    n_pairs = shape.context_tokens + shape.prefill_attention
+    n_flops = (
+        2 * _block_params(model) * n_tokens
+        + 2 * _head_params(model) * shape.n_seqs
+        + 4 * model.n_layers * model.n_heads * model.head_dim * n_pairs
+    )
+    return max(n_bytes / hardware.bandwidth, n_flops / hardware.flops) / hardware.n
+
+
+def weight_bytes(model: ModelConfig) -> float:
+    """What a step reads of the weights: every block and the output layer, but not the input
+    embedding, of which it needs a few rows."""
+    return _BYTES * (_block_params(model) + _head_params(model))
+
+
+def kv_tokens(model: ModelConfig, hardware: Hardware) -> int:
+    """Tokens of KV that fit beside the weights. Raises UsageError where not even the weights do."""
+    room = hardware.n * hardware.memory_bytes * _KV_SHARE - _BYTES * model.n_params
+    n_tokens = int(room // model.kv_bytes_per_token(_BYTES))
+    if n_tokens < 1:
+        raise UsageError(
+            f"hardware: {_BYTES * model.n_params / 1e9:.0f} GB of weights do not fit into "
+            f"{hardware.n} × {hardware.memory_bytes / 1e9:.0f} GB of {hardware.name}; "
+            f"name more of them, e.g. {2 * hardware.n}x{hardware.name}"
+        )
+    return n_tokens
+
+
+def _block_params(model: ModelConfig) -> int:
+    attention = model.d_model * model.head_dim * (2 * model.n_heads + 2 * model.n_kv_heads)
+    return model.n_layers * (attention + 3 * model.d_model * model.d_ffn)
+
+
+def _head_params(model: ModelConfig) -> int:
+    return model.vocab_size * model.d_model
