@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
+from loadgen.timer import make_timer
 from targets import mock_wire as wire
 from targets.mock_script import Script
-from targets.timer import DeadlineTimer
 
 _PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>"
 
@@ -53,7 +53,7 @@ class Replies:
         self._due: list[tuple[int, int, Reply]] = []
         self._n_pushed = 0
         self._is_numbered = False
-        self._timer = DeadlineTimer(loop, self._fire)
+        self._timer = make_timer(loop)
 
     def begin(self, row: LogRow) -> None:
         """Log a request. The stalls' clock starts at the first one, and anew at the first that
@@ -67,7 +67,8 @@ class Replies:
     def push(self, due_ns: int, reply: Reply) -> None:
         self._n_pushed += 1  # ties are served in the order they were pushed
         heapq.heappush(self._due, (due_ns, self._n_pushed, reply))
-        self._timer.arm(self._due[0][0])
+        if self._due[0][1] == self._n_pushed:  # the new one is the next
+            self._timer.arm_ns(due_ns, self._fire)
 
     def not_stalled_ns(self, due_ns: int, script: Script) -> int:
         """The instant itself, or the end of the stall it falls into."""
@@ -85,7 +86,7 @@ class Replies:
             due_ns, _, reply = heapq.heappop(self._due)
             reply.step(due_ns)
         if self._due:
-            self._timer.arm(self._due[0][0])
+            self._timer.arm_ns(self._due[0][0], self._fire)
 
 
 class Outlet(Protocol):

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 WORDS = [
-    f"loadgen.{word}" for word in ("registry", "records", "clock", "errors", "units", "document")
+    f"loadgen.{word}"
+    for word in ("registry", "records", "clock", "errors", "units", "document", "timer")
 ]
 
 # A module may import what stands under the longest prefix of its name, itself and third parties.

@@ -17,8 +17,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from loadgen.drive.timer import Timer
 from loadgen.records import Edges, Schedule, Status
+from loadgen.timer import Timer
 
 
 class Sender(Protocol):

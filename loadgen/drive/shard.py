@@ -28,9 +28,9 @@ from loadgen.drive.instrument import GcPauses, LoopLag, Meter
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
-from loadgen.drive.timer import make_timer
 from loadgen.plugins import load_plugin
 from loadgen.records import Edges, Schedule, Status
+from loadgen.timer import make_timer
 from loadgen.workload.dialogue import Dialogue
 from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter

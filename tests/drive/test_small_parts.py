@@ -1,14 +1,11 @@
-"""Stop rules, payloads, the recorder's names, the live view and the timers."""
+"""Stop rules, payloads, the recorder's names and the live view."""
 
 import asyncio
 import io
 import json
-import time
-from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -19,7 +16,6 @@ from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.progress import Progress
 from loadgen.drive.recorder import Ids, ShardRecorder
 from loadgen.drive.stop_rules import ErrorRate
-from loadgen.drive.timer import LoopTimer, TimerFd
 from loadgen.records import SCHEDULE, Status
 from targets.base import Request
 from targets.openai_chat import OpenAIChat
@@ -251,31 +247,3 @@ def test_the_live_view_draws_on_a_terminal():
     with Progress(console, 100, 60.0, 4.0) as progress:
         progress.beat(0, beat(30.0, ok=50, timeout=0))
     assert "sent 50/100" in out.getvalue()
-
-
-@pytest.mark.parametrize("make", [TimerFd, LoopTimer])
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_an_alarm_is_never_early_and_a_new_one_replaces_the_old(make, new_loop):
-    async def alarms():
-        loop = asyncio.get_running_loop()
-        timer = make(loop, time.monotonic_ns())
-        rung: list[Any] = []
-        over = asyncio.Event()
-
-        def ring(what):
-            rung.append(timer.now_s() if what == "now" else what)
-            over.set()
-
-        timer.arm(30.0, lambda: ring("replaced"))
-        timer.arm(0.02, lambda: ring("now"))
-        await asyncio.wait_for(over.wait(), 5)
-        over.clear()
-        timer.arm(0.0, lambda: ring("past"))
-        await asyncio.wait_for(over.wait(), 5)
-        timer.close()
-        return rung
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        at_s, past = runner.run(alarms())
-    assert at_s >= 0.02
-    assert past == "past"

@@ -1,9 +1,7 @@
 """The mock does what its script says: by its bytes on a real socket and by its own log."""
 
-import asyncio
 import csv
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -14,7 +12,6 @@ import pytest
 
 from loadgen.errors import UsageError
 from targets.embed import mock
-from targets.timer import DeadlineTimer
 
 
 class Wire:
@@ -325,43 +322,3 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "error: unrecognized arguments: --tfft 1ms\n"
-
-
-def test_the_timer_fires_never_early_and_for_the_earliest_deadline():
-    async def fire_times():
-        loop, fired = asyncio.get_running_loop(), []
-        done = loop.create_future()
-
-        def on_due():
-            fired.append(time.monotonic_ns())
-            if len(fired) == 1:
-                timer.arm(now_ns + 9_000_000)
-            else:
-                done.set_result(None)
-
-        timer = DeadlineTimer(loop, on_due)
-        now_ns = time.monotonic_ns()
-        timer.arm(now_ns + 60_000_000_000)
-        timer.arm(now_ns + 3_000_000)
-        timer.arm(now_ns + 50_000_000_000)  # later than the one armed: changes nothing
-        await done
-        timer.close()
-        return [instant - now_ns for instant in fired]
-
-    first, second = asyncio.run(fire_times())
-    assert first >= 3_000_000
-    assert second >= 9_000_000
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux's timerfd")
-def test_a_deadline_in_the_past_fires_at_once():
-    async def fire():
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        timer = DeadlineTimer(loop, lambda: done.set_result(None))
-        timer.arm(0)
-        await asyncio.wait_for(done, 5)
-        timer.close()
-        return True
-
-    assert asyncio.run(fire())

@@ -54,8 +54,11 @@ class TimerFd:
         return (time.monotonic_ns() - self._epoch_ns) * 1e-9
 
     def arm(self, at_s: float, callback: Callable[[], None]) -> None:
+        self.arm_ns(self._epoch_ns + round(at_s * 1e9), callback)
+
+    def arm_ns(self, at_ns: int, callback: Callable[[], None]) -> None:
         self._callback = callback
-        at_ns = max(1, self._epoch_ns + round(at_s * 1e9))
+        at_ns = max(1, at_ns)  # 0 would disarm
         spec = _Itimerspec(_Timespec(0, 0), _Timespec(at_ns // 10**9, at_ns % 10**9))
         self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None)
 
@@ -86,21 +89,25 @@ class LoopTimer:
         return (time.monotonic_ns() - self._epoch_ns) * 1e-9
 
     def arm(self, at_s: float, callback: Callable[[], None]) -> None:
+        self.arm_ns(self._epoch_ns + round(at_s * 1e9), callback)
+
+    def arm_ns(self, at_ns: int, callback: Callable[[], None]) -> None:
         self.close()
+        left_s = (at_ns - time.monotonic_ns()) * 1e-9
         self._handle = self._loop.call_later(
-            max(0.0, at_s - self.now_s() - self._SPIN_S), self._spin, at_s, callback
+            max(0.0, left_s - self._SPIN_S), self._spin, at_ns, callback
         )
 
     def close(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
 
-    def _spin(self, at_s: float, callback: Callable[[], None]) -> None:
-        while self.now_s() < at_s:
+    def _spin(self, at_ns: int, callback: Callable[[], None]) -> None:
+        while time.monotonic_ns() < at_ns:
             pass
         callback()
 
 
-def make_timer(loop: asyncio.AbstractEventLoop, epoch_ns: int) -> TimerFd | LoopTimer:
-    """The finest timer of this platform."""
+def make_timer(loop: asyncio.AbstractEventLoop, epoch_ns: int = 0) -> TimerFd | LoopTimer:
+    """The finest timer of this platform. `epoch_ns`: where the seconds of `arm` count from."""
     return (TimerFd if sys.platform == "linux" else LoopTimer)(loop, epoch_ns)

@@ -1,0 +1,62 @@
+"""Alarms: never early, at once for what has passed; the last one armed is the one that rings."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import uvloop
+
+from loadgen.timer import LoopTimer, TimerFd
+
+
+@pytest.mark.parametrize("make", [TimerFd, LoopTimer])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_alarm_is_never_early_and_a_new_one_replaces_the_old(make, new_loop):
+    async def alarms():
+        loop = asyncio.get_running_loop()
+        timer = make(loop, time.monotonic_ns())
+        rung: list[Any] = []
+        over = asyncio.Event()
+
+        def ring(what):
+            rung.append(timer.now_s() if what == "now" else what)
+            over.set()
+
+        timer.arm(30.0, lambda: ring("replaced"))
+        timer.arm(0.02, lambda: ring("now"))
+        await asyncio.wait_for(over.wait(), 5)
+        over.clear()
+        timer.arm(0.0, lambda: ring("past"))
+        await asyncio.wait_for(over.wait(), 5)
+        timer.close()
+        return rung
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        at_s, past = runner.run(alarms())
+    assert at_s >= 0.02
+    assert past == "past"
+
+
+@pytest.mark.parametrize("make", [TimerFd, LoopTimer])
+def test_an_alarm_may_be_armed_again_from_its_own_callback(make):
+    async def ring_twice():
+        loop, rung, over = asyncio.get_running_loop(), [], asyncio.Event()
+        timer = make(loop, 0)
+        start_ns = time.monotonic_ns()
+
+        def ring():
+            rung.append(time.monotonic_ns() - start_ns)
+            if len(rung) == 1:
+                timer.arm_ns(start_ns + 9_000_000, ring)
+            else:
+                over.set()
+
+        timer.arm_ns(start_ns + 3_000_000, ring)
+        await asyncio.wait_for(over.wait(), 5)
+        timer.close()
+        return rung
+
+    first_ns, second_ns = asyncio.run(ring_twice())
+    assert first_ns >= 3_000_000
+    assert second_ns >= 9_000_000
