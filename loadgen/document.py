@@ -109,10 +109,11 @@ class Document:
                 return
         self.mistakes.append(Mistake(0, self.label, dotted, problem))
 
-    def note_validation(self, error: ValidationError) -> None:
-        """Record every line of a pydantic error in our words."""
+    def note_validation(self, error: ValidationError, quotes_values: bool = True) -> None:
+        """Record every line of a pydantic error in our words; without `quotes_values` what the
+        file says is not repeated, for it may be a secret."""
         for detail in error.errors(include_url=False):
-            self.note(detail["loc"], _in_words(detail))
+            self.note(detail["loc"], _in_words(detail, quotes_values))
 
     def raise_mistakes(self) -> None:
         """Raises `error` with one line per mistake, if there are any."""
@@ -140,7 +141,8 @@ def parse_document(text: str, label: str, error: type[UsageError]) -> Document:
     except RecursionError:
         raise error(f"{label}: is nested too deeply") from None
     if not isinstance(values, dict):
-        raise error(f"{label}:1: expected a mapping of keys, got {_shown(values)}")
+        kind = "a list" if isinstance(values, list) else "one value"
+        raise error(f"{label}:1: expected a mapping of keys, got {kind}")
     document.values = values
     return document
 
@@ -255,20 +257,23 @@ def _member(document: Document, block: Any, path: KeyPath) -> Any:
     raise document.error(f"--set {dotted}: {above} is {_shown(block)}, which has no '{part}'")
 
 
-def _in_words(detail: ErrorDetails) -> str:
-    message, got = detail["msg"], _shown(detail["input"])
+def _in_words(detail: ErrorDetails, quotes_value: bool) -> str:
+    message = detail["msg"]
+    got = f", got {_shown(detail['input'])}" if quotes_value else ""
     match detail["type"]:
         case "missing":
             return "this key is required"
         case "unknown_key" | "unknown_kind":
             return message
         case "model_type" | "dict_type":
-            return f"expected a mapping of keys, got {got}"
+            return f"expected a mapping of keys{got}"
+        case "string_type" | "string_sub_type":
+            return f"must be text{got}; put it in quotes"
         case "value_error":
             return message.removeprefix("Value error, ")
         case "tuple_type" | "list_type":
-            return f"must be a list, got {got}"
-    return f"{message.replace('Input should', 'must', 1)}, got {got}"
+            return f"must be a list{got}"
+    return f"{message.replace('Input should', 'must', 1)}{got}"
 
 
 def _shown(value: object) -> str:

@@ -47,7 +47,10 @@ class Block(BaseModel):
             if all(detail["type"] != "extra_forbidden" for detail in details):
                 raise
         known = [field.alias or name for name, field in cls.model_fields.items()]
-        raise ValidationError.from_exception_data(cls.__name__, _named(details, known))
+        is_secret = cls.model_config.get("hide_input_in_errors", False)
+        raise ValidationError.from_exception_data(
+            cls.__name__, _named(details, known), hide_input=is_secret
+        )
 
 
 class Plugin(Block):

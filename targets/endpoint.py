@@ -12,32 +12,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    ValidationError,
-    field_validator,
-)
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator
 
+from loadgen.document import parse_document
 from loadgen.errors import TargetFileError
+from loadgen.registry import Block
 from targets.address import Address, parse_url
 from targets.base import TARGETS, Adapter
 from targets.server_text import redact
-from targets.target_file import explain, parse_target_file
 
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 _SUFFIXES = (".yaml", ".yml")
+_NO_KEY_HERE = "a key is not written to a file: export it and name its variable in api_key_env"
 
 
-class Labels(BaseModel):
+class Labels(Block):
     """What the endpoint runs on, as declared: a client cannot see a remote GPU. Baselines are keyed
     by it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpu: str | None = None
     gpus: int | None = Field(default=None, ge=1)
@@ -46,10 +38,10 @@ class Labels(BaseModel):
     flags: str | None = None
 
 
-class Endpoint(BaseModel):
+class Endpoint(Block):
     """Where requests go and how. `url` is the base without `/v1`; build one with `load_target`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     url: str
     api: str = "chat"
@@ -136,7 +128,10 @@ def load_target(spec: str, environ: Mapping[str, str]) -> Endpoint:
     """
     path = Path(spec)
     if "://" in spec or not (path.suffix in _SUFFIXES or path.is_file()):
-        return _with_key(Endpoint(url=parse_url(spec).url), environ, "")
+        try:
+            return _with_key(Endpoint(url=parse_url(spec).url), environ)
+        except _BadKey as problem:
+            raise TargetFileError(str(problem)) from None
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -151,20 +146,33 @@ def read_target(
     """The endpoint of a target file's text; `name` is for messages, `ca_cert` is relative to
     `folder`.
     """
-    file = parse_target_file(text, name)
+    file = parse_document(text, name, TargetFileError)
+    if file.values.pop("api_key", None) is not None:
+        file.note(("api_key",), _NO_KEY_HERE)
     try:
-        endpoint = Endpoint.model_validate(dict(file.values))
+        endpoint = Endpoint.model_validate(file.values)
     except ValidationError as error:
-        raise explain(error, file, Endpoint) from None
+        file.note_validation(error, quotes_values=False)
+        file.raise_mistakes()
+        raise
     if endpoint.ca_cert is not None:
         found = folder / endpoint.ca_cert
-        if not found.is_file():
-            raise TargetFileError(f"{file.at(('ca_cert',))}: no such file: {found}")
         endpoint = endpoint.model_copy(update={"ca_cert": found})
-    return _with_key(endpoint, environ, file.at(("api_key_env",)) + ": ")
+        if not found.is_file():
+            file.note(("ca_cert",), f"no such file: {found}")
+    try:
+        endpoint = _with_key(endpoint, environ)
+    except _BadKey as problem:
+        file.note(("api_key_env",), str(problem))
+    file.raise_mistakes()
+    return endpoint
 
 
-def _with_key(endpoint: Endpoint, environ: Mapping[str, str], where: str) -> Endpoint:
+class _BadKey(Exception):
+    """The environment has no usable key; the message never holds it."""
+
+
+def _with_key(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
     """The endpoint with its API key, if the environment has one; a variable the file names must be
     set.
     """
@@ -173,14 +181,13 @@ def _with_key(endpoint: Endpoint, environ: Mapping[str, str], where: str) -> End
     if not key:
         if endpoint.api_key_env is None:
             return endpoint
-        raise TargetFileError(
-            f"{where}environment variable {variable} is not set; "
-            f"export {variable}=… or remove the line"
+        raise _BadKey(
+            f"environment variable {variable} is not set; export {variable}=… or remove the line"
         )
     try:
         _check_header(f"the value of {variable}", key)
     except ValueError as error:
-        raise TargetFileError(f"{where}{error}") from None
+        raise _BadKey(str(error)) from None
     keyed = endpoint.model_copy(update={"api_key_env": variable})
     keyed._api_key = SecretStr(key)
     return keyed
