@@ -46,6 +46,10 @@ class Child:
         """None while it runs; negative, a signal's number."""
         return self.process.poll()
 
+    def end(self, grace_s: float = 5.0) -> None:
+        """End it now instead of at the end of the `with` block; what it writes then is there."""
+        _reap(self.process, grace_s)
+
 
 @contextmanager
 def child_server(
@@ -63,10 +67,26 @@ def child_server(
     or UsageError for exit code 2, TargetError otherwise or when it is not ready in time; one line,
     from the end of its log.
     """
-    log_dir.mkdir(parents=True, exist_ok=True)
-    log = log_dir / f"{name}.log"
     # -P: a folder called like one of ours in the working directory is not what we mean to run.
     command = [sys.executable, "-P", "-u", "-m", module, *arguments]
+    with child_program(
+        name, command, log_dir=log_dir, ready_timeout_s=ready_timeout_s, grace_s=grace_s
+    ) as child:
+        yield child
+
+
+@contextmanager
+def child_program(
+    name: str,
+    command: Sequence[str],
+    *,
+    log_dir: Path,
+    ready_timeout_s: float = 120.0,
+    grace_s: float = 5.0,
+) -> Iterator[Child]:
+    """`child_server` for any program of ours that says READY and knows `--parent-pid`."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    log = log_dir / f"{name}.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],

@@ -48,6 +48,20 @@ def check_golden(request):
     return check
 
 
+@pytest.fixture(scope="session")
+def truth_cache(tmp_path_factory):
+    """Where the truth server's program is, compiled once: `truth_server(…, cache_dir=…)`."""
+    from loadgen.errors import MissingDependency
+    from targets.truth_compiler import truth_program
+
+    folder = tmp_path_factory.mktemp("truth-program")
+    try:
+        truth_program(folder)
+    except MissingDependency as error:
+        pytest.skip(str(error))
+    return folder
+
+
 class CommandLine:
     """`cli(*args, cwd=…)`: the command line in a real process, bounded in time.
 

@@ -1,0 +1,78 @@
+"""What the truth server did, as arrays: a row per request, and the instant of every token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+TRUTH = np.dtype(
+    [
+        ("seq", "i8"),  # the request's x-seq header, -1 without one
+        ("number", "u4"),
+        ("connection", "u4"),
+        ("api", "U12"),
+        ("outcome", "U8"),  # ok, aborted (by the client), or a scripted failure's name
+        ("asked_tokens", "i4"),
+        ("sent_tokens", "i4"),
+        ("prompt_tokens", "i4"),
+        # CLOCK_MONOTONIC nanoseconds, 0 = it never came to that
+        ("arrived_ns", "u8"),  # the first byte of the request was read
+        ("read_ns", "u8"),  # its last byte was
+        ("due_ns", "u8"),  # the first token was due
+        ("first_ns", "u8"),  # just before the first token was written
+        ("first_written_ns", "u8"),  # the kernel had its last byte
+        ("last_ns", "u8"),
+        ("last_written_ns", "u8"),
+        ("done_ns", "u8"),
+        ("late_max_ns", "u8"),  # the server's own lateness over the writes of this request
+        ("late_sum_ns", "u8"),
+        ("token_offset", "u8"),
+        ("blocked", "i4"),  # writes that the client's socket would not take at once
+    ]
+)
+"""The columns of the log, in its order."""
+
+
+@dataclass(frozen=True)
+class TruthLog:
+    """`rows` has dtype TRUTH, in order of arrival; `token_ns` is empty without a token log."""
+
+    rows: NDArray[np.void]
+    token_ns: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    def of(self, seq: ArrayLike) -> NDArray[np.void]:
+        """The rows of these requests, in this order; of a request sent twice, the last. Raises
+        KeyError with the first that never arrived."""
+        wanted = np.asarray(seq, np.int64)
+        order = np.argsort(self.rows["seq"], kind="stable")
+        sorted_seq = self.rows["seq"][order]
+        place = np.searchsorted(sorted_seq, wanted, side="right") - 1
+        is_there = (place >= 0) & (sorted_seq[place] == wanted) if len(order) else wanted != wanted
+        if not is_there.all():
+            missing = int(wanted[~is_there][0])
+            raise KeyError(f"request {missing} is not in the truth server's log")
+        found: NDArray[np.void] = self.rows[order[place]]
+        return found
+
+    def tokens_ns(self, row: np.void) -> NDArray[np.uint64]:
+        """When each token of a row was written."""
+        start = int(row["token_offset"])
+        return self.token_ns[start : start + int(row["sent_tokens"])]
+
+
+def read_truth_log(log: Path, token_log: Path | None = None) -> TruthLog:
+    """The log of a truth server that has ended. Raises ValueError for a file that is none."""
+    with log.open() as lines:
+        head = lines.readline().strip().split(",")
+        if tuple(head) != TRUTH.names:
+            raise ValueError(f"{log}: not a truth server's log")
+        rest = lines.readlines()
+    rows = np.empty(0, TRUTH)
+    if rest:
+        rows = np.loadtxt(rest, dtype=TRUTH, delimiter=",", ndmin=1)
+    if token_log is None:
+        return TruthLog(rows)
+    return TruthLog(rows, np.fromfile(token_log, np.uint64))
