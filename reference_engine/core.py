@@ -6,27 +6,33 @@ and takes blocks, preempts when there are none left, and turns sampled tokens in
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from loadgen.clock import Clock
 from loadgen.errors import SlobenchError
+from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import Executor, Row, StepBatch, StepResult
-from reference_engine.explain import Account, Accounts, Ledger, account
+from reference_engine.explain import Account, Accounts, account
 from reference_engine.kv import KvPool
-from reference_engine.plan import Cause, Limits, Plan, View, Why, check_plan
+from reference_engine.ledger import Ledger
+from reference_engine.plan import Cause, Item, Limits, Plan, View, Why, check_plan
 from reference_engine.policies.base import Policy
+from reference_engine.predict.lengths import Predictor
+from reference_engine.roster import Roster
 from reference_engine.sequence import Request, State
+from reference_engine.steps import Event, StepLog, StepRecord
 
 
 class TokenEvent(NamedTuple):
-    """One new token of a request; `finish` is set on its last."""
+    """One new token of a request; `finish` is set on its last, `logprob` (natural) where the
+    request asked for it."""
 
     request: Request
     token: int
     finish: State | None
+    logprob: float | None = None
 
 
 class AdmissionError(SlobenchError):
@@ -48,23 +54,19 @@ class Counters:
     prompt_tokens: int = 0  # computed, so recomputation counts again
     output_tokens: int = 0
     cached_tokens: int = 0
+    padding_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
 
 
-def step(state: EngineState, policy: Policy, executor: Executor) -> list[TokenEvent]:
+def step(state: EngineState, executor: Executor) -> list[TokenEvent]:
     """One step: every running request may get closer to its next token. Empty when the policy
     waits on purpose (`state.wait_until_s`)."""
     view = state.view()
-    plan = check_plan(policy.plan(view), view)
+    plan = check_plan(state.policy.plan(view), view)
     batch = state.apply(plan)
-    result = executor.execute(batch) if batch.rows else StepResult(())
-    events = state.commit(batch, result)
-    policy.on_step_end(state.view())
-    for event in events:
-        if event.finish is not None:
-            policy.on_finish(event.request, state.view())
-    return events
+    result = executor.execute(batch) if batch.has_work else StepResult()
+    return state.commit(plan, batch, result)
 
 
 def check_admission(n_prompt: int, max_tokens: int, limits: Limits, kv: KvPool) -> None:
@@ -86,181 +88,358 @@ def check_admission(n_prompt: int, max_tokens: int, limits: Limits, kv: KvPool) 
 
 
 class EngineState:
-    """Queue, running set, KV and books. `waiting` is first come first served with preempted
-    requests at the head; `running` is in order of admission."""
+    """Everything one engine knows. Not thread-safe: one thread steps, admits and ends.
 
-    def __init__(self, limits: Limits, kv: KvPool, clock: Clock) -> None:
+    `cost`, `predictor` and `log` have neutral defaults: steps that cost nothing, answers as long
+    as `max_tokens`, a log that is only a ring.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KvPool,
+        clock: Clock,
+        policy: Policy,
+        *,
+        cost: CostModel | None = None,
+        predictor: Predictor | None = None,
+        log: StepLog | None = None,
+    ) -> None:
         self.limits, self.kv, self._clock = limits, kv, clock
-        self.waiting: OrderedDict[str, Request] = OrderedDict()
-        self.running: dict[str, Request] = {}
+        self.policy = policy.fresh()
+        self.roster = Roster(kv.block_tokens)
         self.counters = Counters()
         self.accounts = Accounts()
+        self.log = log or StepLog()
         self.wait_until_s: float | None = None
         self._ledger = Ledger()
+        self._view = View(
+            clock.now_s(), self.roster, kv, limits, cost, predictor, assign=self._assign
+        )
+        self._n_preempted = 0
+        self._n_planned = 0
+        self._planned_s = self._executing_s = clock.now_s()
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.roster.waiting or self.roster.running)
+
+    @property
+    def is_source_closed(self) -> bool:
+        """Whether nothing will arrive any more; only a simulator can set it."""
+        return self._view.is_source_closed
+
+    @is_source_closed.setter
+    def is_source_closed(self, is_closed: bool) -> None:
+        self._view.is_source_closed = is_closed
 
     def view(self) -> View:
-        return View(
-            self._clock.now_s(),
-            self.waiting.values(),
-            self.running.values(),
-            self.kv,
-            self.limits,
-        )
+        """The view, brought to now. There is one, and it always shows the present state."""
+        self._view.now_s = self._clock.now_s()
+        return self._view
 
-    def admit(self, request: Request, policy: Policy) -> None:
+    def admit(self, request: Request) -> None:
         """Put a request into the queue. Raises AdmissionError, with the request `rejected`."""
-        assert request.id not in self.waiting, f"{request.id} already waits"
-        assert request.id not in self.running, f"{request.id} already runs"
+        assert self.roster.find(request.id) is None, f"{request.id} is already here"
         try:
             check_admission(request.n_prompt, request.max_tokens, self.limits, self.kv)
         except AdmissionError:
             request.state = State.rejected
+            self._note("reject", request)
             raise
-        self.waiting[request.id] = request
+        self.roster.waiting[request.id] = request
         self._ledger.enter(request.id, request.arrived_s)
         self.counters.admitted += 1
-        policy.on_arrival(request, self.view())
+        self._note("arrival", request)
+        self.policy.on_arrival(request, self.view())
 
-    def end(self, request_id: str, finish: State, policy: Policy) -> Request | None:
+    def end(self, request_id: str, finish: State) -> Request | None:
         """Take a request out in whatever state it is and free its blocks; `None` when it is
         already over. For cancels (`finished_abort`) and stop strings (`finished_stop`)."""
-        request = self.waiting.get(request_id) or self.running.get(request_id)
+        request = self.roster.find(request_id)
         if request is None:
             return None
-        self._finish(request, finish, self._clock.now_s())
         self.counters.cancelled += finish is State.finished_abort
-        policy.on_finish(request, self.view())
+        self._finish(request, finish, self._clock.now_s())
+        self.policy.on_finish(request, self.view())
         return request
 
     def apply(self, plan: Plan) -> StepBatch:
         """Carry a checked plan out up to the computation: preempt, give blocks, admit, and charge
         the wait of whoever is left out. Running requests are served before admissions, and a
         step that had to preempt admits nobody."""
-        now_s = self._clock.now_s()
+        now_s = self._planned_s = self._view.now_s
         self.wait_until_s = plan.wait_until_s
-        for request_id in plan.preempt:
-            self._preempt(self.running[request_id], "policy", now_s)
-        was_running = frozenset(self.running)
+        self._n_preempted = 0
+        for preemption in plan.preempt:
+            self._preempt(self.roster.running[preemption.request_id], preemption.by, now_s)
         rows: dict[str, Row] = {}
-        n_preempted = 0
-        for request_id, n_tokens in plan.items:
-            if request_id in self.running:
-                n_preempted += self._run(request_id, n_tokens, rows, now_s)
-        causes = dict(plan.causes)
+        admissions = []
         for item in plan.items:
-            if item.request_id in was_running:
-                continue
-            if n_preempted or not self._start(item.request_id, item.n_tokens, rows, now_s):
-                causes[item.request_id] = Cause(Why.no_kv_blocks)
-        self._ledger.note(now_s, causes.items(), plan.rest)
-        return StepBatch(tuple(rows.values()))
+            if item.request_id not in self.roster.waiting:
+                self._run(item, rows, now_s)
+            else:
+                admissions.append(item)
+        decodes = self._decodes(plan, rows, now_s) if plan.decode_all else []
+        causes = plan.causes
+        if admissions:
+            left_out = [
+                (item.request_id, Cause(Why.no_kv_blocks))
+                for item in admissions
+                if self._n_preempted or not self._start(item, rows, now_s)
+            ]
+            causes = (*causes, *left_out)
+        self._ledger.note(now_s, causes, plan.segments, plan.rest)
+        self._executing_s = self._clock.now_s()
+        return StepBatch(
+            tuple(rows.values()),
+            decodes,
+            plan.padding,
+            context_tokens=self._context(decodes),
+        )
 
-    def commit(self, batch: StepBatch, result: StepResult) -> list[TokenEvent]:
+    def commit(self, plan: Plan, batch: StepBatch, result: StepResult) -> list[TokenEvent]:
         """Book what was computed: append tokens, publish full blocks, finish and free."""
         now_s = self._clock.now_s()
-        self.counters.steps += bool(batch.rows)
-        tokens = iter(result.tokens)
-        events: list[TokenEvent] = []
-        for request, start, n_tokens, samples in batch.rows:
-            request.n_computed += n_tokens
-            if start < request.n_prompt:
-                self.counters.prompt_tokens += min(request.n_prompt - start, n_tokens)
-            self.kv.publish(request)
-            if samples:
-                events.append(self._append(request, next(tokens), now_s))
-        assert next(tokens, None) is None, "the executor sampled more tokens than were asked for"
+        record = self._record(plan, batch, result, now_s)
+        n_row_tokens = sum(row.samples for row in batch.rows)
+        n_tokens = n_row_tokens + len(batch.decodes)
+        assert len(result.tokens) == n_tokens, f"{len(result.tokens)} tokens for {n_tokens} rows"
+        events = self._commit_rows(batch.rows, result.tokens, now_s)
+        events += self._commit_decodes(batch.decodes, result.tokens[n_row_tokens:], now_s)
+        if result.logprobs is not None:
+            events = [
+                event._replace(logprob=logprob) if event.request.sampling.logprobs else event
+                for event, logprob in zip(events, result.logprobs, strict=True)
+            ]
+        self.counters.output_tokens += n_tokens
+        self.counters.steps += batch.has_work
+        self.counters.padding_tokens += record.padding_tokens
+        self.log.add(record)
+        view = self.view()
+        self.policy.on_step_end(record, view)
+        for event in events:
+            if event.finish is not None:
+                self.policy.on_finish(event.request, view)
         return events
 
     def explain(self, request_id: str) -> Account | None:
         """The account of a live or recently finished request."""
-        request = self.waiting.get(request_id) or self.running.get(request_id)
+        request = self.roster.find(request_id)
         if request is None:
             return self.accounts.get(request_id)
         now_s = self._clock.now_s()
         return account(request, self._ledger.waits(request_id, now_s), now_s)
 
     def requests(self) -> Iterator[Request]:
-        yield from self.running.values()
-        yield from self.waiting.values()
+        yield from self.roster
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
         self.kv.check(self.requests())
-        for request in self.waiting.values():
+        self.roster.check()
+        for request in self.roster.waiting.values():
             assert not request.blocks, f"{request.id} waits and holds blocks"
-        for request in self.running.values():
-            assert request.n_remaining >= 1, f"{request.id} runs and has nothing to compute"
-        assert len(self.running) <= self.limits.max_num_seqs, f"{len(self.running)} run"
+        n_running = len(self.roster.running)
+        assert n_running <= self.limits.max_num_seqs, f"{n_running} run"
 
-    def _run(self, request_id: str, n_tokens: int, rows: dict[str, Row], now_s: float) -> int:
-        """Give a running request its tokens; returns how many requests had to be preempted.
+    def _run(self, item: Item, rows: dict[str, Row], now_s: float) -> None:
+        """Give a running request its tokens, at the expense of others if need be."""
+        request = self.roster.running.get(item.request_id)
+        if request is None:  # made room for an item before it
+            return
+        if self.kv.grow(request, item.n_tokens) or self._make_room(
+            request, item.n_tokens, rows, now_s
+        ):
+            self.roster.cramped.pop(request.id, None)
+            rows[request.id] = self._row(request, item.n_tokens)
 
-        Last in, first out: a request may only displace those admitted after it, itself at last.
-        The first admitted can thus always finish, which is the progress guarantee.
+    def _decodes(self, plan: Plan, rows: dict[str, Row], now_s: float) -> Sequence[Request]:
+        """The requests that get their one token without being named."""
+        roster = self.roster
+        unnamed = {item.request_id for item in plan.items}.union(plan.hold)
+        for request in list(roster.cramped.values()):
+            # Growing one may preempt another that is still on this list.
+            if request.id in unnamed or request.id not in roster.decoding:
+                continue
+            if self.kv.grow(request, 1) or self._make_room(request, 1, rows, now_s):
+                del roster.cramped[request.id]
+        if unnamed.isdisjoint(roster.decoding):
+            return list(roster.decoding.values())
+        return [request for key, request in roster.decoding.items() if key not in unnamed]
+
+    def _make_room(
+        self, request: Request, n_tokens: int, rows: dict[str, Row], now_s: float
+    ) -> bool:
+        """Preempt until the request can grow; False when it had to go itself.
+
+        The policy's victims go first. After them it is last in, first out: a request may only
+        displace those admitted after it, itself at last. The first admitted can thus always
+        finish, which is the progress guarantee.
         """
-        request, n_preempted = self.running[request_id], 0
-        while not self.kv.grow(request, n_tokens):
-            victim = self.running[next(reversed(self.running))]
-            self._preempt(victim, request_id, now_s)
+        for victim in self._victims(request, n_tokens):
+            self._preempt(victim, request.id, now_s)
             rows.pop(victim.id, None)
-            n_preempted += 1
             if victim is request:
-                return n_preempted
-        rows[request_id] = self._row(request, n_tokens)
-        return n_preempted
+                return False
+            if self.kv.grow(request, n_tokens):
+                return True
+        raise AssertionError(f"{request.id} was not among the victims for its own blocks")
 
-    def _start(self, request_id: str, n_tokens: int, rows: dict[str, Row], now_s: float) -> bool:
-        request = self.waiting[request_id]
-        if not self.kv.admit(request, n_tokens):
+    def _victims(self, request: Request, n_tokens: int) -> Iterator[Request]:
+        running = self.roster.running
+        need_blocks = self.kv.missing(request, n_tokens) - self.kv.n_free
+        for request_id in self.policy.victims(self._view, request, need_blocks):
+            victim = running.get(request_id)
+            if victim is not None and victim is not request and self._may_lose(victim):
+                yield victim
+        while True:
+            yield running[next(reversed(running))]
+
+    def _may_lose(self, victim: Request) -> bool:
+        """Not the first admitted: something must always be able to finish."""
+        return victim is not next(iter(self.roster.running.values()))
+
+    def _start(self, item: Item, rows: dict[str, Row], now_s: float) -> bool:
+        request = self.roster.waiting[item.request_id]
+        if not self.kv.admit(request, item.n_tokens, min(item.reserve_tokens, request.n_most)):
             return False
-        del self.waiting[request_id]
-        self.running[request_id] = request
+        self.roster.start(request)
         request.state = State.running
-        self._ledger.leave(request_id, now_s)
+        self._ledger.leave(request.id, now_s)
         if request.scheduled_s is None:
             request.scheduled_s, request.n_cached = now_s, request.n_computed
             self.counters.cached_tokens += request.n_cached
-        rows[request_id] = self._row(request, n_tokens)
+        rows[request.id] = self._row(request, item.n_tokens)
         return True
 
     def _row(self, request: Request, n_tokens: int) -> Row:
-        return Row(
-            request,
-            request.n_computed,
-            n_tokens,
-            n_tokens == len(request.tokens) - request.n_computed,
-        )
+        start = request.n_computed
+        return Row(request, start, n_tokens, n_tokens == len(request.tokens) - start)
+
+    def _context(self, decodes: Sequence[Request]) -> int:
+        if len(decodes) == len(self.roster.decoding):
+            return self.roster.context_tokens
+        return sum(request.n_computed for request in decodes)
 
     def _preempt(self, request: Request, by: str, now_s: float) -> None:
         """Back to the head of the queue without blocks; what it computed is computed again."""
-        del self.running[request.id]
+        self.roster.requeue(request)
         self.kv.free(request)
         request.state = State.preempted
         request.n_preemptions += 1
+        self._n_preempted += 1
         self.counters.preemptions += 1
-        self.waiting[request.id] = request
-        self.waiting.move_to_end(request.id, last=False)
         self._ledger.enter(request.id, now_s, Cause(Why.preempted_by, by))
+        self.policy.on_requeue(request, self._view)
 
-    def _append(self, request: Request, token: int, now_s: float) -> TokenEvent:
+    def _commit_rows(
+        self, rows: Sequence[Row], tokens: Sequence[int], now_s: float
+    ) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        sampled = iter(tokens)
+        roster = self.roster
+        for request, start, n_tokens, samples in rows:
+            request.n_computed += n_tokens
+            if start < request.n_prompt:
+                self.counters.prompt_tokens += min(request.n_prompt - start, n_tokens)
+            self.kv.publish(request)
+            if request.id in roster.decoding:
+                roster.context_tokens += n_tokens
+            finish = None
+            if samples:
+                token = next(sampled)
+                finish = self._append(request, token, now_s)
+                events.append(TokenEvent(request, token, finish))
+            if finish is None:
+                if request.id in roster.decoding:
+                    roster.pass_milestone(request)
+                elif len(request.tokens) - request.n_computed == 1:
+                    roster.decode(request)
+        return events
+
+    def _commit_decodes(
+        self, decodes: Sequence[Request], tokens: Sequence[int], now_s: float
+    ) -> list[TokenEvent]:
+        self.roster.context_tokens += len(decodes)
+        events: list[TokenEvent] = []
+        for request, token in zip(decodes, tokens, strict=True):
+            finish = None
+            n = request.n_computed = request.n_computed + 1
+            if n == request._n_milestone or token in request.stop_ids:
+                finish = self._pass_milestone(request, token, now_s)
+            else:
+                request.tokens.append(token)
+            events.append(TokenEvent(request, token, finish))
+        return events
+
+    def _pass_milestone(self, request: Request, token: int, now_s: float) -> State | None:
+        """A decode's token at a block's end, at the answer's end, or that may end the answer."""
+        if request.n_computed <= request.n_prompt:
+            self.counters.prompt_tokens += 1
+        self.kv.publish(request)
+        finish = self._append(request, token, now_s)
+        if finish is None:
+            self.roster.pass_milestone(request)
+        return finish
+
+    def _append(self, request: Request, token: int, now_s: float) -> State | None:
         request.tokens.append(token)
-        self.counters.output_tokens += 1
         if request.first_token_s is None:
             request.first_token_s = now_s
         finish = request.verdict_on(token)
         if finish is not None:
             self._finish(request, finish, now_s)
-        return TokenEvent(request, token, finish)
+        return finish
 
     def _finish(self, request: Request, finish: State, now_s: float) -> None:
-        self.waiting.pop(request.id, None)
-        self.running.pop(request.id, None)
+        self.roster.remove(request)
         self.kv.free(request)
         request.state, request.finished_s = finish, now_s
         self.counters.finished += 1
         self._ledger.leave(request.id, now_s)
         self.accounts.add(account(request, self._ledger.pop(request.id), now_s))
+        if finish is not State.finished_abort:
+            self._view.predictor.observe(request)
+        self._note("cancel" if finish is State.finished_abort else "finish", request)
+
+    def _record(self, plan: Plan, batch: StepBatch, result: StepResult, now_s: float) -> StepRecord:
+        items: tuple[tuple[str, int], ...] = ()
+        if self.log.level == "full":
+            items = tuple((row.request.id, row.n_tokens) for row in batch.all_rows())
+        duration_s = result.duration_s
+        record = StepRecord(
+            step=self._n_planned,
+            t_s=self._planned_s,
+            duration_s=now_s - self._executing_s if duration_s is None else duration_s,
+            plan_s=self._executing_s - self._planned_s,
+            n_prefill_tokens=sum(row.n_tokens for row in batch.rows),
+            n_decode=len(batch.decodes),
+            context_tokens=batch.context_tokens,
+            n_running=len(self.roster.running),
+            n_waiting=len(self.roster.waiting),
+            kv_used_blocks=self.kv.n_blocks - self.kv.n_free,
+            padding_tokens=plan.padding.prefill_tokens + plan.padding.decode_rows,
+            n_preempted=self._n_preempted,
+            policy=self.policy.kind,
+            action=plan.action,
+            group=plan.group,
+            items=items,
+            causes=self._ledger.counts(),
+        )
+        self._n_planned += 1
+        return record
+
+    def _note(self, kind: str, request: Request) -> None:
+        detail = {
+            "n_prompt": request.n_prompt,
+            "max_tokens": request.max_tokens,
+            "n_output": request.n_output,
+            "n_cached": request.n_cached,
+            "state": request.state.name,
+        }
+        now_s = self._clock.now_s()
+        self.log.note(Event(now_s, self._n_planned, kind, request.id, request.tenant, "", detail))
+
+    def _assign(self, request_id: str, segment: str) -> None:
+        self._ledger.assign(request_id, segment, self._view.now_s)

@@ -41,6 +41,11 @@ class KvPool:
         """Blocks that can be taken now, cached prefixes included."""
         return len(self._free)
 
+    @property
+    def pressure(self) -> float:
+        """Share of the blocks that are owned, 0 to 1."""
+        return 1.0 - len(self._free) / self.n_blocks
+
     def blocks_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.block_tokens)
 
@@ -49,23 +54,24 @@ class KvPool:
         n_over = request.n_computed + n_tokens - request.n_room
         return self.blocks_for(n_over) if n_over > 0 else 0
 
-    def missing_to_admit(self, request: Request, n_tokens: int) -> int:
-        """As `missing`, for a request outside: cached blocks nobody owns leave the free list
-        too."""
+    def missing_to_admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> int:
+        """As `missing`, for a request outside that wants room for `reserve_tokens` in total:
+        cached blocks nobody owns leave the free list too."""
         hits = self._hits(request)
         idle = sum(1 for block in hits if self._references[block] == 0)
-        return self.blocks_for(len(hits) * self.block_tokens + n_tokens) - len(hits) + idle
+        n_room = max(len(hits) * self.block_tokens + n_tokens, reserve_tokens)
+        return self.blocks_for(n_room) - len(hits) + idle
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a request outside the pool that are already in it. At least one token is
         always left to compute: without it there would be no logits to sample from."""
         return len(self._hits(request)) * self.block_tokens
 
-    def admit(self, request: Request, n_tokens: int) -> bool:
-        """Give an outside request its cached prefix and room for `n_tokens` after it; False, and
-        nothing changed, when there is no room."""
+    def admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> bool:
+        """Give an outside request its cached prefix and room for `n_tokens` after it, and for
+        `reserve_tokens` in total; False, and nothing changed, when there is no room."""
         assert not request.blocks, f"{request.id} already holds {len(request.blocks)} blocks"
-        if self.missing_to_admit(request, n_tokens) > self.n_free:
+        if self.missing_to_admit(request, n_tokens, reserve_tokens) > self.n_free:
             return False
         request.blocks = self._hits(request)
         for block in request.blocks:
@@ -74,7 +80,7 @@ class KvPool:
             self._references[block] += 1
         request.n_published = len(request.blocks)
         request.n_computed = request.n_room = len(request.blocks) * self.block_tokens
-        grown = self.grow(request, n_tokens)
+        grown = self.grow(request, max(n_tokens, reserve_tokens - request.n_computed))
         assert grown, f"{request.id}: {n_tokens} tokens were promised room"
         return True
 

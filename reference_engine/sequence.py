@@ -2,7 +2,9 @@
 
     waiting ─plan─▶ running ─▶ finished_stop | finished_length
        ▲               │
-       └── preempted ◀─┘            any of them ─cancel─▶ finished_abort
+       ├── preempted ◀─┤   KV given up, computed again
+       └── swapped ◀───┘   KV kept in host memory
+    any of them ─cancel─▶ finished_abort
     rejected: never entered (it could not fit even an empty engine)
 
 There are no prefill and decode phases: a request has `n_tokens` known tokens, `n_computed` of them
@@ -42,20 +44,26 @@ _OVER = frozenset(
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut
-    nothing. Equal seeds give equal tokens, whatever else is in the batch."""
+    nothing. Equal seeds give equal tokens, whatever else is in the batch. `logprobs` asks for the
+    log-probability of each chosen token."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    logprobs: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A request and its progress. Policies read it; only the core writes to it.
 
-    Times are seconds on the engine's clock, `None` until they happen. `tokens` is the prompt
-    followed by the output; `chain` the hashes of its full blocks (see `kv`).
+    Times are seconds on the engine's clock, `None` until they happen; `ttft_slo_s` and
+    `tpot_slo_s` are durations, `deadline_s` an instant. `tokens` is the prompt followed by the
+    output; `chain` the hashes of its full blocks (see `kv`).
+
+    `oracle_output_tokens` is for simulation: the request stops after so many tokens. No policy or
+    predictor may read it.
     """
 
     id: str
@@ -67,6 +75,10 @@ class Request:
     sampling: Sampling = Sampling()
     tenant: str = "default"
     priority: int = 0  # lower goes first, as in vLLM
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    deadline_s: float | None = None
+    oracle_output_tokens: int | None = None
     # --- owned by the core
     n_prompt: int = field(init=False)
     state: State = State.waiting
@@ -80,9 +92,17 @@ class Request:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+    # `n_computed` of a decoding request at which something other than one more token happens: a
+    # block is full, or the answer is as long as it may get (`_n_last`).
+    _n_milestone: int = 0
+    _n_last: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.tokens)
+        n_output = self.max_tokens
+        if self.oracle_output_tokens is not None:
+            n_output = min(n_output, max(1, self.oracle_output_tokens))
+        self._n_last = self.n_prompt + n_output - 1
 
     @property
     def n_tokens(self) -> int:
@@ -111,7 +131,9 @@ class Request:
         n_output = len(self.tokens) - self.n_prompt
         if token in self.stop_ids and n_output > self.min_tokens:
             return State.finished_stop
-        return State.finished_length if n_output >= self.max_tokens else None
+        if n_output >= self.max_tokens:
+            return State.finished_length
+        return State.finished_stop if len(self.tokens) > self._n_last else None
 
     def banned_ids(self) -> Iterable[int]:
         """Token ids the next sample must avoid: stop ids before `min_tokens` are out."""

@@ -76,14 +76,13 @@ class Engine:
     model: ModelSource
     limits: Limits
     state: EngineState
-    policy: Policy
     executor: Executor
     tokenizer: Tokenizer
     clock: MonotonicClock
 
     def service(self) -> Service:
         """The engine in a thread; needs a running event loop."""
-        return Service(self.state, self.policy, self.executor, self.tokenizer, self.clock)
+        return Service(self.state, self.executor, self.tokenizer, self.clock)
 
 
 def run(options: ServeOptions) -> int:
@@ -133,7 +132,8 @@ def build(options: ServeOptions) -> Engine:
     site = Site(model, n_blocks, BLOCK_TOKENS, max_model_len, time.sleep)
     executor = _executor_kind(options).build(site)
     kv = KvPool(n_blocks, prefix_cache=options.prefix_cache)
-    return Engine(model, limits, EngineState(limits, kv, clock), policy, executor, tokenizer, clock)
+    state = EngineState(limits, kv, clock, policy)
+    return Engine(model, limits, state, executor, tokenizer, clock)
 
 
 def _policy(options: ServeOptions) -> Policy:

@@ -269,8 +269,8 @@ def _log_end(stream: TokenStream) -> None:
 
 def _sizes(state: EngineState) -> dict[str, int]:
     return {
-        "running": len(state.running),
-        "waiting": len(state.waiting),
+        "running": len(state.roster.running),
+        "waiting": len(state.roster.waiting),
         "kv_blocks": state.kv.n_blocks,
         "kv_blocks_free": state.kv.n_free,
         **asdict(state.counters),

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from loadgen.clock import Clock
@@ -31,7 +32,6 @@ from reference_engine.core import (
     step,
 )
 from reference_engine.executors.base import Executor
-from reference_engine.policies.base import Policy
 from reference_engine.sequence import Request, Sampling, State
 from reference_engine.stops import StopText
 from reference_engine.tokenizer import Detokenizer, Tokenizer
@@ -127,12 +127,11 @@ class _Live:
 
 
 class Service:
-    """Runs `state` under `policy` on `executor` in a thread of its own, for one event loop."""
+    """Runs `state` on `executor` in a thread of its own, for one event loop."""
 
     def __init__(
         self,
         state: EngineState,
-        policy: Policy,
         executor: Executor,
         tokenizer: Tokenizer,
         clock: Clock,
@@ -142,7 +141,7 @@ class Service:
         self.is_draining = False
         self.n_slow_readers = 0
         self.clock = clock
-        self._state, self._policy, self._executor = state, policy, executor
+        self._state, self._executor = state, executor
         self._tokenizer, self._outbox = tokenizer, outbox
         self._limits, self._kv = state.limits, state.kv
         self._inbox: deque[Callable[[], None]] = deque()
@@ -312,7 +311,7 @@ class Service:
                 while self._inbox:
                     self._inbox.popleft()()
                 if self._state.has_work:
-                    self._publish(step(self._state, self._policy, self._executor))
+                    self._publish(step(self._state, self._executor))
                 self._wake.wait(self._idle_s())
         except BaseException as error:  # the thread's boundary: recorded, and told to every stream
             log.exception("the engine thread failed")
@@ -323,15 +322,17 @@ class Service:
         if not self._state.has_work:
             return None
         until_s = self._state.wait_until_s
-        return 0.0 if until_s is None else max(0.0, until_s - self.clock.now_s())
+        if until_s is None:
+            return 0.0
+        return None if until_s == inf else max(0.0, until_s - self.clock.now_s())
 
     def _admit(self, live: _Live) -> None:
         self._live[live.request.id] = live
-        self._state.admit(live.request, self._policy)
+        self._state.admit(live.request)
 
     def _cancel(self, request_id: str) -> None:
         self._live.pop(request_id, None)
-        self._state.end(request_id, State.finished_abort, self._policy)
+        self._state.end(request_id, State.finished_abort)
 
     def _answer(self, question: Callable[[EngineState], T], answer: asyncio.Future[T]) -> None:
         value = question(self._state)
@@ -357,7 +358,7 @@ class Service:
         if request.n_output > request.min_tokens:
             text, is_stopped = live.stops.push(text)
             if is_stopped:
-                self._state.end(request.id, State.finished_stop, self._policy)
+                self._state.end(request.id, State.finished_stop)
                 finish = State.finished_stop
             elif finish is not None:
                 text += live.stops.flush()

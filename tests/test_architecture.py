@@ -74,8 +74,11 @@ PURE = [
     "reference_engine.core",
     "reference_engine.cost_model",
     "reference_engine.explain",
-    "reference_engine.wire",
+    "reference_engine.ledger",
+    "reference_engine.roster",
+    "reference_engine.steps",
     "reference_engine.predict",
+    "reference_engine.wire",
     "reports.frames",
     "reports.charts",
 ]

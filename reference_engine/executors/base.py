@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from loadgen.registry import Plugin, Registry
+from reference_engine.cost_model import NO_PADDING, Padding, StepShape
 from reference_engine.model.config import ModelSource
 from reference_engine.sequence import Request
 
@@ -22,22 +23,86 @@ class Row(NamedTuple):
     samples: bool
 
 
+class Copy(NamedTuple):
+    """One block of KV to host memory (`is_out`) or back."""
+
+    block: int
+    host_block: int
+    is_out: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step's rows. An executor reads the requests and never writes to them."""
+    """One step, to be worked off in this order: `copies`, then everything else at once. An
+    executor reads the requests and never writes to them.
 
-    rows: tuple[Row, ...]
+    `rows` are pieces of prompts (or of recomputation); `decodes` compute one token each, the one
+    at position `request.n_computed`, and want the next. `context_tokens` is Σ n_computed of
+    `decodes`. `padding` is work to be done for nobody.
+    """
+
+    rows: tuple[Row, ...] = ()
+    decodes: Sequence[Request] = ()
+    padding: Padding = NO_PADDING
+    copies: tuple[Copy, ...] = ()
+    context_tokens: int = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.rows or self.decodes or self.copies)
+
+    def all_rows(self) -> Iterator[Row]:
+        """Rows and decodes alike, in the order in which tokens are answered."""
+        yield from self.rows
+        for request in self.decodes:
+            yield Row(request, request.n_computed, 1, True)
+
+    def shape(self) -> StepShape:
+        """What the step's duration depends on."""
+        prefill_tokens, prefill_attention = 0, 0.0
+        for _, start, n_tokens, _ in self.rows:
+            prefill_tokens += n_tokens
+            prefill_attention += n_tokens * (start + n_tokens / 2)
+        n_decode = len(self.decodes)
+        return StepShape(
+            n_seqs=len(self.rows) + n_decode,
+            prefill_tokens=prefill_tokens,
+            prefill_attention=prefill_attention,
+            n_decode=n_decode,
+            context_tokens=self.context_tokens,
+            padding=self.padding,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The sampled tokens, one per row with `samples`, in the order of the rows."""
+    """The sampled tokens: one per row with `samples`, in the order of the rows, then one per
+    decode. `logprobs` is as long as `tokens`, or None when nobody asked. `duration_s` is how long
+    the step took, or None to let the engine's clock tell."""
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What an executor can do. `n_host_blocks` is the host memory to swap KV to (0: it cannot);
+    `copy_s` is how long one block takes one way."""
+
+    n_host_blocks: int = 0
+    copy_s: float = 0.0
+
+    @property
+    def can_swap(self) -> bool:
+        return self.n_host_blocks > 0
 
 
 class Executor(Protocol):
     """Runs batches against its own KV memory, addressed by the block numbers of `kv.KvPool`."""
+
+    @property
+    def caps(self) -> Caps: ...
 
     def execute(self, batch: StepBatch) -> StepResult: ...
 
@@ -45,13 +110,15 @@ class Executor(Protocol):
 @dataclass(frozen=True, slots=True)
 class Site:
     """What wiring tells an executor about the place it will work in. `pause` spends seconds on
-    the clock in use: `time.sleep`, or `VirtualClock.advance`."""
+    the clock in use: `time.sleep`, or `VirtualClock.advance`. `n_host_blocks` is how many blocks
+    of KV may be swapped to host memory."""
 
     model: ModelSource
     n_blocks: int
     block_tokens: int
     max_model_len: int
     pause: Callable[[float], None]
+    n_host_blocks: int = 0
 
 
 class ExecutorKind(Plugin, ABC):

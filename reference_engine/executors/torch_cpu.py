@@ -7,7 +7,14 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from reference_engine.executors.base import Executor, ExecutorKind, Site, StepBatch, StepResult
+from reference_engine.executors.base import (
+    Caps,
+    Executor,
+    ExecutorKind,
+    Site,
+    StepBatch,
+    StepResult,
+)
 from reference_engine.model.attention import flatten
 from reference_engine.model.llama import Llama
 from reference_engine.model.sampling import sample
@@ -33,14 +40,16 @@ class TorchCpuExecutor(ExecutorKind):
 class _TorchCpu:
     def __init__(self, model: Llama) -> None:
         self._model = model
+        self.caps = Caps()
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepResult:
-        step = flatten(batch.rows, self._model.block_tokens)
-        sampling = [i for i in step.order if batch.rows[i].samples]
+        rows = list(batch.all_rows())
+        step = flatten(rows, self._model.block_tokens)
+        sampling = [i for i in step.order if rows[i].samples]
         if not sampling:
             self._model.forward(step)
-            return StepResult(())
-        tokens = sample(self._model.forward(step), [batch.rows[i].request for i in sampling])
+            return StepResult()
+        tokens = sample(self._model.forward(step), [rows[i].request for i in sampling])
         by_row = dict(zip(sampling, tokens, strict=True))
-        return StepResult(tuple(by_row[i] for i in sorted(by_row)))
+        return StepResult([by_row[i] for i in sorted(by_row)])

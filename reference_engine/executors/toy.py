@@ -12,7 +12,15 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reference_engine.executors.base import Executor, ExecutorKind, Row, Site, StepBatch, StepResult
+from reference_engine.executors.base import (
+    Caps,
+    Executor,
+    ExecutorKind,
+    Row,
+    Site,
+    StepBatch,
+    StepResult,
+)
 
 _MASK = (1 << 64) - 1
 
@@ -35,12 +43,13 @@ class _Toy:
     ) -> None:
         self._kind, self._size, self._pause = kind, block_tokens, pause
         self._memory = [0] * (n_blocks * block_tokens)
+        self.caps = Caps()
 
     def execute(self, batch: StepBatch) -> StepResult:
-        tokens = [self._run(row) for row in batch.rows]
+        tokens = [self._run(row) for row in batch.all_rows()]
         if self._kind.step_s:
             self._pause(self._kind.step_s)
-        return StepResult(tuple(token for token in tokens if token is not None))
+        return StepResult([token for token in tokens if token is not None])
 
     def _run(self, row: Row) -> int | None:
         request, memory, size = row.request, self._memory, self._size

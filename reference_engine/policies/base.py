@@ -1,17 +1,24 @@
-"""What a batching policy is: one method, three optional hooks, parameters as fields."""
+"""What a batching policy is: one method, optional hooks, parameters as fields."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Self
 
 from loadgen.registry import Plugin, Registry
 from reference_engine.plan import Plan, View
 from reference_engine.sequence import Request
+from reference_engine.steps import StepRecord
 
 
 class Policy(Plugin, ABC):
     """A batching mode. Deterministic: no clock, no randomness, no torch; the same view gives the
-    same plan, so a live run can be replayed in the simulator."""
+    same plan, so a live run can be replayed in the simulator.
+
+    What it remembers between steps lives in pydantic `PrivateAttr`s; an engine works with a
+    `fresh` copy, so that one instance may be given to many.
+    """
 
     @abstractmethod
     def plan(self, view: View) -> Plan:
@@ -20,13 +27,35 @@ class Policy(Plugin, ABC):
 
     # The hooks are optional, hence neither abstract nor doing anything.
     def on_arrival(self, request: Request, view: View) -> None:
-        """A request joined the queue."""
+        """A request joined the queue. Also called once for every waiting and running request when
+        this policy takes over a working engine."""
 
-    def on_step_end(self, view: View) -> None:
+    def on_requeue(self, request: Request, view: View) -> None:
+        """A request is back in the queue, or its place in it changed: preempted, its tenant
+        resumed, its priority changed. As a new arrival unless overridden."""
+        self.on_arrival(request, view)
+
+    def on_step_end(self, record: StepRecord, view: View) -> None:
         """A step was carried out and its tokens are committed."""
 
     def on_finish(self, request: Request, view: View) -> None:
         """A request is over, whichever way."""
+
+    def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
+        """Running requests to preempt, in this order, until `request` gets the blocks it needs.
+
+        The core takes as many as it needs, passes over those that may not be preempted, and goes
+        on with those admitted after `request`, last one first. That is also the default.
+        """
+        return ()
+
+    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+        """What the policy thinks of a request, in JSON's types: its score, level, counter."""
+        return {}
+
+    def fresh(self) -> Self:
+        """The same parameters and nothing remembered."""
+        return type(self).model_validate(self.model_dump())
 
 
 POLICIES: Registry[Policy] = Registry("slobench.policies", "batching mode")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from loadgen.clock import VirtualClock
 from reference_engine.core import EngineState, TokenEvent, step
+from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.kv import KvPool
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import Limits
+from reference_engine.plan import Limits, Plan
 from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.predict.lengths import Predictor
 from reference_engine.sequence import Request, Sampling
+from reference_engine.steps import StepLog
 
 
 @dataclass
@@ -20,16 +24,33 @@ class Rig:
     """An engine on a virtual clock."""
 
     state: EngineState
-    policy: Policy
     executor: Executor
     clock: VirtualClock
 
+    @property
+    def policy(self) -> Policy:
+        return self.state.policy
+
+    @property
+    def plan(self) -> Plan:
+        """What the policy would do now."""
+        return self.policy.plan(self.state.view())
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """Tokens that the policy would give to each request now, decodes first."""
+        plan = self.plan
+        named = {item.request_id: item.n_tokens for item in plan.items}
+        left_out = {*named, *plan.hold, *(entry.request_id for entry in plan.preempt)}
+        decoding = self.state.view().decoding if plan.decode_all else ()
+        return {req.id: 1 for req in decoding if req.id not in left_out} | named
+
     def admit(self, *requests: Request) -> None:
         for request in requests:
-            self.state.admit(request, self.policy)
+            self.state.admit(request)
 
     def step(self) -> list[TokenEvent]:
-        events = step(self.state, self.policy, self.executor)
+        events = step(self.state, self.executor)
         self.state.check()
         return events
 
@@ -51,15 +72,22 @@ def rig(
     executor: str = "toy",
     prefix_cache: bool = True,
     executor_args: dict[str, object] | None = None,
+    policy: str | Policy = "chunked",
+    cost: CostModel | None = None,
+    predictor: Predictor | None = None,
+    log: StepLog | None = None,
     **knobs: object,
 ) -> Rig:
-    """A chunked engine; `knobs` are the policy's."""
+    """An engine of a mode, chunked by default; `knobs` are the policy's."""
     clock = VirtualClock()
     limits = Limits(max_num_seqs, 1 << 20, max_model_len, 320)
-    state = EngineState(limits, KvPool(n_blocks, prefix_cache=prefix_cache), clock)
+    if isinstance(policy, str):
+        policy = POLICIES.build({"kind": policy, **knobs})
     site = Site(resolve("nano"), n_blocks, 16, max_model_len, clock.advance)
-    kind = EXECUTORS.build({"kind": executor, **(executor_args or {})})
-    return Rig(state, POLICIES.build({"kind": "chunked", **knobs}), kind.build(site), clock)
+    runner = EXECUTORS.build({"kind": executor, **(executor_args or {})}).build(site)
+    kv = KvPool(n_blocks, prefix_cache=prefix_cache)
+    state = EngineState(limits, kv, clock, policy, cost=cost, predictor=predictor, log=log)
+    return Rig(state, runner, clock)
 
 
 def request(
@@ -72,6 +100,7 @@ def request(
     stop_ids: Iterable[int] = (),
     sampling: Sampling | None = None,
     tenant: str = "default",
+    **fields: Any,
 ) -> Request:
     return Request(
         id=name,
@@ -82,6 +111,7 @@ def request(
         stop_ids=frozenset(stop_ids),
         sampling=sampling or Sampling(),
         tenant=tenant,
+        **fields,
     )
 
 

@@ -69,9 +69,7 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """The engine (a toy by default) behind HTTP until the block ends."""
     engine = engine or toy_engine()
-    service = Service(
-        engine.state, engine.policy, engine.executor, engine.tokenizer, engine.clock, outbox
-    )
+    service = Service(engine.state, engine.executor, engine.tokenizer, engine.clock, outbox)
     service.start()
     about = About("nano", engine.limits.max_model_len, "0", "chunked", "toy")
     app = Api(service, about, api_key, max_body_bytes).app()

@@ -17,14 +17,9 @@ def test_a_long_prompt_is_cut_to_the_budget_and_continued():
     engine.admit(request("long", range(50), 2))
     planned = []
     while engine.state.has_work:
-        planned.append(engine.policy.plan(engine.state.view()).items)
+        planned.append(engine.shares)
         engine.step()
-    assert planned == [
-        (Item("long", 20),),
-        (Item("long", 20),),
-        (Item("long", 10),),
-        (Item("long", 1),),
-    ]
+    assert planned == [{"long": 20}, {"long": 20}, {"long": 10}, {"long": 1}]
 
 
 def test_decodes_keep_running_while_a_long_prompt_is_read():
@@ -32,13 +27,13 @@ def test_decodes_keep_running_while_a_long_prompt_is_read():
     engine.admit(request("short", range(5), 10))
     engine.step()
     engine.admit(request("long", range(100, 150), 2))
-    assert engine.policy.plan(engine.state.view()).items == (Item("short", 1), Item("long", 19))
+    assert engine.shares == {"short": 1, "long": 19}
 
 
 def test_requests_are_served_first_come_first_served_within_a_step():
     engine = rig(token_budget=20)
     engine.admit(*(request(name, range(i, i + 8), 2) for i, name in enumerate("abc")))
-    plan = engine.policy.plan(engine.state.view())
+    plan = engine.plan
     assert plan.items == (Item("a", 8), Item("b", 8), Item("c", 4))
 
 
@@ -47,13 +42,13 @@ def test_a_cached_prefix_costs_no_budget():
     engine.admit(request("first", range(60), 1))
     engine.drain()
     engine.admit(request("again", range(60), 1))
-    assert engine.policy.plan(engine.state.view()).items == (Item("again", 60 - 48),)
+    assert engine.plan.items == (Item("again", 60 - 48),)
 
 
 def test_no_more_sequences_run_than_asked_for():
     engine = rig(max_num_seqs=2)
     engine.admit(*(request(name, range(5), 3) for name in "abc"))
-    plan = engine.policy.plan(engine.state.view())
+    plan = engine.plan
     assert len(plan.items) == 2
     assert plan.rest == Cause(Why.no_seq_slot)
 
@@ -68,11 +63,11 @@ def test_a_step_always_has_a_token_for_each_running_sequence():
 def test_an_admission_leaves_the_watermark_free():
     engine = rig(n_blocks=10, watermark=0.3)
     engine.admit(request("a", range(16), 2), request("b", range(100, 196), 2))
-    plan = engine.policy.plan(engine.state.view())
+    plan = engine.plan
     assert plan.items == (Item("a", 16), Item("b", 96))  # 1 + 6 + 3 spare = 10 blocks
     engine = rig(n_blocks=10, watermark=0.4)
     engine.admit(request("a", range(16), 2), request("b", range(100, 196), 2))
-    plan = engine.policy.plan(engine.state.view())
+    plan = engine.plan
     assert plan.items == (Item("a", 16),)
     assert plan.causes == (("b", Cause(Why.no_kv_blocks)),)
     assert plan.rest == Cause(Why.behind, "b")
@@ -83,15 +78,14 @@ def test_nobody_is_admitted_in_a_step_that_has_to_preempt():
     engine.admit(request("a", range(16), 30), request("b", range(50, 82), 9))
     engine.step()  # a grows into its second block next, and all four are taken by then
     engine.admit(request("c", [1], 2))
-    planned = engine.policy.plan(engine.state.view())
-    assert [item.request_id for item in planned.items] == ["a", "b"]
-    assert planned.rest == Cause(Why.no_kv_blocks)
+    assert engine.shares == {"a": 1, "b": 1}
+    assert engine.plan.rest == Cause(Why.no_kv_blocks)
 
 
 def test_a_prompt_can_be_capped_per_step():
     engine = rig(long_prefill_tokens=4)
     engine.admit(request("a", range(9), 1), request("b", range(20, 23), 1))
-    assert engine.policy.plan(engine.state.view()).items == (Item("a", 4), Item("b", 3))
+    assert engine.plan.items == (Item("a", 4), Item("b", 3))
 
 
 def test_the_mode_is_known_by_its_aliases():

@@ -6,34 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.explain import Ledger
-from reference_engine.plan import Cause, Why
 from reference_engine.sequence import State
 from tests.reference_engine.engine_kit import request, rig
-
-BUDGET, SLOT = Cause(Why.no_token_budget), Cause(Why.no_seq_slot)
-
-
-def test_an_interval_is_charged_to_the_cause_given_at_its_beginning():
-    ledger = Ledger()
-    ledger.enter("a", 1.0)
-    ledger.note(1.5, [("a", Cause(Why.no_kv_blocks))], BUDGET)
-    ledger.note(3.5, [], SLOT)
-    ledger.note(4.0, [], BUDGET)
-    ledger.leave("a", 4.25)
-    assert ledger.pop("a") == {
-        Cause(Why.step_in_flight): 0.5,
-        Cause(Why.no_kv_blocks): 2.0,
-        SLOT: 0.5,
-        BUDGET: 0.25,
-    }
-
-
-def test_waits_of_a_live_request_include_the_open_interval():
-    ledger = Ledger()
-    ledger.enter("a", 0.0)
-    ledger.note(1.0, [], BUDGET)
-    assert ledger.waits("a", 3.0) == {Cause(Why.step_in_flight): 1.0, BUDGET: 2.0}
 
 
 def test_a_request_that_waits_for_a_slot_is_told_so():
@@ -89,7 +63,7 @@ def test_the_charges_add_up_to_the_time_in_the_queue(jobs, n_blocks, token_budge
         while arrivals and arrivals[0][0] <= engine.clock.now_s():
             engine.admit(requests[arrivals.pop(0)[1]])
         if n_steps == cancel:
-            engine.state.end("r0", State.finished_abort, engine.policy)
+            engine.state.end("r0", State.finished_abort)
         if engine.state.has_work:
             engine.step()
         elif arrivals:

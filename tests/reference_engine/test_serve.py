@@ -133,7 +133,7 @@ def test_options_reach_the_policy_and_the_limits():
             policy_args={"watermark": "0.05"},
         )
     )
-    assert engine.policy.model_dump() == {
+    assert engine.state.policy.model_dump() == {
         "token_budget": 64,
         "max_num_seqs": 5,
         "watermark": 0.05,

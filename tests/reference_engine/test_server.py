@@ -291,7 +291,7 @@ class Failing:
     """Fails in its third step."""
 
     def __init__(self, inner):
-        self.inner, self.n_steps = inner, 0
+        self.inner, self.n_steps, self.caps = inner, 0, inner.caps
 
     def execute(self, batch):
         self.n_steps += 1

@@ -1,0 +1,206 @@
+"""Where waiting time went: seconds per cause and request, charged between one plan and the next.
+
+A plan names a cause for the few requests it looked at, and one cause for all others of each queue
+segment. Those follow their segment's timeline and are charged only when they leave it, so a
+thousand waiting requests cost nothing per step. Leaving costs one look-up per cause that was
+active meanwhile, however often the causes took turns.
+
+Every interval begins where the one before ended, and instants are kept as integers, so the charged
+seconds add up to the waiting time exactly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from reference_engine.plan import Cause, Why
+
+ARRIVED = Cause(Why.step_in_flight)
+_TICKS_PER_S = 1 << 40
+_KEPT = 1024
+
+
+class Ledger:
+    """Causes of waiting, per request. `enter` and `leave` bracket each stay in the queue."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, Counter[Cause]] = {}  # ticks of the stays that are over
+        self._named: dict[str, tuple[Cause, int]] = {}  # cause of its own, since
+        self._following: dict[str, tuple[str, int]] = {}  # follows a segment, since
+        self._segments: dict[str, str] = {}  # "" unless it says otherwise
+        self._timelines: dict[str, _Timeline] = {"": _Timeline(0, ARRIVED)}
+        self._n_followers: Counter[str] = Counter()
+        self._own: dict[str, Cause] = {}  # of the last plan
+        self._rest = ARRIVED
+
+    def enter(self, request_id: str, now_s: float, cause: Cause = ARRIVED) -> None:
+        """Begin to wait; `cause` holds until the next plan."""
+        self._waits.setdefault(request_id, Counter())
+        self._named[request_id] = (cause, _ticks(now_s))
+
+    def assign(self, request_id: str, segment: str, now_s: float) -> None:
+        """From now on the request belongs to this segment, whenever it waits."""
+        if request_id not in self._waits or self._segments.get(request_id, "") == segment:
+            return
+        self._segments[request_id] = segment
+        if request_id in self._following:
+            now = _ticks(now_s)
+            self._close(request_id, now)
+            self._follow(request_id, now)
+
+    def note(
+        self,
+        now_s: float,
+        causes: Iterable[tuple[str, Cause]],
+        segments: Iterable[tuple[str, Cause]],
+        rest: Cause,
+    ) -> None:
+        """A plan was made: from now on the named ones wait for their causes, all others for their
+        segment's, and where a segment has none, for `rest`."""
+        now = _ticks(now_s)
+        own = self._own = dict(segments)
+        self._rest = rest
+        for segment, timeline in self._timelines.items():
+            timeline.turn(now, own.get(segment, rest))
+        named = {request_id: cause for request_id, cause in causes if self._is_waiting(request_id)}
+        for request_id in [known for known in self._named if known not in named]:
+            self._close(request_id, now)
+            self._follow(request_id, now)
+        for request_id, cause in named.items():
+            if self._named.get(request_id, (None,))[0] != cause:
+                self._close(request_id, now)
+                self._named[request_id] = (cause, now)
+
+    def leave(self, request_id: str, now_s: float) -> None:
+        """Stop waiting, whether scheduled or cancelled."""
+        self._close(request_id, _ticks(now_s))
+
+    def pop(self, request_id: str) -> dict[Cause, float]:
+        """Seconds per cause of a request that is over, which is then forgotten."""
+        self._segments.pop(request_id, None)
+        return _seconds(self._waits.pop(request_id, Counter()))
+
+    def waits(self, request_id: str, now_s: float) -> dict[Cause, float]:
+        """Seconds per cause so far, an open interval included."""
+        waits = Counter(self._waits.get(request_id, Counter()))
+        waits.update(self._open(request_id, _ticks(now_s)))
+        return _seconds(waits)
+
+    def cause(self, request_id: str) -> Cause | None:
+        """Why the request waits now; None when it does not."""
+        if request_id in self._named:
+            return self._named[request_id][0]
+        if request_id in self._following:
+            return self._timelines[self._following[request_id][0]].cause
+        return None
+
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """How many requests wait for each reason now."""
+        counts: defaultdict[Why, int] = defaultdict(int)
+        for cause, _ in self._named.values():
+            counts[cause.why] += 1
+        for segment, n in self._n_followers.items():
+            counts[self._timelines[segment].cause.why] += n
+        return tuple((why.name, n) for why, n in counts.items() if n)
+
+    def _is_waiting(self, request_id: str) -> bool:
+        return request_id in self._named or request_id in self._following
+
+    def _follow(self, request_id: str, now: int) -> None:
+        segment = self._segments.get(request_id, "")
+        if segment not in self._timelines:
+            self._timelines[segment] = _Timeline(now, self._own.get(segment, self._rest))
+        self._following[request_id] = (segment, now)
+        self._n_followers[segment] += 1
+
+    def _open(self, request_id: str, now: int) -> dict[Cause, int]:
+        if request_id in self._named:
+            cause, since = self._named[request_id]
+            return {cause: now - since}
+        if request_id in self._following:
+            segment, since = self._following[request_id]
+            return self._timelines[segment].between(since, now)
+        return {}
+
+    def _close(self, request_id: str, now: int) -> None:
+        charged = self._open(request_id, now)
+        self._waits.setdefault(request_id, Counter()).update(charged)
+        if self._named.pop(request_id, None) is None and request_id in self._following:
+            segment, _ = self._following.pop(request_id)
+            self._n_followers[segment] -= 1
+            self._shorten(segment)
+
+    def _shorten(self, segment: str) -> None:
+        """Forget what no follower was there to see; seldom, so that it costs nothing per step."""
+        timeline = self._timelines[segment]
+        if self._n_followers[segment] == 0:
+            del self._n_followers[segment]
+            if segment:
+                del self._timelines[segment]
+            else:
+                self._timelines[""] = _Timeline(timeline.since, timeline.cause)
+        elif timeline.n_turns > _KEPT:
+            timeline.forget(min(s for at, s in self._following.values() if at == segment))
+
+
+class _Timeline:
+    """Which cause was active when. For each cause, its spans as (start, ticks it was active
+    before), so that a sum over any interval needs two look-ups."""
+
+    def __init__(self, now: int, cause: Cause) -> None:
+        self.cause, self.since = cause, now
+        self.n_turns = 1
+        # In the order in which they were last active.
+        self._spans: dict[Cause, tuple[list[int], list[int]]] = {cause: ([now], [0])}
+
+    def turn(self, now: int, cause: Cause) -> None:
+        """Another cause holds from now on."""
+        if cause == self.cause:
+            self.cause = cause  # its details may be news
+            return
+        starts, before = self._spans[self.cause]
+        before.append(before[-1] + now - self.since)  # closed: one longer than `starts`
+        self.cause, self.since = cause, now
+        starts, before = self._spans.pop(cause, ([], [0]))
+        starts.append(now)
+        self._spans[cause] = (starts, before)
+        self.n_turns += 1
+
+    def between(self, since: int, now: int) -> dict[Cause, int]:
+        """Ticks of each cause in [since, now]."""
+        charged: dict[Cause, int] = {}
+        for cause in reversed(self._spans):
+            starts, before = self._spans[cause]
+            total = before[-1] + (now - self.since if cause == self.cause else 0)
+            i = bisect_right(starts, since) - 1
+            if i >= 0:
+                end = before[i + 1] if i + 1 < len(before) else total
+                total -= min(before[i] + since - starts[i], end)
+            else:
+                total -= before[0]
+            if total:
+                charged[cause] = total
+            if starts[-1] <= since:
+                break  # the earlier ones ended before this one began
+        return charged
+
+    def forget(self, until: int) -> None:
+        """Drop what ended before `until`."""
+        for cause, (starts, before) in list(self._spans.items()):
+            i = bisect_right(starts, until) - 1
+            if i > 0:
+                del starts[:i], before[:i]
+            is_over = cause != self.cause and len(starts) == 1
+            if is_over and starts[0] + before[1] - before[0] <= until:
+                del self._spans[cause]
+        self.n_turns = 1
+
+
+def _ticks(instant_s: float) -> int:
+    return round(instant_s * _TICKS_PER_S)
+
+
+def _seconds(ticks: Counter[Cause]) -> dict[Cause, float]:
+    return {cause: n / _TICKS_PER_S for cause, n in ticks.items() if n}

@@ -1,0 +1,95 @@
+"""Who waits and who runs, and in which order: the one place that moves requests about.
+
+The running ones are also kept split into those that decode (one known token left to compute) and
+those that still read their prompt, with the sums that would otherwise cost a loop per step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from reference_engine.sequence import Request
+
+
+class Roster:
+    """Requests by id. `waiting` is the queue (preempted ones at its head), `running` is in order
+    of admission, `decoding` and `prefilling` split it, `held` are those an operator paused."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.held: OrderedDict[str, Request] = OrderedDict()
+        self.running: dict[str, Request] = {}
+        self.decoding: dict[str, Request] = {}
+        self.prefilling: dict[str, Request] = {}
+        self.cramped: dict[str, Request] = {}  # decoding, and the next token needs a block
+        self.context_tokens = 0  # Σ n_computed of the decoding ones
+        self._block_tokens = block_tokens
+
+    def find(self, request_id: str) -> Request | None:
+        return (
+            self.running.get(request_id)
+            or self.waiting.get(request_id)
+            or self.held.get(request_id)
+        )
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self.running.values()
+        yield from self.waiting.values()
+        yield from self.held.values()
+
+    def start(self, request: Request) -> None:
+        """From the queue into the batch."""
+        del self.waiting[request.id]
+        self.running[request.id] = request
+        self.prefilling[request.id] = request
+
+    def decode(self, request: Request) -> None:
+        """One known token is left to compute: from now on a step gives it one token."""
+        del self.prefilling[request.id]
+        self.decoding[request.id] = request
+        self.context_tokens += request.n_computed
+        self.pass_milestone(request)
+
+    def pass_milestone(self, request: Request) -> None:
+        """Set the next point at which a decoding request needs more than one token appended."""
+        n, size = request.n_computed, self._block_tokens
+        if n == request.n_room:
+            self.cramped[request.id] = request
+        if request.first_token_s is None:
+            request._n_milestone = n + 1
+        else:
+            request._n_milestone = min((n // size + 1) * size, request._n_last)
+
+    def requeue(self, request: Request) -> None:
+        """From the batch to the head of the queue."""
+        self._stop(request)
+        self.waiting[request.id] = request
+        self.waiting.move_to_end(request.id, last=False)
+
+    def remove(self, request: Request) -> None:
+        """Out, from wherever it is."""
+        if request.id in self.running:
+            self._stop(request)
+        else:
+            self.waiting.pop(request.id, None)
+            self.held.pop(request.id, None)
+
+    def _stop(self, request: Request) -> None:
+        del self.running[request.id]
+        self.prefilling.pop(request.id, None)
+        if self.decoding.pop(request.id, None) is not None:
+            self.context_tokens -= request.n_computed
+            self.cramped.pop(request.id, None)
+
+    def check(self) -> None:
+        """Assert that the parts agree."""
+        assert self.decoding.keys() | self.prefilling.keys() == self.running.keys()
+        assert not self.decoding.keys() & self.prefilling.keys()
+        for request in self.prefilling.values():
+            assert request.n_remaining > 1, f"{request.id} reads with {request.n_remaining} left"
+        for request in self.decoding.values():
+            assert request.n_remaining == 1, f"{request.id} decodes with {request.n_remaining} left"
+            is_cramped = request.n_computed == request.n_room
+            assert (request.id in self.cramped) == is_cramped, f"{request.id}: room {is_cramped}"
+        assert self.context_tokens == sum(r.n_computed for r in self.decoding.values())

@@ -1,0 +1,83 @@
+"""What is kept of each step and of each event between steps; trace, calibration data and the
+simulator's regression input at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Level = Literal["sizes", "full"]
+
+_KEPT = 4096
+
+
+class StepRecord(NamedTuple):
+    """One step. Times in seconds on the engine's clock: `t_s` when it was planned, `plan_s`
+    planning and bookkeeping, `duration_s` computing.
+
+    `n_prefill_tokens` counts every token that is not a decode's (recomputed ones too),
+    `context_tokens` is Σ tokens in KV of the decoding rows, `n_running`, `n_waiting` and
+    `kv_used_blocks` are as of the end of the plan. `causes` counts the requests left waiting by
+    reason, `items` is (id, tokens) of each row and filled at level "full" only.
+    """
+
+    step: int
+    t_s: float
+    duration_s: float
+    plan_s: float
+    n_prefill_tokens: int
+    n_decode: int
+    context_tokens: int
+    n_running: int
+    n_waiting: int
+    kv_used_blocks: int
+    padding_tokens: int
+    n_preempted: int
+    policy: str
+    action: str
+    group: int | None
+    items: tuple[tuple[str, int], ...]
+    causes: tuple[tuple[str, int], ...]
+
+
+class Event(NamedTuple):
+    """Something that happened before step number `step`: `arrival`, `finish`, `cancel`, `reject`
+    or an intervention. `actor` is who did it, `detail` its numbers."""
+
+    t_s: float
+    step: int
+    kind: str
+    request_id: str
+    tenant: str
+    actor: str
+    detail: Mapping[str, object]
+
+
+def _ignore(entry: object) -> None:
+    """Nobody listens."""
+
+
+@dataclass(slots=True)
+class StepLog:
+    """The most recent steps and events, each also handed to a listener as it happens."""
+
+    level: Level = "sizes"
+    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    on_step: Callable[[StepRecord], None] = _ignore
+    on_event: Callable[[Event], None] = _ignore
+
+    def add(self, record: StepRecord) -> None:
+        self.steps.append(record)
+        self.on_step(record)
+
+    def note(self, event: Event) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
+    def last(self, n: int) -> Iterator[StepRecord]:
+        """The last `n` steps, oldest first."""
+        first = max(0, len(self.steps) - n)
+        return (self.steps[i] for i in range(first, len(self.steps)))
