@@ -83,7 +83,7 @@ def said(server, word):
 
 
 def test_a_server_is_waited_for_served_and_ended(start, tmp_path):
-    waits = []
+    waits: list[tuple[float, str]] = []
     with start("serve(sys.argv[1])", waits=waits) as server:
         assert server.ended() is None
         with urllib.request.urlopen(server.endpoint.url + "/x") as answer:
@@ -293,7 +293,7 @@ def test_readiness_is_asked_where_each_project_answers():
         ("launch: {preset: vllm}", "t.yaml:1: launch: preset vllm needs the model to load"),
         ("launch: {command: 'a {prot}'}", "t.yaml:1: launch: unknown placeholder {prot}; did you"),
         ("launch: {command: a}", "t.yaml:1: launch: nothing tells the server its port"),
-        ("launch: {comand: a}", "t.yaml:1: launch.comand: unknown key; did you mean 'command'"),
+        ("launch: {comand: a}", "t.yaml:1: launch.comand: unknown key 'comand'; did you mean"),
         ("launch: {command: a, port: 1, ready: {pth: /}}", "t.yaml:1: launch.ready.pth: unknown"),
         ("launch: {command: a, port: 1, ready: {timeout: 3}}", "t.yaml:1: launch.ready.timeout: a"),
         ("launch: {command: a, port: 1, stop: {signal: KILL}}", "t.yaml:1: launch.stop.signal: no"),
@@ -319,5 +319,5 @@ def test_a_variable_that_is_not_set_is_named():
 
 
 def test_a_server_that_listens_everywhere_is_asked_here():
-    assert Launch(command="x {port}", host="0.0.0.0").connect_host == "127.0.0.1"
-    assert Launch(command="x {port}", host="10.0.0.7").connect_host == "10.0.0.7"
+    assert Launch(command=("x", "{port}"), host="0.0.0.0").connect_host == "127.0.0.1"
+    assert Launch(command=("x", "{port}"), host="10.0.0.7").connect_host == "10.0.0.7"
