@@ -55,7 +55,7 @@ class Policy(Plugin, ABC):
 
     def fresh(self) -> Self:
         """The same parameters and nothing remembered."""
-        return type(self).model_validate(self.model_dump())
+        return type(self).model_validate(self.model_dump(mode="json", by_alias=True))
 
 
 POLICIES: Registry[Policy] = Registry("slobench.policies", "batching mode")

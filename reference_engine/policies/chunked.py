@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from reference_engine.plan import Cause, Item, Plan, View, Why
+from loadgen.units import Seconds
+from reference_engine.plan import Plan, View
+from reference_engine.policies.admission import Reserve, Room, admit_in_order
 from reference_engine.policies.base import Policy
-from reference_engine.sequence import Request
+from reference_engine.policies.slo_budget import prefill_within
+
+_LEAST_PREFILL = 16
+_DEFAULT_TPOT_S = 0.05
 
 
 class Chunked(Policy):
@@ -17,61 +21,45 @@ class Chunked(Policy):
     in order of admission, then to new requests first come first served; the last prompt is cut to
     what is left. Nobody is admitted in a step that must preempt.
 
-    `watermark` is the share of KV blocks an admission leaves free for the running ones to grow
-    into; `long_prefill_tokens` caps a prompt's share of one step (0: no cap).
+    `token_budget: slo` takes, by the cost model, as many prompt tokens as keep the step within
+    `tpot_slo` (default: the strictest asked by a running request, else 50 ms).
+    `long_prefill_tokens` caps a prompt's share of one step (0: no cap). `reserve` is the KV room an
+    admission takes at once, `watermark` the share of blocks it leaves free.
 
     Source: Sarathi-Serve (OSDI'24) §4; vLLM V1 `scheduler.schedule`.
     """
 
     kind: ClassVar[str] = "chunked"
 
-    token_budget: int = Field(default=2048, ge=1)
+    token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] = 2048
+    tpot_slo: Annotated[Seconds, Field(gt=0)] | None = None
     max_num_seqs: int = Field(default=256, ge=1)
-    watermark: float = Field(default=0.01, ge=0, lt=1)
     long_prefill_tokens: int = Field(default=0, ge=0)
+    reserve: Reserve = Reserve.watermark
+    watermark: float = Field(default=0.01, ge=0, lt=1)
 
     def plan(self, view: View) -> Plan:
-        budget = min(self.token_budget, view.limits.max_step_tokens)
-        n_decoding = len(view.decoding)
-        if n_decoding > budget:  # taken over from a policy with more sequences
-            return Plan(tuple(Item(request.id, 1) for request in islice(view.decoding, budget)))
-        budget -= n_decoding
-        free, items = view.kv.n_free - view.decode_blocks, []
-        cap = self.long_prefill_tokens or budget
-        for request in view.prefilling:
-            n_tokens = min(len(request.tokens) - request.n_computed, budget, cap)
-            if n_tokens:
-                items.append(Item(request.id, n_tokens))
-                budget -= n_tokens
-                free -= view.kv.missing(request, n_tokens)
-        if free < 0:
-            return Plan(tuple(items), decode_all=True, rest=Cause(Why.no_kv_blocks))
-        return self._admit(view, items, budget, free)
-
-    def _admit(self, view: View, items: list[Item], budget: int, free: int) -> Plan:
+        budget = self._budget(view)
         # One decode token for each running sequence must always fit into a step.
-        slots = min(self.max_num_seqs, view.limits.max_num_seqs, self.token_budget)
-        slots -= len(view.running)
-        for request in view.waiting:
-            if slots <= 0:
-                return Plan(tuple(items), decode_all=True, rest=Cause(Why.no_seq_slot))
-            cap = self.long_prefill_tokens or budget
-            n_tokens = min(view.to_compute(request), budget, cap)
-            if not n_tokens:
-                return Plan(tuple(items), decode_all=True)
-            n_blocks = view.kv.missing_to_admit(request, n_tokens)
-            # With nothing scheduled yet the watermark would guard nobody and could block for ever.
-            spare = self.watermark * view.kv.n_blocks if items or view.decoding else 0
-            if n_blocks + spare > free:
-                return self._head_without_blocks(request, items)
-            items.append(Item(request.id, n_tokens))
-            slots, budget, free = slots - 1, budget - n_tokens, free - n_blocks
-        return Plan(tuple(items), decode_all=True)
-
-    def _head_without_blocks(self, head: Request, items: list[Item]) -> Plan:
-        return Plan(
-            tuple(items),
-            decode_all=True,
-            causes=((head.id, Cause(Why.no_kv_blocks)),),
-            rest=Cause(Why.behind, head.id),
+        most_seqs = min(self.max_num_seqs, max(budget, len(view.running)))
+        room = Room(view, tokens=budget, max_num_seqs=most_seqs, watermark=self.watermark)
+        room.decode_all()
+        room.resume(self.long_prefill_tokens)
+        causes, rest = admit_in_order(
+            room, view.waiting, most=self.long_prefill_tokens, reserve=self.reserve
         )
+        return Plan(tuple(room.items), decode_all=True, causes=causes, rest=rest)
+
+    def _budget(self, view: View) -> int:
+        most = view.limits.max_step_tokens
+        if self.token_budget != "slo":
+            return min(self.token_budget, most)
+        n_decode = len(view.decoding)
+        least = min(_LEAST_PREFILL, most)
+        return n_decode + prefill_within(view, self._tpot_s(view), most - n_decode, least)
+
+    def _tpot_s(self, view: View) -> float:
+        if self.tpot_slo is not None:
+            return self.tpot_slo
+        asked = (r.tpot_slo_s for r in view.decoding if r.tpot_slo_s is not None)
+        return min(asked, default=_DEFAULT_TPOT_S)

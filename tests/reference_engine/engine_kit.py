@@ -69,6 +69,7 @@ def rig(
     n_blocks: int = 256,
     max_model_len: int = 1024,
     max_num_seqs: int = 64,
+    max_step_tokens: int = 1 << 20,
     executor: str = "toy",
     prefix_cache: bool = True,
     executor_args: dict[str, object] | None = None,
@@ -80,7 +81,7 @@ def rig(
 ) -> Rig:
     """An engine of a mode, chunked by default; `knobs` are the policy's."""
     clock = VirtualClock()
-    limits = Limits(max_num_seqs, 1 << 20, max_model_len, 320)
+    limits = Limits(max_num_seqs, max_step_tokens, max_model_len, 320)
     if isinstance(policy, str):
         policy = POLICIES.build({"kind": policy, **knobs})
     site = Site(resolve("nano"), n_blocks, 16, max_model_len, clock.advance)

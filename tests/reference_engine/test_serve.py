@@ -138,6 +138,8 @@ def test_options_reach_the_policy_and_the_limits():
         "max_num_seqs": 5,
         "watermark": 0.05,
         "long_prefill_tokens": 0,
+        "reserve": "watermark",
+        "tpot_slo": None,
     }
     assert (engine.limits.max_num_seqs, engine.limits.max_model_len) == (5, 256)
     assert engine.state.kv.n_blocks == 100

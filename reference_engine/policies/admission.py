@@ -1,0 +1,135 @@
+"""What one step can still give while a plan is made: sequence slots, tokens and KV blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from reference_engine.plan import Cause, Item, View, Why
+from reference_engine.sequence import Request
+
+
+class Reserve(StrEnum):
+    """How much KV room an admission takes at once. What is not reserved is taken block by block,
+    and may have to be taken from others by preempting them.
+
+    `watermark`: this step's tokens, guarded by a share of the pool that admissions leave free
+    (vLLM). `prompt`: the whole prompt. `predicted`: the prompt and the 90th percentile of the
+    predicted output. `max`: the prompt and all it may generate, so that nothing is ever preempted
+    (Orca).
+    """
+
+    watermark = "watermark"
+    prompt = "prompt"
+    predicted = "predicted"
+    max = "max"
+
+
+def reserved_tokens(request: Request, reserve: Reserve, view: View) -> int:
+    """Tokens to ask KV room for at admission, prompt and output; 0 asks for the step's only."""
+    if reserve is Reserve.watermark:
+        return 0
+    if reserve is Reserve.prompt:
+        return request.n_tokens
+    if reserve is Reserve.max:
+        return request.n_most
+    return min(request.n_most, request.n_tokens + int(view.predictor.predict(request).q90))
+
+
+class Room:
+    """Counts down as a plan gives; `items` is what was given so far.
+
+    `tokens` is what the step may compute in all, `max_num_seqs` how many may run. An admission
+    leaves `watermark` of the KV blocks free for the running ones to grow into, unless nothing
+    else is scheduled: then it would guard nobody and could block for ever.
+    """
+
+    def __init__(
+        self, view: View, *, tokens: int, max_num_seqs: int, watermark: float = 0.0
+    ) -> None:
+        self.items: list[Item] = []
+        self.tokens = min(tokens, view.limits.max_step_tokens)
+        self.slots = min(max_num_seqs, view.limits.max_num_seqs) - len(view.running)
+        self.blocks = view.kv.n_free
+        self._view, self._spare = view, watermark * view.kv.n_blocks
+        self._is_busy = False
+
+    def decode_all(self) -> None:
+        """Set aside one token for each decoding request."""
+        n_decoding = len(self._view.decoding)
+        self.tokens -= n_decoding
+        self.blocks -= self._view.decode_blocks
+        self._is_busy = self._is_busy or n_decoding > 0
+
+    def resume(self, most: int = 0) -> None:
+        """Give running requests that still read their prompt what there is, in order of admission,
+        at most `most` tokens each (0: no cap)."""
+        for request in self._view.prefilling:
+            n_tokens = min(len(request.tokens) - request.n_computed, self.tokens)
+            n_tokens = min(n_tokens, most or n_tokens)
+            if n_tokens > 0:
+                self.blocks -= self._view.kv.missing(request, n_tokens)
+                self._give(Item(request.id, n_tokens))
+
+    def admit(
+        self,
+        request: Request,
+        *,
+        most: int = 0,
+        is_whole: bool = False,
+        reserve: Reserve = Reserve.watermark,
+    ) -> Cause | None:
+        """Take a waiting request into the step with as many tokens as there are, at most `most`
+        (0: no cap); or the cause why not.
+
+        `is_whole`: a prompt is cut only where no other one shares the step, because it is then
+        longer than any step it could get.
+        """
+        view = self._view
+        if self.blocks < 0:  # running requests must already give way
+            return Cause(Why.no_kv_blocks)
+        if self.slots <= 0:
+            return Cause(Why.no_seq_slot)
+        if self.tokens <= 0:
+            return Cause(Why.no_token_budget)
+        wanted = view.to_compute(request)
+        n_tokens = min(wanted, self.tokens, most or wanted)
+        if is_whole and n_tokens < wanted and self.items:
+            return Cause(Why.no_token_budget)
+        room = reserved_tokens(request, reserve, view)
+        n_blocks = view.kv.missing_to_admit(request, n_tokens, room)
+        if n_blocks + (self._spare if self._is_busy else 0) > self.blocks:
+            return Cause(Why.no_kv_blocks, have=self.blocks, want=n_blocks)
+        self.slots, self.blocks = self.slots - 1, self.blocks - n_blocks
+        self._give(Item(request.id, n_tokens, room))
+        return None
+
+    def _give(self, item: Item) -> None:
+        self.items.append(item)
+        self.tokens -= item.n_tokens
+        self._is_busy = True
+
+
+Causes = tuple[tuple[str, Cause], ...]
+
+
+def admit_in_order(
+    room: Room,
+    candidates: Iterable[Request],
+    *,
+    most: int = 0,
+    is_whole: bool = False,
+    reserve: Reserve = Reserve.watermark,
+) -> tuple[Causes, Cause]:
+    """Admit candidates until the first that cannot be; (`Plan.causes`, `Plan.rest`) for the others.
+
+    Nobody overtakes: when the head lacks KV blocks, all others wait behind it.
+    """
+    for request in candidates:
+        cause = room.admit(request, most=most, is_whole=is_whole, reserve=reserve)
+        if cause is None:
+            continue
+        if cause.why is Why.no_kv_blocks and room.blocks >= 0:
+            return ((request.id, cause),), Cause(Why.behind, request.id)
+        return (), cause
+    return (), Cause(Why.no_token_budget)
