@@ -109,9 +109,16 @@ def run(
     print_scenario: Annotated[
         bool, typer.Option("--print-scenario", help="Print the scenario as YAML and stop.")
     ] = False,
+    print_launch: Annotated[
+        bool,
+        typer.Option("--print-launch", help="Print the target file's server command and stop."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Fire a scenario at a target, measure every token, and say whether the promise was kept."""
+    if print_launch:
+        command.print_launch(target)
+        return
     chosen = command.choose_scenario(
         scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
         duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,

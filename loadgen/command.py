@@ -106,6 +106,15 @@ def run(
     return _INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
 
 
+def print_launch(target: str | None) -> None:
+    """The command a target file starts its server with, and nothing is started."""
+    from loadgen.target import launch_line
+
+    if target is None:
+        raise UsageError("--print-launch: which target file? Add --target FILE")
+    typer.echo(launch_line(target, os.environ))
+
+
 def report(
     runs: Sequence[Path], slo: Sequence[str] | None, confidence: float | None, as_json: bool
 ) -> None:

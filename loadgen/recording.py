@@ -34,6 +34,7 @@ from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 
 _INTERRUPT_DRAIN_S = 10.0
+_DEAD_DRAIN_S = 1.0  # for answers on their way from a server that has ended
 _DECODING_S = 600.0  # after the drain, for shards to decode what they hold and write it
 
 
@@ -56,6 +57,7 @@ class Recording:
         self._epoch_ns = 0
         self._ended, self._end_reason = "completed", ""
         self._ended_s: float | None = None
+        self._server_ended_s: float | None = None
         self._n_interrupts = self._n_handled = 0
         self._progress = Progress(
             console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
@@ -156,7 +158,13 @@ class Recording:
                 signal.signal(number, handler)
 
     def _obey(self, shards: Shards) -> None:
-        """Once: release nothing more and wait for what is in flight. Twice: give that up too."""
+        """Once: release nothing more and wait for what is in flight. Twice: give that up too. A
+        server of ours that has ended ends the run."""
+        gone = self._target.ended() if self._ended == "completed" else None
+        if gone is not None:
+            self._progress.note(f"ending the run: {gone}")
+            self._stop(shards, "stopped", gone, min(_DEAD_DRAIN_S, self._scenario.phases.drain))
+            self._server_ended_s = self._ended_s
         if self._n_handled == self._n_interrupts:
             return
         self._n_handled = self._n_interrupts
@@ -177,6 +185,7 @@ class Recording:
             shard, words = next(iter(outcome.dead.items()))
             reason = f"load-generating process {shard} died ({words})"
         now_ns, now_utc = time.monotonic_ns(), datetime.now(UTC)
-        return ending(
+        said = ending(
             self._scenario, self._ended, reason, self._ended_s, outcome.epoch_ns, now_ns, now_utc
         )
+        return said | {"server_ended_s": self._server_ended_s}

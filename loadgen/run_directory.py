@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from loadgen.errors import UsageError
+from loadgen.errors import TargetError, UsageError
 
 
 @contextlib.contextmanager
@@ -24,15 +24,27 @@ def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path
         raise UsageError(f"--out {chosen}: cannot be made: {error.strerror}") from None
     try:
         yield chosen
-    except BaseException:
+    except BaseException as error:
         if not (chosen / "manifest.json").is_file():
+            kept = _keep_server_log(chosen)
             shutil.rmtree(chosen, ignore_errors=True)
             if replaced is not None:
                 replaced.rename(chosen)
+            if kept is not None and isinstance(error, TargetError):
+                raise TargetError(f"{error}\nall that it wrote is in {kept}") from None
         raise
     if replaced is not None:
         shutil.rmtree(replaced)
     _point_latest(chosen)
+
+
+def _keep_server_log(chosen: Path) -> Path | None:
+    """What a launched server wrote, saved from a run directory that is not to stay; None if it
+    wrote nothing."""
+    log = chosen / "logs" / "server.log"
+    if not log.is_file() or not log.stat().st_size:
+        return None
+    return log.rename(_free(chosen.with_name(f"{chosen.name}.server.log")))
 
 
 def _set_aside(chosen: Path, force: bool) -> Path | None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
 from loadgen.records import Schedule
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from targets.base import Adapter
+from targets.child import Child
 from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
+from targets.launch import launched
 from targets.mock_options import split_options
 from targets.preflight import Preflight
 from targets.probe import preflight
@@ -26,6 +30,7 @@ from targets.probe import preflight
 OURS = ("reference", "mock")
 _PATIENCE_S = 30.0
 _TOKENS_PER_CHAR = 0.25  # the usual rule of thumb, for servers that do not count for us
+_TOLD_EVERY_S = 30.0  # how a launch is getting on, where there is no terminal
 _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 
 
@@ -41,13 +46,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """A server that passed its preflight; `adapter` asks only for what it accepts."""
+    """A server that passed its preflight; `adapter` asks only for what it accepts. `ended` says how
+    a server of ours ended, None while it runs or where it is somebody else's.
+    """
 
     kind: str
     endpoint: Endpoint
     adapter: Adapter
     fit: PromptFit
     checks: list[dict[str, Any]]
+    ended: Callable[[], str | None] = lambda: None
 
     def to_manifest(self) -> dict[str, Any]:
         """What a run records of its target. Holds no secret."""
@@ -68,26 +76,96 @@ def open_target(
 
     Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
     """
-    with _server(choice, log_dir) as (kind, endpoint, name):
-        line = f"{name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
+    with _server(choice, log_dir, console) as server:
+        endpoint = server.endpoint
+        line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        yield _probed(kind, endpoint, choice.model, scenario, schedule, console)
+        found = _probed(server.kind, endpoint, choice.model, scenario, schedule, console)
+        yield replace(found, ended=server.ended)
+
+
+def launch_line(spec: str, environ: Mapping[str, str]) -> str:
+    """The command that a target file would start its server with; a port that is free at the time
+    is 0 here. Raises UsageError for a target that launches nothing."""
+    _refuse_bare_word(spec)
+    launch = load_target(spec, environ).launch
+    if launch is None:
+        raise UsageError(f"--print-launch: target {spec} has no launch: it runs already")
+    return launch.plan(launch.port, sys.executable, environ).shown
+
+
+@dataclass(frozen=True)
+class _Server:
+    """Something that answers; `name` is what to call it."""
+
+    kind: str
+    endpoint: Endpoint
+    name: str
+    ended: Callable[[], str | None] = lambda: None
 
 
 @contextmanager
-def _server(choice: Choice, log_dir: Path) -> Iterator[tuple[str, Endpoint, str]]:
-    """(kind, endpoint, what to call it), running inside the `with` block if it is ours."""
+def _server(choice: Choice, log_dir: Path, console: Console) -> Iterator[_Server]:
+    """What is to be measured, running inside the `with` block if it is ours to start."""
     if choice.spec == "reference":
         with engine(parse_engine(choice.engine), log_dir) as served:
-            yield "reference", served.endpoint, "reference engine"
+            yield _Server("reference", served.endpoint, "reference engine", _end_of(served.child))
     elif choice.spec == "mock":
         with mock(_mock_options(choice.engine), log_dir, truth=log_dir / "truth.csv") as served:
-            yield "mock", served.endpoint, "mock server"
+            yield _Server("mock", served.endpoint, "mock server", _end_of(served.child))
     else:
         if choice.engine:
             raise UsageError("--engine sets up a server of ours: use it with reference or mock")
         _refuse_bare_word(choice.spec)
-        yield "url", load_target(choice.spec, choice.environ or {}), "target"
+        environ = choice.environ or {}
+        endpoint = load_target(choice.spec, environ)
+        if endpoint.launch is None:
+            yield _Server("url", endpoint, "target")
+            return
+        line = launch_line(choice.spec, environ)
+        console.print(f"launching: {line}", soft_wrap=True, markup=False)
+        with _Waiting(console) as waiting, launched(endpoint, environ, log_dir, waiting.on) as up:
+            waiting.over()
+            yield _Server("launched", up.endpoint, "launched server", up.ended)
+
+
+def _end_of(child: Child) -> Callable[[], str | None]:
+    """How a child of ours ended, in words."""
+
+    def ended() -> str | None:
+        code = child.exit_code
+        return None if code is None else f"the {child.name} ended with code {code}: see {child.log}"
+
+    return ended
+
+
+class _Waiting:
+    """Tells that a launched server is still on its way: how long, and the last line of its log."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._told_s = console, 0.0
+        self._status = console.status("") if console.is_terminal else None
+
+    def __enter__(self) -> _Waiting:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.over()
+
+    def on(self, waited_s: float, last_line: str) -> None:
+        words = Text(f"waiting for it, {waited_s:.0f} s: {last_line or 'nothing in its log yet'}")
+        if self._status is not None:
+            words.truncate(max(20, self._console.width - 4), overflow="ellipsis")
+            self._status.update(words)
+        elif waited_s >= self._told_s + _TOLD_EVERY_S:
+            self._told_s = waited_s
+            self._console.print(words, soft_wrap=True)
+
+    def over(self) -> None:
+        if self._status is not None:
+            self._status.stop()
 
 
 def _refuse_bare_word(spec: str) -> None:

@@ -12,13 +12,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from loadgen.document import parse_document
+from loadgen.document import Document, parse_document
 from loadgen.errors import TargetFileError
 from loadgen.registry import Block
 from targets.address import Address, parse_url
 from targets.base import TARGETS, Adapter
+from targets.launch_plan import Launch
 from targets.server_text import redact
 
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
@@ -39,11 +48,14 @@ class Labels(Block):
 
 
 class Endpoint(Block):
-    """Where requests go and how. `url` is the base without `/v1`; build one with `load_target`."""
+    """Where requests go and how. `url` is the base without `/v1`; build one with `load_target`.
+
+    With `launch` there is no URL before the server runs (`targets.launch`).
+    """
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    url: str
+    url: str = ""
     api: str = "chat"
     model: str = ""
     api_key_env: str | None = None
@@ -52,6 +64,7 @@ class Endpoint(Block):
     ca_cert: Path | None = None
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     labels: Labels = Labels()
+    launch: Launch | None = None
     _api_key: SecretStr | None = PrivateAttr(default=None)  # no field: in no dump, repr or file
 
     @field_validator("url")
@@ -76,6 +89,20 @@ class Endpoint(Block):
                 raise ValueError(f"{name!r} is not a header name")
             _check_header(f"header {name}", value.get_secret_value())
         return headers
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Endpoint:
+        if not self.url and self.launch is None:
+            raise ValueError(
+                "url: this key is required, e.g. url: http://localhost:8000, or launch: to start "
+                "a server"
+            )
+        return self
+
+    def at(self, url: str, engine: str | None) -> Endpoint:
+        """This endpoint once its server runs at `url`; `engine` labels it if the file does not."""
+        labels = self.labels.model_copy(update={"engine": self.labels.engine or engine})
+        return self.model_copy(update={"url": parse_url(url).url, "labels": labels})
 
     @property
     def has_key(self) -> bool:
@@ -105,18 +132,23 @@ class Endpoint(Block):
         """`text` without the secrets of the requests (`server_text.redact`): for whatever a server
         wrote, before it is shown or kept. A server may repeat the key it was sent.
         """
-        secrets = [value.get_secret_value() for value in self.headers.values()]
-        if self._api_key is not None:  # also when a header replaces it
-            secrets.append(self._api_key.get_secret_value())
-        return redact(text, secrets)
+        return redact(text, self.secrets())
+
+    def secrets(self) -> tuple[str, ...]:
+        """The API key and the values of extra headers, **in clear**: to be looked for and taken
+        out."""
+        key = (self._api_key,) if self._api_key is not None else ()  # also if a header replaces it
+        return tuple(value.get_secret_value() for value in (*self.headers.values(), *key))
 
     def to_manifest(self) -> dict[str, Any]:
         """What a run records about its target: JSON, header names without values, the key's
         variable without its value.
         """
-        shown = self.model_dump(mode="json", exclude={"headers", "labels", "ca_cert"})
+        shown = self.model_dump(mode="json", exclude={"headers", "labels", "ca_cert", "launch"})
         shown["headers"] = sorted(self.headers)
         shown["labels"] = self.labels.model_dump(exclude_none=True)
+        if self.launch is not None:
+            shown["launch"] = self.launch.to_manifest()
         return shown
 
 
@@ -143,8 +175,8 @@ def load_target(spec: str, environ: Mapping[str, str]) -> Endpoint:
 def read_target(
     text: str, name: str, environ: Mapping[str, str], folder: Path = Path()
 ) -> Endpoint:
-    """The endpoint of a target file's text; `name` is for messages, `ca_cert` is relative to
-    `folder`.
+    """The endpoint of a target file's text; `name` is for messages; `ca_cert` and
+    `launch.cwd` are relative to `folder`.
     """
     file = parse_document(text, name, TargetFileError)
     if file.values.pop("api_key", None) is not None:
@@ -160,12 +192,30 @@ def read_target(
         endpoint = endpoint.model_copy(update={"ca_cert": found})
         if not found.is_file():
             file.note(("ca_cert",), f"no such file: {found}")
+    if endpoint.launch is not None:
+        endpoint = endpoint.model_copy(update={"launch": _placed(endpoint.launch, file, folder)})
     try:
         endpoint = _with_key(endpoint, environ)
     except _BadKey as problem:
         file.note(("api_key_env",), str(problem))
     file.raise_mistakes()
     return endpoint
+
+
+def _placed(launch: Launch, file: Document, folder: Path) -> Launch:
+    """A launch with its working directory found; what speaks against it is noted in the file."""
+    if "url" in file.values:
+        file.note(
+            ("url",),
+            "a launched server's URL follows from launch.host and launch.port; remove one of url "
+            "and launch",
+        )
+    if launch.cwd is None:
+        return launch
+    cwd = folder / launch.cwd
+    if not cwd.is_dir():
+        file.note(("launch", "cwd"), f"no such directory: {cwd}")
+    return launch.model_copy(update={"cwd": cwd})
 
 
 class _BadKey(Exception):

@@ -36,6 +36,7 @@ def findings(
         if check.ok is False and not check.is_gate
     ]
     sentences = (
+        _server_ended(run),
         _shortened(run, window),
         _not_due(run, due),
         _below_template(run, due),
@@ -48,6 +49,17 @@ def findings(
         _unasked(slos),
     )
     return found + [sentence for sentence in sentences if sentence]
+
+
+def _server_ended(run: Run) -> str:
+    """A server that slobench had started, and that did not live as long as the run."""
+    ended_s = run.manifest.get("server_ended_s")
+    if ended_s is None:
+        return ""
+    return (
+        f"The server under test ended by itself {say(float(ended_s), 's')} after the start of the"
+        " run; what it wrote is in logs/."
+    )
 
 
 def _shortened(run: Run, window: Window) -> str:
