@@ -1,4 +1,7 @@
-"""What the truth server did, as arrays: a row per request, and the instant of every token."""
+"""What a server of ours really did, as arrays: a row per request, and the instant of every token.
+
+The truth server's log, and the mock's, which has fewer columns.
+"""
 
 from __future__ import annotations
 
@@ -64,15 +67,26 @@ class TruthLog:
 
 
 def read_truth_log(log: Path, token_log: Path | None = None) -> TruthLog:
-    """The log of a truth server that has ended. Raises ValueError for a file that is none."""
+    """The log of a server that has ended; columns it has not are zero, columns of its own are left
+    out. Raises ValueError for a file that is no such log.
+    """
     with log.open() as lines:
         head = lines.readline().strip().split(",")
-        if tuple(head) != TRUTH.names:
-            raise ValueError(f"{log}: not a truth server's log")
         rest = lines.readlines()
-    rows = np.empty(0, TRUTH)
+    if head[:1] != ["seq"]:
+        raise ValueError(f"{log}: not the log of a truth or mock server")
+    rows = np.zeros(len(rest), TRUTH)
+    shared = [name for name in head if name in (TRUTH.names or ())]
     if rest:
-        rows = np.loadtxt(rest, dtype=TRUTH, delimiter=",", ndmin=1)
+        table = np.loadtxt(
+            rest,
+            dtype=np.dtype([(name, TRUTH[name]) for name in shared]),
+            delimiter=",",
+            ndmin=1,
+            usecols=[head.index(name) for name in shared],
+        )
+        for name in shared:
+            rows[name] = table[name]
     if token_log is None:
         return TruthLog(rows)
     return TruthLog(rows, np.fromfile(token_log, np.uint64))
