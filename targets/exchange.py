@@ -17,7 +17,7 @@ from urllib.parse import urljoin
 import aiohttp
 import msgspec
 
-from targets.base import Adapter, Delta, Request
+from targets.base import Adapter, Delta, Request, Usage
 from targets.endpoint import Endpoint
 from targets.server_text import strip_controls
 from targets.tls import tls_context
@@ -32,20 +32,28 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 class Answer:
     """What came back. `problem` says in a few words why it is no good stream; None if it is one.
 
-    `reads` counts the socket reads that completed at least one token: a stream that arrives in one
-    read was held back by something on the way. Times are seconds since the request was sent; NaN if
-    it never came to that.
+    `token_reads_s` are the socket reads that completed at least one token: a stream that arrives in
+    one read was held back by something on the way. Times are seconds since the request was sent;
+    NaN if it never came to that.
     """
 
     status: int = 0
     content_type: str = ""
     head: str = ""
     deltas: list[Delta] = field(default_factory=list)
-    reads: int = 0
-    first_token_s: float = float("nan")
+    token_reads_s: list[float] = field(default_factory=list)
     total_s: float = float("nan")
     problem: str | None = None
     is_transient: bool = False  # worth another attempt: a server may fail one request in ten
+
+    @property
+    def first_token_s(self) -> float:
+        return self.token_reads_s[0] if self.token_reads_s else float("nan")
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last that the server stated."""
+        return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
 
     @property
     def n_token_events(self) -> int:
@@ -157,9 +165,7 @@ async def _read_stream(
                 answer.is_transient = True
                 return
         if answer.n_token_events > had:
-            answer.reads += 1
-            if not had:
-                answer.first_token_s = time.monotonic() - start_s
+            answer.token_reads_s.append(time.monotonic() - start_s)
     if not answer.deltas:
         kind = answer.content_type
         answer.problem = f"answered {kind}, not an event stream; it starts {answer.head[:80]!r}"

@@ -25,11 +25,14 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the preflight. `ok` None: not known, not asked, or worth a look but no fault."""
+    """One line of the preflight. `ok` None: not known, not asked, or worth a look but no fault.
+    `consequence` is what it means for measuring, where a doctor says so.
+    """
 
     check: str
     ok: bool | None
     detail: str
+    consequence: str = ""
 
 
 class Fit(NamedTuple):

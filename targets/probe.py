@@ -152,7 +152,7 @@ class _Probe:
     def judge(self, answer: Answer) -> None:
         """What a good answer tells: streaming, usage, lengths, finish."""
         self._judge_streaming(answer)
-        usage = _last_usage(answer)
+        usage = answer.usage
         asked_eos, tokens = self.adapter.ignore_eos, usage.output_tokens if usage else None
         self._judge_usage(answer, usage)
         if not asked_eos:
@@ -177,7 +177,7 @@ class _Probe:
             raise _Stop("streaming", "the answer carried no token: no content, no reasoning")
         if n == 1:
             self.note("streaming", False, "all tokens came in one chunk: TPOT cannot be measured")
-        elif answer.reads == 1:
+        elif len(answer.token_reads_s) == 1:
             detail += " in one read: a proxy may hold the stream back, or the server is very fast"
             self.note("streaming", None, detail)
         elif answer.content_type != "text/event-stream":
@@ -271,13 +271,9 @@ class _Probe:
         )
 
 
-def _last_usage(answer: Answer) -> Usage | None:
-    return next((d.usage for d in reversed(answer.deltas) if d.usage is not None), None)
-
-
 def _point_of(text: str, answer: Answer) -> Point | None:
     """What an answer says about its prompt's length; None where the server would not say."""
-    usage = _last_usage(answer)
+    usage = answer.usage
     if answer.problem is not None or usage is None or usage.input_tokens is None:
         return None
     return len(text), usage.input_tokens

@@ -1,0 +1,211 @@
+"""The questions a doctor asks a server beyond the preflight: distance, connections, framing,
+chunking, prefix cache. All by our own monotonic clock; no clock of the server's is believed.
+
+About fifty small requests, one at a time. Like the preflight it never raises for what a server
+does: what could not be found out is a check that says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import aiohttp
+
+from targets import diagnosis
+from targets.base import Adapter, Request
+from targets.diagnosis import EXAMINED, Chunking, Connections, Head, Repeats
+from targets.endpoint import Endpoint
+from targets.exchange import Answer, ask, connect, one_line, reason, tls_of
+from targets.preflight import Check, Preflight
+from targets.served_models import fetch_models
+
+_CONNECTS = 5
+_SMALL_REQUESTS = 20
+_STREAMS = 4
+_LONG_ANSWER = 64
+_PAIRS = 3
+_LONG_PROMPT_TOKENS = 2000
+_TOKENS_PER_CHAR = 0.25
+
+TextOf = Callable[[int, int], str]  # (about so many characters, which text) → a text of its own
+
+
+async def examine(
+    endpoint: Endpoint, found: Preflight, text_of: TextOf, timeout_s: float = 30.0
+) -> tuple[Check, ...]:
+    """The checks of EXAMINED, in that order, of a server that passed its preflight."""
+    tracer = _Tracer()
+    connector = aiohttp.TCPConnector(ssl=tls_of(endpoint) or True, limit=1)
+    async with aiohttp.ClientSession(
+        connector=connector, trace_configs=[tracer.config()]
+    ) as session:
+        patient = _Patient(endpoint, found, text_of, timeout_s, session, tracer)
+        return tuple([await patient.check(name) for name in EXAMINED])
+
+
+class _Tracer:
+    """Counts the connections that a session opens."""
+
+    def __init__(self) -> None:
+        self.n_opened = 0
+
+    def config(self) -> aiohttp.TraceConfig:
+        config = aiohttp.TraceConfig()
+        config.on_connection_create_end.append(self._opened)
+        return config
+
+    async def _opened(
+        self,
+        session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        params: aiohttp.TraceConnectionCreateEndParams,
+    ) -> None:
+        self.n_opened += 1
+
+
+class _Unknown(Exception):
+    """A question without an answer; leaves no further than `check`."""
+
+
+@dataclass
+class _Patient:
+    endpoint: Endpoint
+    found: Preflight
+    text_of: TextOf
+    timeout_s: float
+    session: aiohttp.ClientSession
+    tracer: _Tracer
+    n_texts: int = 0
+    small: tuple[int, int] = (0, 0)  # small requests, and the connections they took
+    keep_alive: str = ""
+
+    async def check(self, name: str) -> Check:
+        questions: dict[str, Callable[[], Awaitable[Check]]] = {
+            "round_trip": self._round_trip,
+            "http": self._http,
+            "connections": self._connections,
+            "chunking": self._chunking,
+            "prefix_cache": self._prefix_cache,
+        }
+        try:
+            return await questions[name]()
+        except _Unknown as unknown:
+            return Check(name, None, self.endpoint.redact(str(unknown)))
+        except TimeoutError:
+            return Check(name, None, f"no answer within {self.timeout_s:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return Check(name, None, reason(error, self.endpoint))
+
+    @property
+    def adapter(self) -> Adapter:
+        return self.found.adapter
+
+    async def _round_trip(self) -> Check:
+        connect_s = [await connect(self.endpoint, self.timeout_s) for _ in range(_CONNECTS)]
+        opened, request_s = self.tracer.n_opened, []
+        for _ in range(_SMALL_REQUESTS):
+            start_s = time.monotonic()
+            models = await fetch_models(self.session, self.endpoint, self.timeout_s)
+            request_s.append(time.monotonic() - start_s)
+            if not models.status:
+                raise _Unknown(f"GET /v1/models: {models.problem}")
+        self.small = (_SMALL_REQUESTS, self.tracer.n_opened - opened)
+        return diagnosis.round_trip(connect_s, request_s[1:])  # the first one connected
+
+    async def _http(self) -> Check:
+        sent = self.adapter.encode(Request(self._text(64), 2))
+        async with self.session.request(
+            sent.method,
+            self.endpoint.address.url + sent.path,
+            headers=[
+                *sent.headers,
+                *self.endpoint.request_headers(),
+                ("accept-encoding", "identity"),
+            ],
+            data=sent.body,
+            timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+            allow_redirects=False,
+        ) as response:
+            await response.read()
+            if response.status != 200:
+                raise _Unknown(f"answered {response.status}")
+            headers, version = response.headers, response.version
+        self.keep_alive = one_line(headers.get("keep-alive", "").encode("utf-8", "replace"))
+        return diagnosis.http(
+            Head(
+                version=f"{version.major}.{version.minor}" if version else "?",
+                content_type=response.content_type,
+                content_encoding=headers.get("content-encoding", "").lower(),
+                is_chunked="chunked" in headers.get("transfer-encoding", "").lower(),
+                has_length="content-length" in headers,
+            )
+        )
+
+    async def _connections(self) -> Check:
+        opened = self.tracer.n_opened
+        for _ in range(_STREAMS):
+            await self._answer(self._text(64), 1)
+        # The first stream may use a connection that was left open before it.
+        streams = max(1, self.tracer.n_opened - opened)
+        return diagnosis.connections(Connections(*self.small, _STREAMS, streams, self.keep_alive))
+
+    async def _chunking(self) -> Check:
+        answer = await self._answer(self._text(64), _LONG_ANSWER)
+        usage = answer.usage
+        running = [d for d in answer.deltas if d.is_token and d.usage is not None]
+        return diagnosis.chunking(
+            Chunking(
+                tokens=usage.output_tokens if usage else None,
+                chunks=answer.n_token_events,
+                reads=len(answer.token_reads_s),
+                is_counted=len(running) == answer.n_token_events,
+            )
+        )
+
+    async def _prefix_cache(self) -> Check:
+        n_chars = self._long_prompt_chars()
+        await self._answer(self._text(n_chars), 1)  # a server may warm up at a new length
+        cold, warm = [], []
+        for _ in range(_PAIRS):
+            text = self._text(n_chars)
+            cold.append(await self._answer(text, 1))
+            warm.append(await self._answer(text, 1))
+        counts = [answer.usage.input_tokens if answer.usage else None for answer in cold]
+        return diagnosis.prefix_cache(
+            Repeats(
+                prompt_tokens=counts[-1],
+                cold_s=[answer.first_token_s for answer in cold],
+                warm_s=[answer.first_token_s for answer in warm],
+                cold_cached=[_cached(answer) for answer in cold],
+                warm_cached=[_cached(answer) for answer in warm],
+            )
+        )
+
+    def _long_prompt_chars(self) -> int:
+        """Characters of a prompt of some 2000 tokens, or half of what the model takes."""
+        n_tokens = min(_LONG_PROMPT_TOKENS, (self.found.max_model_len or 2**20) // 2)
+        fit = self.found.fit
+        if fit is None:
+            return round(n_tokens / _TOKENS_PER_CHAR)
+        return max(1, round((n_tokens - fit.overhead_tokens) / fit.tokens_per_char))
+
+    def _text(self, n_chars: int) -> str:
+        """A text that was not sent before."""
+        self.n_texts += 1
+        return self.text_of(n_chars, self.n_texts)
+
+    async def _answer(self, prompt: str, tokens: int) -> Answer:
+        request = Request(prompt=prompt, output_tokens=tokens)
+        answer = await ask(self.session, self.endpoint, self.adapter, request, self.timeout_s)
+        if answer.problem is not None:
+            raise _Unknown(answer.problem)
+        if not answer.token_reads_s:
+            raise _Unknown("the answer carried no token")
+        return answer
+
+
+def _cached(answer: Answer) -> int | None:
+    return answer.usage.cached_tokens if answer.usage else None

@@ -1,0 +1,108 @@
+"""What readings mean, for every answer a server can give."""
+
+import pytest
+
+from targets import diagnosis
+from targets.diagnosis import CONSEQUENCES, Chunking, Connections, Head, Repeats
+from targets.preflight import CHECKS
+
+HEAD = Head("1.1", "text/event-stream", "", True, False)
+
+
+@pytest.mark.parametrize(
+    ("request_s", "ok", "says"),
+    [
+        ([0.001] * 19, True, ""),
+        ([0.03] * 19, False, "every TTFT includes this way"),
+        ([0.001] * 15 + [0.012] * 4, None, "cannot be seen"),
+        ([0.001] * 18 + [0.5], True, ""),  # one outlier is nothing
+    ],
+)
+def test_a_round_trip_is_near_far_or_unsteady(request_s, ok, says):
+    check = diagnosis.round_trip([0.0005] * 5, request_s)
+    assert (check.ok, says in check.consequence) == (ok, True)
+    assert "connecting 500 µs" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("seen", "ok", "says"),
+    [
+        (Connections(20, 1, 4, 1), True, ""),
+        (Connections(20, 0, 4, 1), True, ""),  # the small ones used one that was open
+        (Connections(20, 20, 4, 4), False, "every request opens a connection"),
+        (Connections(20, 1, 4, 4), False, "every request opens a connection"),
+        (Connections(20, 10, 4, 2), False, "some requests pay"),
+        (Connections(20, 1, 4, 2), False, "some requests pay"),
+    ],
+)
+def test_connections_are_kept_or_not(seen, ok, says):
+    check = diagnosis.connections(seen)
+    assert (check.ok, says in check.consequence) == (ok, True)
+
+
+def test_a_keep_alive_header_is_shown():
+    assert "keep-alive: timeout=5" in diagnosis.connections(
+        Connections(20, 1, 4, 1, "timeout=5")
+    ).detail  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("head", "detail", "consequence"),
+    [
+        (HEAD, "HTTP/1.1, chunked", ""),
+        (Head("1.1", "text/event-stream", "", False, True), "of stated length", ""),
+        (Head("1.0", "text/event-stream", "", True, False), "HTTP/1.0", "serve HTTP/1.1"),
+        (Head("1.1", "text/event-stream", "gzip", True, False), "gzip although", "compressor"),
+        (Head("1.1", "text/event-stream", "", False, False), "neither chunked", "a cut stream"),
+        (Head("1.1", "text/plain", "", True, False), "content-type text/plain", "proxies"),
+    ],
+)
+def test_framing_has_its_faults(head, detail, consequence):
+    check = diagnosis.http(head)
+    assert detail in check.detail
+    assert consequence in check.consequence
+    assert check.ok is (not consequence)
+
+
+def test_several_faults_are_all_told():
+    check = diagnosis.http(Head("1.0", "text/html", "br", False, False))
+    assert check.detail.count(";") == 3
+
+
+@pytest.mark.parametrize(
+    ("seen", "ok", "detail"),
+    [
+        (Chunking(64, 64, 64, True), True, "1 tokens per chunk, 1 chunks per read"),
+        (Chunking(64, 64, 60, False), True, "1.07 chunks per read"),
+        (Chunking(64, 16, 16, True), True, "4 tokens per chunk"),
+        (Chunking(64, 16, 16, False), False, "4 tokens per chunk"),
+        (Chunking(None, 64, 64, False), False, "an unknown number of tokens per chunk"),
+        (Chunking(64, 64, 3, True), None, "21.3 chunks per read"),
+    ],
+)
+def test_tokens_come_in_chunks_and_chunks_in_reads(seen, ok, detail):
+    check = diagnosis.chunking(seen)
+    assert (check.ok, bool(check.consequence)) == (ok, ok is not True)
+    assert detail in check.detail
+
+
+@pytest.mark.parametrize(
+    ("warm_s", "cold_cached", "warm_cached", "ok", "says"),
+    [
+        ([0.2] * 3, [0] * 3, [0] * 3, True, "no sign of one"),
+        ([0.2] * 3, [None] * 3, [None] * 3, True, "no sign of one"),
+        ([0.05] * 3, [0] * 3, [1984] * 3, True, "present: 1984 of 2000 prompt tokens cached"),
+        ([0.05] * 3, [16] * 3, [1984] * 3, True, "present"),  # a template's block
+        ([0.05] * 3, [None] * 3, [None] * 3, False, "present, but cached tokens are not stated"),
+        ([0.05, 0.05, 0.2], [None] * 3, [None] * 3, True, "no sign of one"),  # one is not all
+        ([0.2] * 3, [1500] * 3, [1984] * 3, False, "never sent before are said to be cached"),
+    ],
+)
+def test_a_prefix_cache_shows_by_time_or_by_count(warm_s, cold_cached, warm_cached, ok, says):
+    check = diagnosis.prefix_cache(Repeats(2000, [0.2] * 3, warm_s, cold_cached, warm_cached))
+    assert check.ok is ok
+    assert says in check.detail
+
+
+def test_every_check_of_the_preflight_has_its_consequence():
+    assert set(CONSEQUENCES) == set(CHECKS)
