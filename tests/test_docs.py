@@ -1,5 +1,6 @@
 """What exists is documented, and what is documented exists."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -44,6 +45,37 @@ def test_the_readme_shows_its_two_commands_first():
     assert any("make demo" in line for line in lines)
     assert any("make test" in line for line in lines)
     assert any("MET" in line for line in lines)
+
+
+def named_checks():
+    """The names of the validity checks: the first word given to `Check` or to what makes one."""
+    tree = ast.parse((ROOT / "loadgen" / "measure" / "validity.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    firsts = [c.args[0] for c in calls if getattr(c.func, "id", "") in ("Check", "_share")]
+    return sorted({f.value for f in firsts if isinstance(f, ast.Constant)})
+
+
+def finding_kinds():
+    """The functions that `findings` asks for a sentence: `_not_due` is the kind "not due"."""
+    tree = ast.parse((ROOT / "loadgen" / "measure" / "findings.py").read_text())
+    (asked,) = (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "sentences"
+    )
+    names = [node.func for node in ast.walk(asked) if isinstance(node, ast.Call)]
+    return [n.id.strip("_").replace("_", " ") for n in names if isinstance(n, ast.Name)]
+
+
+def test_the_causes_are_found():
+    assert {"record", "lateness", "client CPU", "throttling", "stimulus"} <= set(named_checks())
+    assert {"shortened", "not due", "unasked"} <= set(finding_kinds())
+
+
+@pytest.mark.parametrize("cause", [*named_checks(), *finding_kinds()])
+def test_each_cause_of_an_invalid_run_or_a_note_is_explained(cause):
+    page = (ROOT / "docs" / "why-invalid.md").read_text()
+    assert f"\n### {cause}\n" in page
 
 
 def test_every_decision_has_its_number_once():
