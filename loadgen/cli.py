@@ -195,6 +195,32 @@ def fit(
     command.fit(trace, format_, json)
 
 
+@app.command(
+    rich_help_panel=_MEASURE,
+    epilog="Example: slobench doctor --target http://localhost:8000",
+)
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Option(help="Examine a server: a URL, a target file, `reference` or `mock`."),
+    ] = None,
+    prove: Annotated[
+        bool,
+        typer.Option("--prove", help="Hold our numbers against a truth server in C (needs cc)."),
+    ] = False,
+    budget: Annotated[str, typer.Option(help="Time for the search or the proof.")] = "60s",
+    model: Annotated[
+        str, typer.Option(help="With --target: the API's model field. Default: from /v1/models.")
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="With --target reference or mock: its settings.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Tell how much load this machine can measure truly, or whether a server is fit for it."""
+    raise typer.Exit(command.doctor(target, prove, budget, model, engine, json))
+
+
 @app.command(rich_help_panel=_MEASURE, epilog="Example: slobench init my-load-test")
 def init(
     directory: Annotated[Path, typer.Argument(help="Where the files go.")] = Path(),
@@ -218,15 +244,11 @@ def report(
     rich_help_panel=_LAB, epilog="Example: slobench serve --mode chunked --shape tiny --port 8000"
 )
 def serve(
-    mode: Annotated[
-        str, typer.Option(help="The batching mode; `slobench list modes` has them all.")
-    ] = "chunked",
+    mode: Annotated[str, typer.Option(help="The batching mode.")] = "chunked",
     shape: Annotated[
         str, typer.Option(help="A random-weight shape, or a local model directory.")
     ] = "tiny",
-    device: Annotated[
-        str, typer.Option(help="cpu (torch), or toy (tokens without torch).")
-    ] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu (torch) or toy (tokens without torch).")] = "cpu",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     threads: Annotated[int, typer.Option(help="torch threads.")] = 1,
@@ -234,35 +256,17 @@ def serve(
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences per step at most.")] = None,
     token_budget: Annotated[int | None, typer.Option(help="Tokens per step at most.")] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of 16 tokens.")] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(help="Waiting requests at most; further ones get 429.")
-    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random weights.")] = None,
-    model_name: Annotated[str | None, typer.Option(help="The model id to answer to.")] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the API key to ask for.")
-    ] = None,
-    log_dir: Annotated[
-        Path | None, typer.Option(help="Where the step and event logs go (Parquet).")
-    ] = None,
-    drain: Annotated[
-        str | None, typer.Option(help="What running requests get at SIGTERM, e.g. 10s.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A knob of the mode or the device, key=value; repeatable."),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Serve the bundled engine on the OpenAI API."""
     options: dict[str, Any] = {
         "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-        "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
-        "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "log_dir": log_dir,
+        "token_budget": token_budget, "kv_blocks": kv_blocks, "seed": seed,
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
-    raise typer.Exit(command.serve(given, drain, set_ or [], json))
+    raise typer.Exit(command.serve(given, json))
 
 
 @app.command("list", rich_help_panel=_EXTEND, epilog="Example: slobench list arrivals")

@@ -248,6 +248,32 @@ def translate(text: str, as_json: bool) -> None:
     typer.echo(f"save as scenario.yaml, then run: {found.command}", err=True)
 
 
+def doctor(
+    target: str | None, prove: bool, budget: str, model: str, engine: str, as_json: bool
+) -> int:
+    """Examine this machine, the numbers made on it, or a server; the exit code."""
+    from loadgen.doctor.visit import visit_machine, visit_target, visit_truth
+    from loadgen.target import Choice
+    from reports.doctor_view import tables
+
+    console, cache = Console(stderr=True, highlight=False), cache_dir(os.environ)
+    cc = os.environ.get("CC", "")
+    if target is not None:
+        if prove:
+            raise UsageError("--prove is about this machine, --target about a server: choose one")
+        facts = visit_target(Choice(target, engine, model, dict(os.environ)), console)
+    elif model or engine:
+        raise UsageError("--model and --engine belong to --target: which server?")
+    else:
+        visit = visit_truth if prove else visit_machine
+        facts = visit(_budget_s(budget), cache, cc, console)
+    if as_json:
+        _print_json(facts.to_json())
+    else:
+        stdout().print(tables(facts.to_json()))
+    return facts.exit_code
+
+
 def init(directory: Path) -> None:
     """Write the files a new project begins with."""
     from loadgen.starter import write_starter
@@ -258,15 +284,18 @@ def init(directory: Path) -> None:
     typer.echo(f"next: {where}slobench run slobench/chat.yaml --target reference", err=True)
 
 
-def serve(
-    options: Mapping[str, Any], drain: str | None, knobs: Sequence[str], as_json: bool
-) -> int:
+def serve(options: Mapping[str, Any], as_json: bool) -> int:
     """The bundled engine in the foreground."""
-    from reference_engine.serve import run as serve_until_stopped
-    from reference_engine.serve_options import choose
+    from pydantic import ValidationError
 
-    drain_s = {} if drain is None else {"drain_s": _duration_s("--drain", drain)}
-    chosen = choose({**options, **drain_s}, knobs)
+    from reference_engine.serve import ServeOptions
+    from reference_engine.serve import run as serve_until_stopped
+
+    try:
+        chosen = ServeOptions.model_validate(options)
+    except ValidationError as error:
+        lines = [f"--{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors()]
+        raise UsageError("\n".join(line.replace("_", "-") for line in lines)) from None
     if as_json:
         typer.echo(json.dumps({"options": chosen.model_dump(mode="json")}))
     return serve_until_stopped(chosen)
@@ -344,6 +373,16 @@ def _tell(summary: Summary, as_json: bool) -> None:
     stdout().print(table(summary))
 
 
+def _budget_s(text: str) -> float:
+    try:
+        seconds = parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}") from None
+    if not 1.0 <= seconds <= 3600.0:
+        raise UsageError(f"--budget {text}: expected 1s to 1h")
+    return seconds
+
+
 def _workers(text: str) -> int:
     """0 means: as many as needed."""
     if text == "auto":
@@ -351,13 +390,6 @@ def _workers(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise UsageError(f"--workers {text}: expected a positive number or auto")
-
-
-def _duration_s(flag: str, text: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
 
 
 def _confidence(value: float | None) -> float | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -27,6 +27,7 @@ from targets.mock_options import split_options
 from targets.preflight import Preflight
 from targets.probe import preflight
 
+T = TypeVar("T")
 OURS = ("reference", "mock")
 _PATIENCE_S = 30.0
 _TOKENS_PER_CHAR = 0.25  # the usual rule of thumb, for servers that do not count for us
@@ -76,7 +77,7 @@ def open_target(
 
     Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
     """
-    with _server(choice, log_dir, console) as server:
+    with open_server(choice, log_dir, console) as server:
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
@@ -95,7 +96,7 @@ def launch_line(spec: str, environ: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Server:
+class Server:
     """Something that answers; `name` is what to call it."""
 
     kind: str
@@ -105,14 +106,14 @@ class _Server:
 
 
 @contextmanager
-def _server(choice: Choice, log_dir: Path, console: Console) -> Iterator[_Server]:
+def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Server]:
     """What is to be measured, running inside the `with` block if it is ours to start."""
     if choice.spec == "reference":
         with engine(parse_engine(choice.engine), log_dir) as served:
-            yield _Server("reference", served.endpoint, "reference engine", _end_of(served.child))
+            yield Server("reference", served.endpoint, "reference engine", _end_of(served.child))
     elif choice.spec == "mock":
         with mock(_mock_options(choice.engine), log_dir, truth=log_dir / "truth.csv") as served:
-            yield _Server("mock", served.endpoint, "mock server", _end_of(served.child))
+            yield Server("mock", served.endpoint, "mock server", _end_of(served.child))
     else:
         if choice.engine:
             raise UsageError("--engine sets up a server of ours: use it with reference or mock")
@@ -120,13 +121,13 @@ def _server(choice: Choice, log_dir: Path, console: Console) -> Iterator[_Server
         environ = choice.environ or {}
         endpoint = load_target(choice.spec, environ)
         if endpoint.launch is None:
-            yield _Server("url", endpoint, "target")
+            yield Server("url", endpoint, "target")
             return
         line = launch_line(choice.spec, environ)
         console.print(f"launching: {line}", soft_wrap=True, markup=False)
         with _Waiting(console) as waiting, launched(endpoint, environ, log_dir, waiting.on) as up:
             waiting.over()
-            yield _Server("launched", up.endpoint, "launched server", up.ended)
+            yield Server("launched", up.endpoint, "launched server", up.ended)
 
 
 def _end_of(child: Child) -> Callable[[], str | None]:
@@ -190,7 +191,7 @@ def _probed(
     console: Console,
 ) -> Target:
     sample = _Samples(Prompts(scenario.prompts, scenario.seed, b"preflight"))
-    found = _finish(
+    found = finish(
         preflight(
             endpoint,
             endpoint.adapter(**({"model": model} if model else {})),
@@ -230,8 +231,8 @@ class _Samples:
         return stated - tokenizer.count(self._sent[0])
 
 
-def _finish(probing: Coroutine[Any, Any, Preflight]) -> Preflight:
-    """Run to its end, also where a loop is running already (a notebook)."""
+def finish(probing: Coroutine[Any, Any, T]) -> T:
+    """Run a probe to its end, also where a loop is running already (a notebook)."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, probing).result()
 

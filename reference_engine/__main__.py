@@ -6,9 +6,10 @@ import argparse
 import logging
 import sys
 
-from loadgen.errors import SlobenchError
-from reference_engine.serve import run
-from reference_engine.serve_options import ServeOptions, choose
+from pydantic import ValidationError
+
+from loadgen.errors import UsageError
+from reference_engine.serve import ServeOptions, first_problem, run
 
 _HELP = {
     "mode": "batching mode",
@@ -19,14 +20,11 @@ _HELP = {
     "port": "port to listen on; 0 takes a free one, printed after READY",
     "max_model_len": "longest prompt plus output, tokens",
     "kv_blocks": "KV memory, blocks of 16 tokens",
-    "max_num_seqs": "most sequences in one step (default: the mode's)",
-    "token_budget": "most tokens in one step (default: the mode's)",
-    "max_queue": "most waiting requests; further ones get 429",
-    "max_body_bytes": "largest body of a request",
+    "max_num_seqs": "most sequences in one step",
+    "token_budget": "most tokens in one step",
     "seed": "seed of the random weights",
     "model_name": "the model id to answer to",
     "api_key_env": "environment variable that holds the API key to ask for",
-    "log_dir": "where engine_steps.parquet and engine_events.parquet go",
     "parent_pid": "stop when this process ends",
     "drain_s": "seconds that running requests get at SIGTERM",
 }
@@ -38,10 +36,17 @@ def main(arguments: list[str] | None = None) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     given = _parser().parse_args(arguments)
-    values = {name: value for name, value in vars(given).items() if value is not None}
     try:
-        options = choose(values, values.pop("set", ()))
-    except SlobenchError as error:
+        values = {name: value for name, value in vars(given).items() if value is not None}
+        for name in ("policy_args", "executor_args"):
+            values[name] = dict(
+                _pair(text, name) for text in values.get(name, "").split(",") if text
+            )
+        options = ServeOptions.model_validate(values)
+    except ValidationError as error:
+        print(first_problem(error, "options", ServeOptions.model_fields), file=sys.stderr)  # noqa: T201 - usage error
+        return 2
+    except UsageError as error:
         print(error, file=sys.stderr)  # noqa: T201 - usage error
         return error.exit_code
     return run(options)
@@ -57,12 +62,10 @@ def _parser() -> argparse.ArgumentParser:
         default = ServeOptions.model_fields[name].default
         shown = "" if default is None else f" (default {default})"
         parser.add_argument(f"--{name.replace('_', '-')}", help=text + shown, metavar="X")
-    parser.add_argument(
-        "--set",
-        action="append",
-        help="an option, or a knob of the mode or the executor; repeatable",
-        metavar="K=V",
-    )
+    for name in ("policy_args", "executor_args"):
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", help="further parameters, key=value,…", metavar="K=V"
+        )
     parser.add_argument(
         "--no-prefix-cache", dest="prefix_cache", action="store_false", help="recompute prefixes"
     )
@@ -73,6 +76,13 @@ def _parser() -> argparse.ArgumentParser:
         help="random shapes answer in raw bytes instead of one printable character per token",
     )
     return parser
+
+
+def _pair(text: str, name: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"{name}: expected key=value, got '{text}'")
+    return key.strip(), value.strip()
 
 
 if __name__ == "__main__":

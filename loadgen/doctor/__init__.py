@@ -1,0 +1,1 @@
+"""`slobench doctor`: whether this machine and that server are fit to be measured with."""

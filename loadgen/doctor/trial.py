@@ -1,0 +1,189 @@
+"""One trial: the real load generator against a server that logs what it did, and the difference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.console import Console
+
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.fidelity import Fidelity, Truth, fidelity
+from loadgen.records import Run, Status, Times
+from loadgen.run import record
+from loadgen.run_options import RunOptions
+from loadgen.target import Target
+from loadgen.workload.prompts import PromptFit
+from loadgen.workload.scenario import Scenario, scenario_from_flags
+from loadgen.workload.schedule import make_plan
+from targets.embed import mock
+from targets.endpoint import Endpoint
+from targets.truth_log import TruthLog, read_truth_log
+from targets.truth_server import truth_server
+
+OUTPUT_TOKENS = 64
+ERROR_LIMIT_S = 5e-3  # p99 of the TTFT error, the magnitude at which the lateness gate closes, too
+_INPUT_TOKENS = 64
+_MODEL = "truth"
+_TTFT_S, _ITL_S = 0.05, 0.01
+_WARMUP_S = 0.5
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where trials are made: a folder for their files, and the server that judges them.
+
+    `judge` mock is for machines without a C compiler: it is Python, and slower than the client.
+    `cache_dir` keeps the truth server's program; None compiles it anew. `cc` is a compiler, as in
+    $CC.
+    """
+
+    folder: Path
+    judge: Literal["truth", "mock"] = "truth"
+    cache_dir: Path | None = None
+    cc: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one worker held at a rate, and how true it was. `problems` are the failed gates of the
+    run's own instrument check, and what went wrong with requests.
+    """
+
+    rate_per_s: float
+    tokens_per_s: float  # received in the measured window
+    n_requests: int
+    fidelity: Fidelity
+    cpu_s_per_token: float
+    problems: tuple[str, ...]
+    wall_s: float
+
+    @property
+    def ttft_error_s(self) -> float:
+        """p99."""
+        return self.fidelity.ttft_error_s.p99
+
+    @property
+    def holds(self) -> bool:
+        """Whether this rate can be measured here: trusted, and true to within the limit."""
+        return not self.problems and self.ttft_error_s < ERROR_LIMIT_S
+
+
+def measure_trial(bench: Bench, rate_per_s: float, seconds: float, number: int) -> Trial:
+    """Poisson arrivals at a rate for so many measured seconds, one worker, 64 tokens each.
+
+    Raises KeyboardInterrupt when the user ended it, MissingDependency without a C compiler.
+    """
+    started_s = time.monotonic()
+    folder = bench.folder / f"trial-{number}"
+    scenario = _scenario(rate_per_s, seconds, number)
+    run, log = _recorded(bench, scenario, folder)
+    if run.manifest["ended"] == "interrupted":
+        raise KeyboardInterrupt
+    wall_s = time.monotonic() - started_s
+    return _judged(run, log, rate_per_s, seconds, wall_s)
+
+
+def _scenario(rate_per_s: float, seconds: float, seed: int) -> Scenario:
+    return scenario_from_flags(
+        name="doctor",
+        rate=f"{rate_per_s}/s",
+        input_len=_INPUT_TOKENS,
+        output_len=OUTPUT_TOKENS,
+        warmup=f"{_WARMUP_S}s",
+        duration=f"{seconds}s",
+        seed=seed,
+        max_concurrency=100_000,
+        overrides={"limits.timeout": "10s", "phases.drain": "10s", "stop_when": "never"},
+    )
+
+
+def _recorded(bench: Bench, scenario: Scenario, folder: Path) -> tuple[Run, TruthLog]:
+    directory = folder / "run"
+    directory.mkdir(parents=True)
+    plan, options = make_plan(scenario), RunOptions(n_workers=1)
+    with _judge(bench, folder) as (url, finish):
+        run = record(scenario, plan, _known(url), options, directory, Console(quiet=True))
+        return run, finish()
+
+
+@contextmanager
+def _judge(bench: Bench, folder: Path) -> Iterator[tuple[str, Callable[[], TruthLog]]]:
+    """The server: where it answers, and what ends it and reads its log."""
+    if bench.judge == "mock":
+        log = folder / "truth.csv"
+        script = {"ttft": f"{_TTFT_S}s", "itl": f"{_ITL_S}s", "model": _MODEL}
+        with mock(script, folder, truth=log) as served:
+
+            def finish() -> TruthLog:
+                served.child.end()
+                return read_truth_log(log)
+
+            yield served.endpoint.url, finish
+        return
+    with (
+        truth_server(
+            folder, cache_dir=bench.cache_dir, cc=bench.cc, ttft_s=_TTFT_S, itl_s=_ITL_S
+        ) as server,
+        server.apart(),
+    ):
+        yield server.url, server.finish
+
+
+def _known(url: str) -> Target:
+    """The judge as a target, without a preflight: how it answers is known."""
+    endpoint = Endpoint(url=url, model=_MODEL)
+    return Target("url", endpoint, endpoint.adapter(), PromptFit(8.0, 0.25), [])
+
+
+def _judged(run: Run, log: TruthLog, rate_per_s: float, seconds: float, wall_s: float) -> Trial:
+    rows = run.request_rows
+    counted = (rows["released_s"] >= _WARMUP_S) & (rows["status"] == Status.ok)
+    tokens_per_s = float(rows["output_tokens"][counted].sum()) / seconds
+    shards = run.instrument.get("shards") or [{}]
+    cpu_s = sum(float(s.get("cpu_share") or 0) * float(s.get("window_s") or 0) for s in shards)
+    n_tokens = max(1, int(rows["output_tokens"].sum()))
+    return Trial(
+        rate_per_s=rate_per_s,
+        tokens_per_s=tokens_per_s,
+        n_requests=len(rows),
+        fidelity=fidelity(run, truth_of(run, log)),
+        cpu_s_per_token=cpu_s / n_tokens,
+        problems=tuple(_problems(run)),
+        wall_s=wall_s,
+    )
+
+
+def _problems(run: Run) -> Iterator[str]:
+    for check in summarize(run).validity.checks:
+        if check.is_gate and check.ok is False:
+            yield f"{check.name}: {check.detail}"
+    statuses = run.request_rows["status"]
+    for status in np.unique(statuses):
+        if status not in (Status.ok, Status.lost):  # lost rows fail a gate
+            n = int(np.count_nonzero(statuses == status))
+            yield f"{n} of {len(statuses)} requests ended as {Status(status).name}"
+
+
+def truth_of(run: Run, log: TruthLog) -> Truth:
+    """The log's instants in the rows of a run, on the run's clock. Requests that never arrived are
+    NaN."""
+    rows = run.request_rows
+    epoch_ns = round(run.manifest["epoch_monotonic_s"] * 1e9)
+    is_there = np.isin(rows["request_id"], log.rows["seq"])
+    found = log.of(rows["request_id"][is_there])
+
+    def instants_s(name: str) -> Times:
+        values_s = np.full(len(rows), np.nan)
+        since_ns = found[name].astype(np.int64) - epoch_ns
+        values_s[is_there] = np.where(found[name] > 0, since_ns * 1e-9, np.nan)
+        return values_s
+
+    late_s = np.full(len(rows), np.nan)
+    late_s[is_there] = found["late_max_ns"] * 1e-9
+    return Truth(instants_s("read_ns"), instants_s("first_ns"), instants_s("last_ns"), late_s)

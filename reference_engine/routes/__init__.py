@@ -1,1 +1,0 @@
-"""What the server answers, a module per subject; `server` puts them together."""

@@ -1,0 +1,117 @@
+"""What a doctor's visit found, for the terminal; verdict first, readable without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.measure.wording import say, say_number
+
+_MARKS = {True: ("ok", ""), False: ("warn", "yellow"), None: ("–", "dim")}
+
+
+def tables(facts: Mapping[str, Any]) -> Group:
+    """The facts of `loadgen.doctor.visit.Facts.to_json`."""
+    parts: list[RenderableType] = [_verdict(facts)]
+    parts += [Text(f"  {reason}", overflow="fold") for reason in facts["reasons"]]
+    if facts["checks"]:
+        parts += ["", _checks(facts["checks"])]
+    if facts["trials"]:
+        parts += ["", _trials(facts), _legend(facts)]
+    parts += [Text(f"note: {note}", overflow="fold") for note in facts["notes"]]
+    return Group(*parts)
+
+
+def _verdict(facts: Mapping[str, Any]) -> Text:
+    if not facts["is_fit"]:
+        return Text("NOT TO BE MEASURED WITH", style="bold yellow")
+    return Text(_WORDS[facts["kind"]](facts), style="bold green")
+
+
+def _up_to(facts: Mapping[str, Any]) -> str:
+    ceiling = facts["ceiling"]
+    at_least = "at least " if ceiling["is_at_least"] else ""
+    return (
+        f"up to {at_least}{say_number(ceiling['rate_per_s'])} req/s × {facts['output_tokens']} "
+        f"tokens per core, with p99 TTFT error below {say(facts['error_limit_s'], 's')}"
+    )
+
+
+def _proven(facts: Mapping[str, Any]) -> str:
+    held = [trial["rate_per_s"] for trial in facts["trials"] if trial["holds"]]
+    return (
+        f"true to {say(facts['error_limit_s'], 's')} up to {say_number(max(held))} req/s × "
+        f"{facts['output_tokens']} tokens, by the truth server's log"
+    )
+
+
+_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "machine": _up_to,
+    "proof": _proven,
+    "target": lambda facts: f"{facts['target']} can be measured from here",
+}
+
+
+def _checks(checks: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name in ("mark", "check"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("detail", overflow="fold")
+    for check in checks:
+        mark, style = _MARKS[check["ok"]]
+        detail = Text(check["detail"], style=style)
+        if check["consequence"]:
+            detail.append(f"\n→ {check['consequence']}", style="")
+        table.add_row(Text(mark, style=style), check["check"], detail)
+    return table
+
+
+def _trials(facts: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    heads = ("rate", "n", "TTFT error", "TPOT error", "sent late", "server late", "CPU/token")
+    table.add_column("\n" + heads[0], justify="right", no_wrap=True)
+    for head in heads[1:]:
+        below = "p50 / p99" if head.startswith(("TTFT", "TPOT", "sent")) else ""
+        below = "p99" if head.startswith("server") else below
+        table.add_column(f"{head}\n{below}", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for trial in facts["trials"]:
+        table.add_row(
+            f"{say_number(trial['rate_per_s'])}/s",
+            str(trial["n_requests"]),
+            _both(trial["ttft_error_s"]),
+            _both(trial["tpot_error_s"]),
+            _both(trial["lateness_s"]),
+            _p99(trial["server_lateness_s"]),
+            say(trial["cpu_s_per_token"], "s"),
+            "true" if trial["holds"] else ", ".join(_causes(trial)),
+        )
+    return table
+
+
+def _both(spread: Mapping[str, Any]) -> str:
+    return f"{say(spread['p50'], 's')} / {_p99(spread)}"
+
+
+def _p99(spread: Mapping[str, Any]) -> str:
+    return f"{say(spread['p99'], 's')}{'*' if spread['few'] else ''}"
+
+
+def _causes(trial: Mapping[str, Any]) -> list[str]:
+    """In a few words why a rate did not hold."""
+    return [problem.partition(":")[0] for problem in trial["problems"]] or ["TTFT error"]
+
+
+def _legend(facts: Mapping[str, Any]) -> Text:
+    judge = {"truth": "the truth server's log", "mock": "the mock server's log"}[facts["judge"]]
+    lines = [
+        f"one worker, Poisson arrivals, {facts['output_tokens']} tokens each; errors are ours",
+        f"minus {judge}, request by request; p99 of their magnitude",
+    ]
+    if any(trial["ttft_error_s"]["few"] for trial in facts["trials"]):
+        lines.append("* fewer than ten samples lie beyond this percentile")
+    return Text("\n".join(lines), style="dim", overflow="fold")
