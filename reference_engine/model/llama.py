@@ -18,18 +18,21 @@ from reference_engine.model.attention import StepInput, paged_attention
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.weights import Weights
 
+_NARROW = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One block; q, k, v and gate, up are one matrix each, so that they are one multiplication."""
+    """One block; q, k, v and gate, up are one matrix each, so that they are one multiplication.
+    Matrices are [in, out], as `_laid_out` says."""
 
     norm: torch.Tensor  # [d]
-    qkv: torch.Tensor  # [(Hq + 2·Hkv)·hd, d]
+    qkv: torch.Tensor  # [d, (Hq + 2·Hkv)·hd]
     qk_norm: torch.Tensor | None  # [Hq + Hkv, hd]
-    o: torch.Tensor  # [d, Hq·hd]
+    o: torch.Tensor  # [Hq·hd, d]
     ffn_norm: torch.Tensor  # [d]
-    gate_up: torch.Tensor  # [2·ffn, d]
-    down: torch.Tensor  # [d, ffn]
+    gate_up: torch.Tensor  # [d, 2·ffn]
+    down: torch.Tensor  # [ffn, d]
 
 
 class Llama:
@@ -45,7 +48,7 @@ class Llama:
     ) -> None:
         self.config, self.block_tokens = config, block_tokens
         self._embed = weights["model.embed_tokens.weight"]
-        self._head = self._embed if config.tied else weights["lm_head.weight"]
+        self._head = _laid_out(self._embed if config.tied else weights["lm_head.weight"])
         self._norm = weights["model.norm.weight"]
         self._layers = [_fuse(config, weights, i) for i in range(config.n_layers)]
         self._cos, self._sin = rotary_tables(config, max_model_len)
@@ -60,10 +63,10 @@ class Llama:
         x = F.embedding(step.tokens, self._embed)  # [T, d]
         rotary = self._cos[step.positions].unsqueeze(1), self._sin[step.positions].unsqueeze(1)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            x = x.add_(self._attend(layer, cache, x, rotary, step))
-            x = x.add_(self._feed(layer, x))
+            x.addmm_(self._attend(layer, cache, x, rotary, step), layer.o)
+            x.addmm_(self._feed(layer, x), layer.down)
         wanted = x if len(step.last) == len(x) else x.index_select(0, step.last)
-        return F.linear(self._rms(wanted, self._norm), self._head)
+        return self._rms(wanted, self._norm) @ self._head
 
     def _attend(
         self,
@@ -74,7 +77,7 @@ class Llama:
         step: StepInput,
     ) -> torch.Tensor:
         c, n_tokens = self.config, x.shape[0]
-        qkv = F.linear(self._rms(x, layer.norm), layer.qkv)
+        qkv = self._rms(x, layer.norm) @ layer.qkv
         n_rotated = c.n_heads + c.n_kv_heads
         qk = qkv[:, : n_rotated * c.head_dim].view(n_tokens, n_rotated, c.head_dim)
         if layer.qk_norm is not None:
@@ -84,11 +87,11 @@ class Llama:
         q, kv = qkv[:, : c.n_heads * c.head_dim], qkv[:, c.n_heads * c.head_dim :]
         cache.view(-1, kv.shape[1]).index_copy_(0, step.slots, kv)
         q = q.reshape(n_tokens, c.n_heads, c.head_dim)
-        return F.linear(paged_attention(q, cache, step), layer.o)
+        return paged_attention(q, cache, step)
 
     def _feed(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
-        gate, up = F.linear(self._rms(x, layer.ffn_norm), layer.gate_up).chunk(2, -1)
-        return F.linear(F.silu(gate).mul_(up), layer.down)
+        gate, up = (self._rms(x, layer.ffn_norm) @ layer.gate_up).chunk(2, -1)
+        return F.silu(gate).mul_(up)
 
     def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         # F.rms_norm and mean() each cost twice this for the small batches of decoding on a CPU.
@@ -122,6 +125,14 @@ def _stretched(frequencies: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
+def _laid_out(matrix: torch.Tensor) -> torch.Tensor:
+    """A checkpoint's [out, in] matrix as [in, out]. Up to `_NARROW` outputs it is copied into that
+    order: MKL then multiplies batches of 4-64 rows 1.3-2.5 times as fast, wider ones no faster or
+    slower (one core, AVX-512)."""
+    turned = matrix.t()
+    return turned.contiguous() if matrix.shape[0] <= _NARROW else turned
+
+
 def _fuse(config: ModelConfig, weights: Weights, i: int) -> _Layer:
     def named(name: str) -> torch.Tensor:
         return weights[f"model.layers.{i}.{name}.weight"]
@@ -134,10 +145,10 @@ def _fuse(config: ModelConfig, weights: Weights, i: int) -> _Layer:
         )
     return _Layer(
         norm=named("input_layernorm"),
-        qkv=torch.cat([named(f"self_attn.{part}_proj") for part in "qkv"]),
+        qkv=_laid_out(torch.cat([named(f"self_attn.{part}_proj") for part in "qkv"])),
         qk_norm=qk_norm,
-        o=named("self_attn.o_proj"),
+        o=_laid_out(named("self_attn.o_proj")),
         ffn_norm=named("post_attention_layernorm"),
-        gate_up=torch.cat((named("mlp.gate_proj"), named("mlp.up_proj"))),
-        down=named("mlp.down_proj"),
+        gate_up=_laid_out(torch.cat((named("mlp.gate_proj"), named("mlp.up_proj")))),
+        down=_laid_out(named("mlp.down_proj")),
     )
