@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from loadgen.errors import UsageError, nearest
-from reference_engine.model.config import ModelConfig
+from reference_engine.model.config import ModelConfig, ModelSource
 
 _BYTES = 2  # of a weight and of a KV number: bfloat16
 _KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator
+_CPU_KV_BYTES, _CPU_KV_TOKENS = 1 << 30, 65_536  # what `serve` takes by default
 
 
 class Padding(NamedTuple):
@@ -115,7 +116,8 @@ class Hardware:
 
     Ceilings are per device: `bandwidth` (bytes/s), `flops` (1/s, bfloat16), `memory_bytes`; each
     `eta` is the share of one that its kernels reach. `layer_s` passes in every layer whatever the
-    batch, `step_s` in every step; `allreduce_s` and `allreduce_bytes_per_s` only with n > 1.
+    batch, `step_s` in every step; `allreduce_s` and `allreduce_bytes_per_s` only with n > 1;
+    `link_bytes_per_s` is to host memory.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Hardware:
     seq_s: float = 2e-6
     allreduce_s: float = 38e-6
     allreduce_bytes_per_s: float = 230e9
+    link_bytes_per_s: float = 50e9
     n: int = 1
 
 
@@ -139,14 +142,63 @@ class Hardware:
 # shards at tensor parallel 1 to 8 within 4 % (tests/reference_engine/test_cost_model.py). The
 # H200's ceilings were measured, a copy and a large product, and carry the H100's kernels: .88 and
 # .72 of the datasheet are .98 and .90 of those. What attention reaches and the overhead of a step
-# are assumed. The all-reduce is that of four H100s.
+# are assumed, and so is the link (PCIe 5, 4). The all-reduce is that of four H100s.
 HARDWARE: Mapping[str, Hardware] = {
     "h200": Hardware("h200", 4.3e12, 790e12, 141e9, 0.98, 0.90, 19e-6),
     "h100": Hardware("h100", 3.35e12, 989e12, 80e9, 0.88, 0.72, 19e-6),
-    "a100": Hardware("a100", 2.039e12, 312e12, 80e9, 0.766, 0.72, 22e-6),
+    "a100": Hardware("a100", 2.039e12, 312e12, 80e9, 0.766, 0.72, 22e-6, link_bytes_per_s=25e9),
 }
+CPU = "cpu"
+CPU_COSTS: Mapping[str, StepCost] = {
+    "nano": StepCost(
+        step_s=0.74e-3,
+        seq_s=78e-6,
+        token_s=10e-6,
+        context_token_s=0.48e-6,
+        prefill_attention_s=40e-9,
+    ),
+    "tiny": StepCost(
+        step_s=1.9e-3,
+        seq_s=317e-6,
+        token_s=29e-6,
+        context_token_s=0.49e-6,
+        prefill_attention_s=47e-9,
+    ),
+    "10m": StepCost(
+        step_s=6.8e-3,
+        seq_s=0.7e-3,
+        token_s=298e-6,
+        context_token_s=2.8e-6,
+        prefill_attention_s=234e-9,
+    ),
+}
+"""The bundled engine in float32 on one core, fitted by `benchmarks/fit_cpu_cost.py`."""
 GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
 """Batch sizes with a captured graph, as nano-vllm and vLLM choose them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A model on some hardware: what its steps cost, how many tokens of KV it has, and how long one
+    token's KV takes to host memory or back."""
+
+    cost: StepCost
+    kv_tokens: int
+    copy_token_s: float
+
+
+def machine(source: ModelSource, hardware: str) -> Machine:
+    """A model on `h200`, on `4xh200` (four of them), or on `cpu`, the bundled engine's own.
+
+    Raises UsageError for hardware that is not known, or too small for the model.
+    """
+    if hardware == CPU:
+        return _measured(source)
+    chosen = find_hardware(hardware)
+    model = source.config
+    kv_bytes = model.kv_bytes_per_token(_BYTES)
+    copy_token_s = kv_bytes / (chosen.n * chosen.link_bytes_per_s)
+    return Machine(step_cost(model, chosen), kv_tokens(model, chosen), copy_token_s)
 
 
 def find_hardware(text: str) -> Hardware:
@@ -154,7 +206,8 @@ def find_hardware(text: str) -> Hardware:
     match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+)", text.strip().lower())
     name = match[2] if match else text
     if match is None or name not in HARDWARE:
-        raise UsageError(f"hardware: unknown '{text}'; {nearest(name, HARDWARE)}, e.g. 4xh200")
+        known = nearest(name, [*HARDWARE, CPU])
+        raise UsageError(f"hardware: unknown '{text}'; {known}; several: 4xh200")
     return replace(HARDWARE[name], n=int(match[1] or 1))
 
 
@@ -219,6 +272,16 @@ def kv_tokens(model: ModelConfig, hardware: Hardware) -> int:
             f"name more of them, e.g. {2 * hardware.n}x{hardware.name}"
         )
     return n_tokens
+
+
+def _measured(source: ModelSource) -> Machine:
+    if source.name not in CPU_COSTS:
+        raise UsageError(
+            f"hardware: '{source.name}' was never measured on a cpu "
+            f"(measured: {', '.join(CPU_COSTS)}); name an accelerator: {', '.join(HARDWARE)}"
+        )
+    n_tokens = _CPU_KV_BYTES // source.config.kv_bytes_per_token()
+    return Machine(CPU_COSTS[source.name], min(_CPU_KV_TOKENS, n_tokens), 0.0)
 
 
 def _block_params(model: ModelConfig) -> int:

@@ -43,6 +43,8 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.manifest": [*WORDS, "loadgen.drive", "loadgen.workload", "loadgen.target"],
     "loadgen.run_directory": WORDS,
     "loadgen.run_options": WORDS,
+    # The one place that knows both the load generator and the engine.
+    "loadgen.lab": [*WORDS, "loadgen", "targets", "reports", "reference_engine"],
     "loadgen.target": [*WORDS, "loadgen.workload", "targets"],
     "loadgen.doctor": [*WORDS, "loadgen", "targets"],
     "loadgen.plugins": WORDS,
@@ -76,6 +78,8 @@ PURE = [
     "reference_engine.core",
     "reference_engine.cost_model",
     "reference_engine.explain",
+    "reference_engine.simulator",
+    "reference_engine.executors.simulated",
     "reference_engine.ledger",
     "reference_engine.roster",
     "reference_engine.steps",

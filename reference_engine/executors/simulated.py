@@ -1,0 +1,48 @@
+"""Steps that only take time: a cost model says how long, and every token is the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from reference_engine.cost_model import CostModel, machine
+from reference_engine.executors.base import (
+    Caps,
+    Executor,
+    ExecutorKind,
+    Site,
+    StepBatch,
+    StepResult,
+)
+
+TOKEN = ord("x")
+
+
+class SimulatedExecutor(ExecutorKind):
+    """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, or `cpu` for a small shape. Spent
+    on the clock in use, so that a virtual one makes it a simulator and a real one a server."""
+
+    kind: ClassVar[str] = "simulated"
+
+    hardware: str = "h200"
+
+    def build(self, site: Site) -> Executor:
+        found = machine(site.model, self.hardware)
+        caps = Caps(site.n_host_blocks, copy_s=found.copy_token_s * site.block_tokens)
+        return Simulated(found.cost, site.pause, caps)
+
+
+class Simulated:
+    """Pauses for what a step costs."""
+
+    def __init__(
+        self, cost: CostModel, pause: Callable[[float], None], caps: Caps | None = None
+    ) -> None:
+        self._cost, self._pause = cost, pause
+        self.caps = caps or Caps()
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s
+        self._pause(duration_s)
+        n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
+        return StepResult([TOKEN] * n_tokens, duration_s=duration_s)

@@ -1,0 +1,209 @@
+"""The engine in virtual time: core, policies and KV are the live ones; only the steps are not
+computed but waited for, on a clock that jumps.
+
+One engine needs no event queue. While it works, time passes in steps; while it does not, time jumps
+to the next instant at which somebody acts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadgen.clock import VirtualClock
+from loadgen.errors import SlobenchError
+from reference_engine.core import AdmissionError, EngineState, TokenEvent, step
+from reference_engine.cost_model import CostModel, StepCost
+from reference_engine.executors.base import Caps, Executor
+from reference_engine.executors.simulated import Simulated
+from reference_engine.explain import Account
+from reference_engine.kv import BLOCK_TOKENS, KvPool
+from reference_engine.plan import Limits
+from reference_engine.policies.base import Policy
+from reference_engine.predict.lengths import Predictor
+from reference_engine.sequence import Request, State
+from reference_engine.steps import StepLog, StepRecord
+
+_LITTLE_TOLERANCE = 1e-6
+
+
+class SimulationStuck(SlobenchError):
+    """Requests wait, nobody will ever act again, and the policy goes on waiting."""
+
+
+class Client(Protocol):
+    """Whoever uses a simulated engine: acts at instants of its own and when it is answered."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it will never submit again, whatever it is answered."""
+
+    def next_s(self) -> float | None:
+        """When it acts again by itself; None: never."""
+
+    def act(self, engine: Simulator) -> None:
+        """Everything that was due up to now: submit, cancel."""
+
+    def receive(self, events: Sequence[TokenEvent], engine: Simulator) -> None:
+        """What a step brought, at its end."""
+
+
+class Simulator:
+    """One engine on a virtual clock, which starts where `clock` stands."""
+
+    def __init__(self, state: EngineState, executor: Executor, clock: VirtualClock) -> None:
+        self.state, self.clock = state, clock
+        self._executor = executor
+        self._present_s = 0.0  # ∫ requests in the engine dt
+        self._stayed_s = 0.0  # Σ (end − arrival) of those that left
+        self._arrived_s: dict[str, float] = {}
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_s()
+
+    def submit(self, request: Request) -> None:
+        """Put a request into the queue; it may have arrived during the step that just ended.
+        Raises AdmissionError for one that can never run."""
+        self.state.admit(request)
+        self._arrived_s[request.id] = request.arrived_s
+        self._present_s += self.now_s - request.arrived_s
+
+    def cancel(self, request_id: str) -> None:
+        """Take a request out, if it is still in."""
+        if self.state.end(request_id, State.finished_abort) is not None:
+            self._leave(request_id)
+
+    def run(self, client: Client) -> None:
+        """Until the client has nothing left to do and no request is left. Raises SimulationStuck
+        where a policy would wait for ever."""
+        while True:
+            client.act(self)
+            self.state.is_source_closed = client.is_closed
+            if not self.state.has_work:
+                next_s = client.next_s()
+                if next_s is None:
+                    break
+                self.clock.advance_to(max(next_s, self.now_s))
+            elif not self._step(client):
+                self._wait(client)
+        self._check_little()
+
+    def _step(self, client: Client) -> bool:
+        """One step; False if the policy chose to wait."""
+        state, clock = self.state, self.clock
+        n_present, started_s, n_steps = len(self._arrived_s), clock.now_s(), state.counters.steps
+        events = step(state, self._executor)
+        if state.counters.steps == n_steps:
+            return False
+        self._present_s += n_present * (clock.now_s() - started_s)
+        for event in events:
+            if event.finish is not None:
+                self._leave(event.request.id)
+        client.receive(events, self)
+        return True
+
+    def _wait(self, client: Client) -> None:
+        until_s, next_s = self.state.wait_until_s, client.next_s()
+        wake_s = min(
+            math.inf if until_s is None else until_s, math.inf if next_s is None else next_s
+        )
+        if wake_s == math.inf:
+            waiting = ", ".join(request.id for request in self.state.requests())
+            raise SimulationStuck(
+                f"policy '{self.state.policy.kind}' waits for ever at {self.now_s:g} s while "
+                f"{waiting} wait and nothing more will arrive; use view.is_source_closed"
+            )
+        self._present_s += len(self._arrived_s) * (wake_s - self.now_s)
+        self.clock.advance_to(wake_s)
+
+    def _leave(self, request_id: str) -> None:
+        self._stayed_s += self.now_s - self._arrived_s.pop(request_id)
+
+    def _check_little(self) -> None:
+        """L = λW over the whole run, summed both ways: by time, and by request."""
+        assert math.isclose(
+            self._present_s, self._stayed_s, rel_tol=_LITTLE_TOLERANCE, abs_tol=_LITTLE_TOLERANCE
+        ), f"Little's law: {self._present_s} request seconds by time, {self._stayed_s} by request"
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What became of given requests: the requests themselves with their times, the refused ones,
+    the steps, and why each request waited (both in the order in which they happened)."""
+
+    finished: tuple[Request, ...]
+    rejected: tuple[Request, ...]
+    steps: tuple[StepRecord, ...]
+    accounts: tuple[Account, ...]
+    state: EngineState
+
+
+def simulate(
+    requests: Iterable[Request],
+    policy: Policy,
+    cost: CostModel | None = None,
+    *,
+    limits: Limits | None = None,
+    n_blocks: int = 65_536,
+    prefix_cache: bool = True,
+    predictor: Predictor | None = None,
+    caps: Caps | None = None,
+    level: str = "sizes",
+) -> Simulation:
+    """What a policy makes of requests that arrive at `arrived_s`. Without a cost model every step
+    takes a second. The requests are used up: they carry the result."""
+    steps: list[StepRecord] = []
+    log = StepLog(level="full" if level == "full" else "sizes", on_step=steps.append)
+    clock, priced = VirtualClock(), cost or StepCost(step_s=1.0)
+    state = EngineState(
+        limits or Limits(256, 1 << 20, 1 << 17, 1 << 17),
+        KvPool(n_blocks, BLOCK_TOKENS, prefix_cache),
+        clock,
+        policy,
+        cost=priced,
+        predictor=predictor,
+        log=log,
+    )
+    engine = Simulator(state, Simulated(priced, clock.advance, caps), clock)
+    client = _Arrivals(requests)
+    engine.run(client)
+    return Simulation(
+        tuple(client.finished), tuple(client.rejected), tuple(steps), tuple(client.accounts), state
+    )
+
+
+class _Arrivals:
+    """Submits given requests, and keeps what became of them."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._queue = deque(sorted(requests, key=lambda request: request.arrived_s))
+        self.finished: list[Request] = []
+        self.rejected: list[Request] = []
+        self.accounts: list[Account] = []
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._queue
+
+    def next_s(self) -> float | None:
+        return self._queue[0].arrived_s if self._queue else None
+
+    def act(self, engine: Simulator) -> None:
+        while self._queue and self._queue[0].arrived_s <= engine.now_s:
+            request = self._queue.popleft()
+            try:
+                engine.submit(request)
+            except AdmissionError:
+                self.rejected.append(request)
+
+    def receive(self, events: Sequence[TokenEvent], engine: Simulator) -> None:
+        for event in events:
+            if event.finish is not None:
+                self.finished.append(event.request)
+                account = engine.state.explain(event.request.id)
+                assert account is not None, f"{event.request.id} left no account"
+                self.accounts.append(account)

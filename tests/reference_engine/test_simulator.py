@@ -1,0 +1,226 @@
+"""The simulator against queueing theory, an independent recursion and known throughputs."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.clock import VirtualClock
+from reference_engine.core import EngineState
+from reference_engine.cost_model import HARDWARE, StepCost, machine, roofline_s
+from reference_engine.executors.simulated import Simulated
+from reference_engine.kv import KvPool
+from reference_engine.model.config import ModelConfig
+from reference_engine.model.zoo import SHAPES, resolve
+from reference_engine.plan import Cause, Limits, Plan, Why
+from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.sequence import Request, State
+from reference_engine.simulator import SimulationStuck, Simulator, simulate
+
+WIDE = Limits(100_000, 1 << 20, 1 << 17, 1 << 17)
+ALPHA_MS, TAU_MS = 0.1438, 1.8874  # a V100's batch service l(b) = alpha·b + tau
+
+
+def greedy(batch_size):
+    """Takes whatever waits, up to a batch, whenever the server is free."""
+    return POLICIES.build(
+        {"kind": "chunked", "max_num_seqs": batch_size, "token_budget": max(2048, batch_size)}
+    )
+
+
+def one_step_requests(arrived_s):
+    """Each needs exactly one step: a prompt of one token, an answer of one."""
+    return [Request(f"r{k}", [0], 1, float(at_s)) for k, at_s in enumerate(arrived_s)]
+
+
+def poisson(rate, n, seed):
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, n))
+
+
+def mean_response(arrived_s, batch_size, cost):
+    done = simulate(one_step_requests(arrived_s), greedy(batch_size), cost, limits=WIDE).finished
+    return float(np.mean([left_s(request) - request.arrived_s for request in done]))
+
+
+def left_s(request):
+    assert request.finished_s is not None
+    return request.finished_s
+
+
+def bulk_service(arrived_s, batch_size, tau_s, alpha_s):
+    """When each arrival of a bulk-service queue leaves: the recursion, without any engine."""
+    leaves, free_s, k = [], 0.0, 0
+    while k < len(arrived_s):
+        start_s = max(free_s, arrived_s[k])
+        n = sum(1 for at_s in arrived_s[k : k + batch_size] if at_s <= start_s)
+        free_s = start_s + tau_s + alpha_s * n
+        leaves += [free_s] * n
+        k += n
+    return leaves
+
+
+# W = τ + λτ²/(2(1 − λτ)); the mean of 4 000 arrivals has a standard error of 1.0 and 2.2 %
+@pytest.mark.parametrize(("rho", "response"), [(0.3, 1.2143), (0.5, 1.5)])
+def test_one_request_at_a_time_is_an_m_d_1_queue(rho, response):
+    arrived_s = poisson(rho, 4_000, seed=1)
+    assert mean_response(arrived_s, 1, StepCost(step_s=1.0)) == pytest.approx(response, rel=0.04)
+
+
+# Inoue, "Queueing analysis of GPU-based inference servers with dynamic batching" (2021): exact
+# values of the embedded chain, in ms; 4 000 arrivals have a standard error of 0.7, 1.5 and 3.2 %
+@pytest.mark.parametrize(("rho", "response_ms"), [(0.3, 4.2248), (0.5, 5.9019), (0.7, 9.8176)])
+def test_taking_all_that_wait_is_the_bulk_service_queue(rho, response_ms):
+    arrived_ms = poisson(rho / ALPHA_MS, 4_000, seed=1)
+    cost = StepCost(step_s=TAU_MS, seq_s=ALPHA_MS)
+    assert mean_response(arrived_ms, 100_000, cost) == pytest.approx(response_ms, rel=0.04)
+
+
+@given(
+    st.lists(st.floats(0, 3, allow_subnormal=False), min_size=1, max_size=20),
+    st.integers(1, 5),
+    st.floats(0.01, 2),
+    st.floats(0, 1),
+)
+def test_every_request_leaves_when_the_recursion_says(gaps_s, batch_size, tau_s, alpha_s):
+    arrived_s = np.cumsum(gaps_s).tolist()
+    cost = StepCost(step_s=tau_s, seq_s=alpha_s)
+    found = simulate(one_step_requests(arrived_s), greedy(batch_size), cost, limits=WIDE)
+    left_s = [request.finished_s for request in found.finished]
+    assert left_s == pytest.approx(bulk_service(arrived_s, batch_size, tau_s, alpha_s), abs=1e-9)
+
+
+@dataclass
+class Roofline:
+    """The fastest a step can be, plus a fixed overhead."""
+
+    model: ModelConfig
+    overhead_s: float = 0.0
+
+    def estimate(self, shape):
+        return roofline_s(self.model, HARDWARE["h200"], shape) + self.overhead_s
+
+
+# nano-vllm's benchmark (256 requests at once, lengths uniform on 100-1024, seed 0) at the roofline
+# of a measured H200, simulated elsewhere: output tokens per second
+@pytest.mark.parametrize(
+    ("shape", "overhead_s", "tokens_per_s"),
+    [("0.6b", 0.0, 35.8e3), ("0.6b", 1.5e-3, 25.9e3), ("1b", 0.0, 70e3), ("8b", 0.0, 13.9e3)],
+)
+def test_a_known_benchmark_at_the_roofline(shape, overhead_s, tokens_per_s):
+    rng = random.Random(0)
+    inputs = [
+        len([rng.randint(0, 10_000) for _ in range(rng.randint(100, 1024))]) for _ in range(256)
+    ]
+    outputs = [rng.randint(100, 1024) for _ in range(256)]
+    assert sum(outputs) == 133_966
+    requests = [
+        Request(f"r{k}", [k] * n_in, n_out, 0.0)
+        for k, (n_in, n_out) in enumerate(zip(inputs, outputs, strict=True))
+    ]
+    policy = POLICIES.build({"kind": "chunked", "token_budget": 16_384, "max_num_seqs": 512})
+    found = simulate(
+        requests, policy, Roofline(SHAPES[shape], overhead_s), limits=WIDE, prefix_cache=False
+    )
+    seconds = max(left_s(request) for request in found.finished)
+    assert 133_966 / seconds == pytest.approx(tokens_per_s, rel=0.04)
+
+
+def chat(n=60, seed=1):
+    rng = np.random.default_rng(seed)
+    return [
+        Request(f"r{k}", [k] * int(rng.integers(1, 900)), int(rng.integers(1, 200)), float(at_s))
+        for k, at_s in enumerate(np.cumsum(rng.exponential(0.03, n)))
+    ]
+
+
+def test_the_same_requests_make_the_same_steps():
+    cost = machine(resolve("8b"), "h200").cost
+    policy = POLICIES.build({"kind": "chunked", "token_budget": 512})
+    first, second = (simulate(chat(), policy, cost, n_blocks=300, level="full") for _ in range(2))
+    assert first.steps == second.steps
+    assert sum(step.n_preempted for step in first.steps) > 0
+    assert [a.waits for a in first.accounts] == [a.waits for a in second.accounts]
+
+
+def test_every_second_of_the_queue_has_a_cause():
+    found = simulate(chat(), POLICIES.build({"kind": "chunked"}), StepCost(step_s=0.05))
+    assert sum(account.queue_s for account in found.accounts) > 1
+    for account in found.accounts:
+        assert sum(seconds for _, seconds in account.waits) == pytest.approx(
+            account.queue_s, abs=1e-9
+        )
+
+
+def test_a_request_that_can_never_run_is_refused_and_the_others_go_on():
+    requests = [Request("small", [1] * 10, 4, 0.0), Request("large", [1] * 4000, 4, 0.0)]
+    found = simulate(requests, POLICIES.build({"kind": "chunked"}), n_blocks=100)
+    assert [request.id for request in found.rejected] == ["large"]
+    assert [(request.id, request.n_output) for request in found.finished] == [("small", 4)]
+
+
+class Waits(Policy):
+    """Waits for a second request, or for as long as it is told."""
+
+    kind = "waits"
+    patience_s: float = 5.0
+
+    def plan(self, view):
+        if len(view.waiting) >= 2 or view.running:
+            return POLICIES.build({"kind": "chunked"}).plan(view)
+        since_s = next(iter(view.waiting)).arrived_s
+        if view.now_s >= since_s + self.patience_s:
+            return POLICIES.build({"kind": "chunked"}).plan(view)
+        return Plan(wait_until_s=since_s + self.patience_s, rest=Cause(Why.window_open))
+
+
+def test_a_policy_that_waits_is_woken_by_an_arrival_or_by_its_own_clock():
+    requests = one_step_requests([1.0, 3.0, 20.0])
+    found = simulate(requests, Waits(), StepCost(step_s=0.5))
+    assert [request.finished_s for request in found.finished] == [3.5, 3.5, 25.5]
+    assert dict(found.accounts[2].waits) == {Cause(Why.window_open): 5.0}
+
+
+def test_waiting_for_ever_is_an_error_that_names_policy_and_requests():
+    with pytest.raises(SimulationStuck, match="policy 'waits' waits for ever at 1 s while r0 wait"):
+        simulate(one_step_requests([1.0]), Waits(patience_s=float("inf")))
+
+
+class Impatient:
+    """Submits two requests and gives the first one up in the middle of a step."""
+
+    def __init__(self):
+        self.todo = [(0.0, "a"), (0.0, "b"), (2.5, "")]
+        self.seen = []
+
+    @property
+    def is_closed(self):
+        return True
+
+    def next_s(self):
+        return self.todo[0][0] if self.todo else None
+
+    def act(self, engine):
+        while self.todo and self.todo[0][0] <= engine.now_s:
+            at_s, name = self.todo.pop(0)
+            if name:
+                engine.submit(Request(name, [1] * 4, 6, at_s))
+            else:
+                engine.cancel("a")
+
+    def receive(self, events, engine):
+        self.seen += [(engine.now_s, event.request.id) for event in events]
+
+
+def test_a_cancelled_request_leaves_at_the_end_of_the_step_with_its_blocks():
+    clock, cost = VirtualClock(), StepCost(step_s=1.0)
+    state = EngineState(WIDE, KvPool(8), clock, POLICIES.build({"kind": "chunked"}))
+    client = Impatient()
+    Simulator(state, Simulated(cost, clock.advance), clock).run(client)
+    assert [name for _, name in client.seen] == ["a", "b"] * 3 + ["b"] * 3
+    assert state.kv.n_free == 8
+    account = state.explain("a")
+    assert account is not None
+    assert account.state == State.finished_abort.name
