@@ -125,7 +125,8 @@ def _units(
     most_rows: int,
 ) -> _Units:
     """One unit per source, or, in a closed loop, as many as could begin before the horizon if every
-    answer came as quickly as `QUICKEST_S` says."""
+    answer came as quickly as `QUICKEST_S` says, and one more: a user who gets to that one was
+    answered even faster."""
     n = len(starts_s)
     if pause is None:
         return _Units(np.ones(n, np.int32), np.zeros(n))
@@ -146,7 +147,7 @@ def _units(
             last_s += float((drawn + least_s).sum())
         drawn = np.concatenate(own)
         begins_s = start_s + np.cumsum(drawn + least_s)
-        counts[source] = 1 + int(np.searchsorted(begins_s, horizon_s))
+        counts[source] = 2 + int(np.searchsorted(begins_s, horizon_s))
         pauses.append(np.concatenate([[0.0], drawn])[: counts[source]])
     return _Units(counts, np.concatenate([np.empty(0), *pauses]))
 
