@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loadgen.drive.store import read_run as read_run
+    from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
     from loadgen.run import run as run
     from loadgen.workload.scenario import load_scenario as load_scenario
@@ -22,10 +23,11 @@ _HOMES = {
     "load_scenario": "loadgen.workload.scenario",
     "make_schedule": "loadgen.workload.schedule",
     "run": "loadgen.run",
+    "simulate": "loadgen.lab.simulate",
     "read_run": "loadgen.drive.store",
     "summarize": "loadgen.measure.aggregate",
 }
-__all__ = ["load_scenario", "make_schedule", "read_run", "run", "summarize"]
+__all__ = ["load_scenario", "make_schedule", "read_run", "run", "simulate", "summarize"]
 
 
 def __getattr__(name: str) -> Any:

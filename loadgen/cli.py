@@ -78,7 +78,8 @@ def run(
     target: Annotated[
         str | None,
         typer.Option(
-            help="A URL, a target file, `reference` (the bundled engine) or `mock`. "
+            help="A URL, a target file, `reference` (the bundled engine), `sim` (the same in "
+            "virtual time) or `mock`. "
             "Default: the environment's OPENAI_BASE_URL."
         ),
     ] = None,
@@ -95,7 +96,10 @@ def run(
         str, typer.Option(help="The API's model field. Default: from /v1/models.")
     ] = "",
     engine: Annotated[
-        str, typer.Option(help="Settings of `reference` or `mock`, e.g. mode=chunked,shape=tiny.")
+        str,
+        typer.Option(
+            help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked,shape=tiny."
+        ),
     ] = "",
     out: Annotated[
         Path | None, typer.Option(help="The run's directory. Default: runs/<scenario>-<time>.")
@@ -267,6 +271,48 @@ def serve(
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
     raise typer.Exit(command.serve(given, json))
+
+
+@app.command(
+    rich_help_panel=_LAB,
+    epilog="Example: slobench simulate chat_poisson --mode chunked --shape 8b --hardware h200",
+)
+def simulate(
+    scenario: Scenario = None,
+    mode: Annotated[str, typer.Option(help="The batching mode.")] = "chunked",
+    shape: Annotated[str, typer.Option(help="A shape, or a local model directory.")] = "8b",
+    hardware: Annotated[
+        str, typer.Option(help="h200, h100, a100, several (4xh200), or cpu for a small shape.")
+    ] = "h200",
+    engine: Annotated[
+        str, typer.Option(help="Further settings, e.g. token_budget=512,max_num_seqs=64.")
+    ] = "",
+    rate: Rate = None,
+    input_len: InputLen = None,
+    output_len: OutputLen = None,
+    duration: Duration = None,
+    warmup: Warmup = None,
+    max_concurrency: Concurrency = None,
+    slo: Slo = None,
+    seed: Seed = None,
+    set_: Set = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's directory. Default: runs/<scenario>-<time>.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
+    confidence: Confidence = None,
+    plugin: Plugin = None,
+    json: Json = False,
+) -> None:
+    """Run a scenario in virtual time on a simulated engine: `run --target sim`, said shorter."""
+    chosen = command.choose_scenario(
+        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
+        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
+    )  # fmt: skip
+    settings = f"mode={mode},shape={shape},hardware={hardware},{engine}"
+    raise typer.Exit(
+        command.run(chosen, "sim", "", settings, out, force, "auto", confidence, plugin or [], json)
+    )
 
 
 @app.command("list", rich_help_panel=_EXTEND, epilog="Example: slobench list arrivals")

@@ -9,20 +9,28 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from loadgen.drive.instrument import host
 from loadgen.records import SCHEMA
-from loadgen.target import Target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, schedule_sha256
+
+
+class Described(Protocol):
+    """A target as far as the manifest knows it."""
+
+    @property
+    def checks(self) -> Sequence[dict[str, Any]]: ...
+
+    def to_manifest(self) -> dict[str, Any]: ...
 
 
 def manifest(
     run_name: str,
     scenario: Scenario,
     plan: Plan,
-    target: Target,
+    target: Described,
     salt: bytes,
     command: Sequence[str],
 ) -> dict[str, Any]:
@@ -45,7 +53,7 @@ def manifest(
         "slo": list(scenario.slo_texts()),
         "classes": _classes(scenario),
         "target": target.to_manifest(),
-        "preflight": target.checks,
+        "preflight": list(target.checks),
         "names": {"classes": list(names.classes), "tenants": list(names.tenants)},
         "window": _window(scenario),
         "instrument_limits": {

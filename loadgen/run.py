@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.drive import store
+from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.summary import Summary
@@ -22,6 +23,9 @@ from loadgen.run_options import RunOptions
 from loadgen.target import Choice, Target, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
+
+SIMULATED = "sim"
+"""The target that is no server: the bundled engine in virtual time."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Finished:
 
 
 def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **options: Any) -> Run:
-    """Run a scenario against `target` (a URL, a target file, `reference` or `mock`) and record it.
+    """Run a scenario against `target` (a URL, a target file, `reference`, `sim` or `mock`) and
+    record it.
 
     Without `out_dir` the run goes to `runs/<scenario>-<time>`; further options are the fields of
     RunOptions. Raises UsageError, TargetError or RunInvalid; failing requests are rows, not errors.
@@ -52,12 +57,38 @@ def execute(scenario: Scenario, target: str, options: RunOptions, console: Conso
     """`run`, telling `console` how it goes, and returning the summary and the directory too."""
     plan = make_plan(scenario)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:
-        choice = Choice(target, options.engine, options.model, options.environ)
-        with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
-            recorded = record(scenario, plan, opened, options, directory, console)
+        if target == SIMULATED:
+            recorded = _simulated(scenario, plan, options, directory, console)
+        else:
+            recorded = _measured(scenario, plan, target, options, directory, console)
         summary = summarize(recorded, confidence=options.confidence)
-        _tell(recorded, summary, directory, options.cache_dir)
+        tell(recorded, summary, directory, options.cache_dir)
         return Finished(recorded, summary, directory)
+
+
+def _measured(
+    scenario: Scenario,
+    plan: Plan,
+    target: str,
+    options: RunOptions,
+    directory: Path,
+    console: Console,
+) -> Run:
+    choice = Choice(target, options.engine, options.model, options.environ)
+    with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
+        return record(scenario, plan, opened, options, directory, console)
+
+
+def _simulated(
+    scenario: Scenario, plan: Plan, options: RunOptions, directory: Path, console: Console
+) -> Run:
+    from loadgen.lab.simulate import record as simulate
+    from loadgen.lab.simulated_engine import read_settings, sim_options
+
+    if options.model:
+        raise UsageError("--model names a model to a server; for sim choose --engine shape=…")
+    settings = sim_options(read_settings(options.engine))
+    return simulate(scenario, plan, settings, console, directory=directory, command=options.command)
 
 
 def record(
@@ -85,11 +116,11 @@ def conclude(
         store.write_run(directory, run, derived(run))
         shutil.rmtree(directory / "parts")
     summary = summarize(run, slo=slo, confidence=confidence)
-    _tell(run, summary, directory, cache_dir)
+    tell(run, summary, directory, cache_dir)
     return summary
 
 
-def _tell(run: Run, summary: Summary, directory: Path, cache_dir: Path | None) -> None:
+def tell(run: Run, summary: Summary, directory: Path, cache_dir: Path | None) -> None:
     """What was made of a run, for programs and for people."""
     from reports.html import write
 

@@ -172,7 +172,7 @@ class _Waiting:
 def _refuse_bare_word(spec: str) -> None:
     """`--target refrence` is a slip of the pen, not a host name or a file."""
     if spec.isidentifier() and not Path(spec).exists():
-        raise UsageError(f"--target {spec}: no URL and no file; {nearest(spec, OURS)}")
+        raise UsageError(f"--target {spec}: no URL and no file; {nearest(spec, (*OURS, 'sim'))}")
 
 
 def _mock_options(text: str) -> dict[str, str]:

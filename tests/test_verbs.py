@@ -131,3 +131,17 @@ def test_preview_says_what_reading_a_trace_left_out(run):
 def test_help_ends_with_an_example(verb):
     shown = CliRunner().invoke(app, [verb, "--help"]).output
     assert f"Example: slobench {verb}" in shown
+
+
+def test_simulate_is_a_run_against_sim(run, tmp_path):
+    words = ["quickstart", "--out", tmp_path / "run", "--json"]
+    code, out, err = run("simulate", *words, "--engine", "token_budget=256")
+    assert code == 0
+    assert "8b on h200, chunked token_budget=256" in err
+    assert json.loads(out)["verdict"] == "met"
+    code, again, _ = run(
+        "run", *words, "--target", "sim", "--engine", "token_budget=256", "--force"
+    )
+    assert code == 0
+    assert json.loads(again)["metrics"] == json.loads(out)["metrics"]
+    assert run("simulate", *words, "--force", "--mode", "chunkd")[0] == 2

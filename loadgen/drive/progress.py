@@ -21,7 +21,8 @@ from loadgen.units import format_duration
 
 _LOWEST_US, _HIGHEST_US, _DIGITS = 1, 600_000_000, 3
 _PLAIN_EVERY_S = 5.0
-_NEVER_ASKED = (Status.not_released, Status.dropped)
+NEVER_ASKED = (Status.not_released, Status.dropped)
+"""How a request ends that no server was asked for."""
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Totals:
     @property
     def n_ended(self) -> int:
         """Of the requests that the server was asked: neither dropped by us nor never released."""
-        return sum(self.by_status) - sum(self.by_status[status] for status in _NEVER_ASKED)
+        return sum(self.by_status) - sum(self.by_status[status] for status in NEVER_ASKED)
 
     @property
     def n_failed(self) -> int:

@@ -1,0 +1,193 @@
+"""A scenario in virtual time: the plan, the release rule and the tables of a real run, with a
+simulated engine in the place of a server."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.drive import store
+from loadgen.drive.progress import Progress
+from loadgen.lab.prompt_ids import PromptIds
+from loadgen.lab.simulated_engine import SimOptions, SimulatedEngine, build, sim_options
+from loadgen.lab.virtual_client import VirtualClient
+from loadgen.manifest import ending, manifest
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import derived
+from loadgen.records import Run
+from loadgen.run_directory import run_directory
+from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.workload.schedule import Plan, make_plan
+from reference_engine.policies.base import Policy
+
+_BEAT_S = 0.25  # of real time, between two looks at the progress
+
+
+@dataclass(frozen=True)
+class SimTarget:
+    """A simulated engine, described as a run's manifest describes its target."""
+
+    options: SimOptions
+    policy: Policy
+    checks: Sequence[dict[str, Any]] = ()
+
+    def to_manifest(self) -> dict[str, Any]:
+        options = self.options
+        chosen = options.model_dump(mode="json", exclude={"policy_args"}, exclude_unset=True)
+        flags = {"mode": self.policy.kind} | chosen | options.policy_args
+        return {
+            "kind": "sim",
+            "url": f"sim://{options.shape}@{options.hardware}",
+            "model": options.shape,
+            "policy": {"kind": self.policy.kind, **self.policy.model_dump(mode="json")},
+            "labels": {
+                "engine": "simulated",
+                "gpu": options.hardware,
+                "flags": " ".join(f"{key}={value}" for key, value in flags.items()),
+            },
+        }
+
+
+def simulate(
+    scenario: Scenario | Path | str,
+    policy: Policy | None = None,
+    out_dir: Path | str | None = None,
+    **settings: Any,
+) -> Run:
+    """What a scenario would measure on a simulated engine; nothing is sent anywhere.
+
+    `policy` is a batching mode as an object, else `mode` names one; further settings are those of
+    `--engine` (`shape`, `hardware`, `token_budget`, …, and the mode's own). With `out_dir` the run
+    is written there as well. Raises UsageError for what cannot be meant.
+    """
+    chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    options = sim_options(settings)
+    console = Console(quiet=True)
+    if out_dir is None:
+        return record(chosen, make_plan(chosen), options, console, policy=policy)
+    from loadgen.run import tell
+
+    with run_directory(chosen.name, Path(out_dir), force=False) as directory:
+        plan = make_plan(chosen)
+        run = record(chosen, plan, options, console, policy=policy, directory=directory)
+        tell(run, summarize(run), directory, None)
+    return run
+
+
+def record(
+    scenario: Scenario,
+    plan: Plan,
+    options: SimOptions,
+    console: Console,
+    *,
+    policy: Policy | None = None,
+    directory: Path | None = None,
+    command: Sequence[str] = (),
+) -> Run:
+    """Send a plan to a simulated engine; with a `directory` the run is written into it.
+
+    Ctrl-C ends the run early, as `interrupted`, with all that happened until then.
+    """
+    engine = build(options, PromptIds(plan).is_sharing, policy)
+    console.print(f"simulated engine: {engine.words}", soft_wrap=True, markup=False)
+    target = SimTarget(options, engine.policy)
+    name = scenario.name if directory is None else directory.name
+    started_utc = datetime.now(UTC)
+    said = manifest(name, scenario, plan, target, b"", command) | {"clock": "virtual"}
+    simulation = _Simulation(scenario, plan, options, engine, console)
+    with simulation.interruptible():
+        simulation.run()
+    requests, chunks, found = simulation.client.tables()
+    how, reason, ended_s = simulation.client.ended
+    said |= ending(scenario, how, reason, ended_s, 0, 0, started_utc)
+    said["engine"] = simulation.facts()
+    names = replace(scenario.names(), errors=found.errors)
+    run = Run(said, plan.schedule, requests, chunks, plan.edges, names)
+    if directory is not None:
+        store.write_schedule(directory, run)
+        store.write_run(directory, run, derived(run))
+    return run
+
+
+class _Simulation:
+    """One simulated run under way: drawn now and then, and stopped by an interrupt."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: Plan,
+        options: SimOptions,
+        engine: SimulatedEngine,
+        console: Console,
+    ) -> None:
+        n_requests = len(plan.schedule)
+        self._engine = engine
+        self._progress = Progress(
+            console, n_requests, scenario.horizon_s, n_requests / scenario.horizon_s
+        )
+        self._n_interrupts = self._n_obeyed = 0
+        self._next_beat = time.monotonic() + _BEAT_S
+        self._started = time.monotonic()
+        self.client = VirtualClient(scenario, plan, options.declared_max_tokens, self._look)
+
+    def run(self) -> None:
+        with self._progress:
+            self._engine.simulator.run(self.client)
+            self._beat()
+
+    def facts(self) -> dict[str, Any]:
+        """What the engine counted, and why requests waited (seconds by class and reason)."""
+        state = self._engine.simulator.state
+        waits: dict[str, dict[str, float]] = {}
+        for (name, why), seconds in sorted(self.client.waits_s.items()):
+            waits.setdefault(name, {})[why] = seconds
+        wall_s = time.monotonic() - self._started
+        return {
+            "steps": state.counters.steps,
+            "preemptions": state.counters.preemptions,
+            "padding_tokens": state.counters.padding_tokens,
+            "cached_tokens": state.counters.cached_tokens,
+            "waits_s": waits,
+            "simulated_s": self._engine.simulator.now_s,
+            "wall_s": wall_s,
+        }
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C is noted here and obeyed between two steps. Only the main thread may handle
+        signals."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._n_interrupts += 1
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _look(self) -> None:
+        if self._n_interrupts > self._n_obeyed:
+            self._n_obeyed = self._n_interrupts
+            self._progress.note("interrupted: the report covers what was simulated until now")
+            self.client.stop("interrupted", "the interrupt", 0.0)
+        if time.monotonic() >= self._next_beat:
+            self._beat()
+
+    def _beat(self) -> None:
+        self._next_beat = time.monotonic() + _BEAT_S
+        self._progress.beat(0, self.client.beat())

@@ -1,0 +1,309 @@
+"""The load generator in virtual time: the same dispatcher and release rule, a simulated engine
+instead of a socket, and the tables that a perfect network and a perfect client would have recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from loadgen.drive.dispatch import Bounds, Dispatcher
+from loadgen.drive.progress import NEVER_ASKED
+from loadgen.drive.stop_rules import ErrorRate
+from loadgen.lab.prompt_ids import PromptIds
+from loadgen.measure.slo import Slo, parse_slo
+from loadgen.records import (
+    CHUNKS,
+    Chunks,
+    FinishReason,
+    Names,
+    Requests,
+    Status,
+    TokenSource,
+    empty_requests,
+)
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import Plan
+from reference_engine.core import AdmissionError, TokenEvent
+from reference_engine.sequence import Request, State
+from reference_engine.simulator import Simulator
+
+_CHECK_S = 0.25  # between two looks at the share of failures
+_REASONS = {State.finished_stop: FinishReason.stop, State.finished_length: FinishReason.length}
+
+
+class VirtualTimer:
+    """One alarm on a clock that goes from alarm to alarm; `drive.timer.Timer` in virtual time."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._alarm: tuple[float, Callable[[], None]] | None = None
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def arm(self, at_s: float, callback: Callable[[], None]) -> None:
+        self._alarm = (at_s, callback)
+
+    def next_s(self) -> float | None:
+        return None if self._alarm is None else self._alarm[0]
+
+    def advance_to(self, instant_s: float) -> None:
+        """Set off what is due up to then, each at its own instant."""
+        while self._alarm is not None and self._alarm[0] <= instant_s:
+            at_s, callback = self._alarm
+            self._alarm = None
+            self._now_s = max(self._now_s, at_s)
+            callback()
+        self._now_s = max(self._now_s, instant_s)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request on its way: its row, and when its tokens came."""
+
+    row: int
+    request: Request
+    received_s: list[float] = field(default_factory=list)
+
+
+class VirtualClient:
+    """Sends a plan to a simulated engine (`reference_engine.simulator.Client`).
+
+    `declared_max_tokens` is what every request says it may generate at most; None: exactly what it
+    will. `look` is called whenever the engine lets the client act. `waits_s` adds up, by class and
+    reason, the seconds that finished requests waited; `ended` is how the run ended, why, and when
+    it stopped releasing before its time.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: Plan,
+        declared_max_tokens: int | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._schedule, self._names = plan.schedule, scenario.names()
+        self._declared_max_tokens = declared_max_tokens
+        self._promises = _promises(scenario)
+        self._prompts = PromptIds(plan)
+        self._timer = VirtualTimer()
+        self._engine: Simulator | None = None
+        self._live: dict[str, _Live] = {}
+        self._chunks: list[tuple[int, list[float]]] = []
+        self._errors: dict[str, int] = {"": 0}
+        self._n_unreleased = len(plan.schedule)
+        self._is_started = self._is_over = False
+        self._look = look
+        stop = scenario.stop_when
+        self._error_rate = ErrorRate(stop.error_rate, stop.over) if stop else None
+        self._drain_s, self._next_check_s = scenario.phases.drain, 0.0
+        self.ended: tuple[str, str, float | None] = ("completed", "", None)
+        self.rows = empty_requests(plan.schedule)
+        self._by_status = [0] * len(Status)
+        self._ttft_s: list[float] = []  # since the last beat
+        self.waits_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        limits = scenario.limits
+        self._dispatcher = Dispatcher(
+            plan.schedule,
+            plan.edges,
+            sender=self,
+            recorder=self,
+            timer=self._timer,
+            bounds=Bounds(
+                timeout_s=limits.timeout,
+                max_concurrency=limits.max_concurrency,
+                when_full=limits.when_full,
+                horizon_s=scenario.horizon_s,
+                drain_s=scenario.phases.drain,
+            ),
+            on_finished=self._finish,
+        )
+
+    # simulator.Client
+    @property
+    def is_closed(self) -> bool:
+        return self._n_unreleased == 0
+
+    def next_s(self) -> float | None:
+        return None if self._is_over else self._timer.next_s()
+
+    def act(self, engine: Simulator) -> None:
+        self._engine = engine
+        if not self._is_started:
+            self._is_started = True
+            self._dispatcher.start()
+        self._timer.advance_to(engine.now_s)
+        self._look()
+        if self._error_rate is not None and engine.now_s >= self._next_check_s:
+            self._check_errors(self._error_rate, engine.now_s)
+
+    def stop(self, how: str, reason: str, drain_s: float) -> None:
+        """Release nothing more; requests in flight have `drain_s` to finish."""
+        if self.ended[0] == "completed":
+            self.ended = (how, reason, self._timer.now_s())
+        self._dispatcher.stop(reason, drain_s)
+
+    def receive(self, events: Sequence[TokenEvent], engine: Simulator) -> None:
+        # Alarms during the step first: a request that timed out in it gets nothing more.
+        self._timer.advance_to(engine.now_s)
+        now_s, live = engine.now_s, self._live
+        for request, _, finish, _ in events:
+            found = live.get(request.id)
+            if found is None:
+                continue
+            found.received_s.append(now_s)
+            if finish is not None:
+                self._answered(found, finish, now_s)
+
+    # dispatch.Sender
+    def send(self, row: int) -> None:
+        assert self._engine is not None, "the engine acts first"
+        now_s = self._timer.now_s()
+        request = self._request(row, now_s)
+        self.rows["sent_s"][row] = self.rows["connected_s"][row] = now_s
+        self.rows["reused_connection"][row] = True
+        try:
+            self._engine.submit(request)
+        except AdmissionError as error:
+            self.rows["http_status"][row] = 400
+            self._end(row, Status.http_error, f"HTTP 400: {error}", now_s)
+        else:
+            self._live[request.id] = _Live(row, request)
+
+    def abort(self, row: int, outcome: Status, reason: str) -> None:
+        assert self._engine is not None, "only a sent row is aborted"
+        request_id = self._name(row)
+        found = self._live.pop(request_id)
+        self._engine.cancel(request_id)
+        self._write_tokens(found)
+        self._end(row, outcome, reason, self._timer.now_s())
+
+    # dispatch.Recorder
+    def released(self, row: int, release_s: float) -> None:
+        self._n_unreleased -= 1
+        self.rows["released_s"][row] = release_s
+
+    def unsent(self, row: int, status: Status, reason: str) -> None:
+        self._n_unreleased -= bool(np.isnan(self.rows["released_s"][row]))
+        self._by_status[status] += 1
+        self.rows["status"][row], self.rows["error_id"][row] = status, self._error(reason)
+
+    def beat(self) -> dict[str, Any]:
+        """What `drive.progress` draws."""
+        ttft_s, self._ttft_s = self._ttft_s, []
+        return {
+            "now_s": self._timer.now_s(),
+            "released": len(self._schedule) - self._n_unreleased,
+            "in_flight": self._dispatcher.n_in_flight,
+            "waiting": self._dispatcher.n_waiting,
+            "by_status": list(self._by_status),
+            "ttft_s": ttft_s,
+            "lateness_s": [],
+        }
+
+    def tables(self) -> tuple[Requests, Chunks, Names]:
+        """What was recorded: rows, chunks grouped by request id, and the texts of errors."""
+        self._chunks.sort()
+        sizes = [len(times) for _, times in self._chunks]
+        chunks = np.empty(sum(sizes), CHUNKS)
+        ids = np.array([row for row, _ in self._chunks], np.int64)
+        chunks["request_id"] = np.repeat(self._schedule["request_id"][ids], sizes)
+        chunks["received_s"] = [at_s for _, times in self._chunks for at_s in times]
+        chunks["tokens"] = 1
+        return self.rows, chunks, Names(errors=tuple(self._errors))
+
+    def _request(self, row: int, now_s: float) -> Request:
+        planned = self._schedule[row]
+        n_output = max(1, int(planned["output_tokens"]))
+        ttft_slo_s, tpot_slo_s, e2e_slo_s = self._promises[int(planned["class_id"])]
+        return Request(
+            id=self._name(row),
+            tokens=self._prompts.of(row),
+            max_tokens=max(n_output, self._declared_max_tokens or 0),
+            arrived_s=now_s,
+            tenant=self._names.tenants[int(planned["tenant_id"])],
+            priority=int(planned["priority"]),
+            ttft_slo_s=ttft_slo_s,
+            tpot_slo_s=tpot_slo_s,
+            deadline_s=None if e2e_slo_s is None else now_s + e2e_slo_s,
+            oracle_output_tokens=None if self._declared_max_tokens is None else n_output,
+        )
+
+    def _name(self, row: int) -> str:
+        return f"req-{self._schedule['request_id'][row]}"
+
+    def _answered(self, found: _Live, finish: State, now_s: float) -> None:
+        del self._live[found.request.id]
+        rows, row, request = self.rows, found.row, found.request
+        self._write_tokens(found)
+        rows["http_status"][row] = 200
+        rows["finish_reason"][row] = _REASONS[finish]
+        rows["cached_tokens"][row] = request.n_cached
+        rows["input_tokens"][row] = request.n_prompt
+        if request.scheduled_s is not None and request.first_token_s is not None:
+            rows["server_queue_s"][row] = request.scheduled_s - request.arrived_s
+            rows["server_ttft_s"][row] = request.first_token_s - request.arrived_s
+            self._ttft_s.append(request.first_token_s - float(rows["released_s"][row]))
+        self._prompts.answered(row, request.tokens)
+        self._add_waits(row, request.id)
+        self._end(row, Status.ok, "", now_s)
+
+    def _write_tokens(self, found: _Live) -> None:
+        times = found.received_s
+        if not times:
+            return
+        rows, row = self.rows, found.row
+        for name in ("headers_s", "first_chunk_s", "first_token_s", "first_answer_s"):
+            rows[name][row] = times[0]
+        rows["last_token_s"][row] = times[-1]
+        rows["output_tokens"][row] = rows["chunks"][row] = len(times)
+        rows["first_chunk_tokens"][row], rows["token_source"][row] = 1, TokenSource.usage
+        self._chunks.append((row, times))
+
+    def _add_waits(self, row: int, request_id: str) -> None:
+        assert self._engine is not None, "only a sent row is answered"
+        account = self._engine.state.explain(request_id)
+        if account is not None:
+            name = self._names.classes[int(self._schedule["class_id"][row])]
+            for cause, seconds in account.waits:
+                self.waits_s[name, cause.why.name] += seconds
+
+    def _end(self, row: int, status: Status, error: str, done_s: float) -> None:
+        self._by_status[status] += 1
+        self.rows["status"][row], self.rows["error_id"][row] = status, self._error(error)
+        self.rows["done_s"][row] = done_s
+        self._dispatcher.ended(row, status, done_s)
+
+    def _check_errors(self, rule: ErrorRate, now_s: float) -> None:
+        self._next_check_s = now_s + _CHECK_S
+        n_ended = sum(self._by_status) - sum(self._by_status[status] for status in NEVER_ASKED)
+        reason = rule.reason(now_s, n_ended, n_ended - self._by_status[Status.ok])
+        if reason is not None:
+            self._error_rate = None
+            self.stop("stopped", reason, self._drain_s)
+
+    def _error(self, text: str) -> int:
+        return self._errors.setdefault(text, len(self._errors))
+
+    def _finish(self) -> None:
+        self._is_over = True
+
+
+def _promises(scenario: Scenario) -> list[tuple[float | None, float | None, float | None]]:
+    """(ttft, tpot, e2e) limits in seconds that each class's requests were promised; the tightest,
+    None where there is none."""
+    shared = scenario.promises()
+    limits: list[Any] = []
+    for asked in scenario.traffic().values():
+        slos = [*shared, *(parse_slo(text) for text in asked.slo_texts())]
+        limits.append(tuple(_tightest(slos, name) for name in ("ttft_s", "tpot_s", "e2e_s")))
+    return limits
+
+
+def _tightest(slos: Sequence[Slo], metric: str) -> float | None:
+    return min((s.limit for s in slos if s.scope == "request" and s.metric == metric), default=None)

@@ -1,0 +1,214 @@
+"""Scenarios in virtual time: the tables a run leaves, against the schedule and the cost model."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import slobench as sb
+from loadgen.drive.store import read_run
+from loadgen.errors import UsageError
+from loadgen.lab.simulate import record, simulate
+from loadgen.lab.simulated_engine import read_settings, sim_options
+from loadgen.measure.aggregate import summarize
+from loadgen.records import FinishReason, Status
+from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
+from loadgen.workload.schedule import make_plan, schedule_sha256
+from reference_engine.cost_model import StepShape, machine
+from reference_engine.model.zoo import resolve
+
+QUIET = Console(quiet=True)
+NEEDS_FILES = {"azure_replay", "mooncake_replay"}
+SHORT = ["phases.warmup=0s", "phases.measure=20s", "phases.drain=60s"]
+
+
+def steady(rate="1/s", n_in=1000, n_out=5, duration="10s", **flags):
+    return scenario_from_flags(
+        rate=rate, input_len=n_in, output_len=n_out, duration=duration, **flags
+    )
+
+
+def on_a_grid(n_in=1000, n_out=5, **overrides):
+    """One request a second, far enough apart to be alone."""
+    return steady(
+        n_in=n_in,
+        n_out=n_out,
+        overrides={"arrivals": {"kind": "constant", "rate": "1/s"}, **overrides},
+    )
+
+
+def test_a_request_alone_takes_what_its_steps_cost():
+    run = simulate(on_a_grid(), shape="8b", hardware="h200")
+    cost = machine(resolve("8b"), "h200").cost
+    first_s = cost.estimate(StepShape(1, 1000, 1000 * 500.0))
+    rest_s = [cost.estimate(StepShape(1, 0, 0.0, 1, 1000 + k)) for k in range(4)]
+    rows = run.request_rows
+    assert (rows["first_token_s"] - rows["released_s"]) == pytest.approx(first_s)
+    assert (rows["done_s"] - rows["first_token_s"]) == pytest.approx(sum(rest_s))
+    assert np.array_equal(rows["released_s"], run.schedule_rows["scheduled_s"])
+    assert np.array_equal(rows["sent_s"], rows["released_s"])
+    gaps_s = np.diff(run.chunk_rows["received_s"].reshape(-1, 5), axis=1)
+    assert gaps_s == pytest.approx(np.tile(rest_s, (len(rows), 1)))
+
+
+@pytest.mark.parametrize("name", sorted(set(shipped_scenarios()) - NEEDS_FILES))
+def test_every_scenario_leaves_a_consistent_record(name):
+    scenario = load_scenario(name, SHORT)
+    run = simulate(scenario, max_model_len=131_072)
+    plan, rows = make_plan(scenario), run.request_rows
+    assert run.manifest["schedule_sha256"] == schedule_sha256(*plan)
+    assert run.manifest["clock"] == "virtual"
+    summary = summarize(run)
+    assert summary.validity.trusted, summary.reasons
+    ok = rows["status"] == Status.ok
+    assert ok.any()
+    assert np.array_equal(
+        rows["output_tokens"][ok], np.maximum(plan.schedule["output_tokens"], 1)[ok]
+    )
+    assert np.array_equal(
+        rows["input_tokens"][ok], np.maximum(plan.schedule["input_tokens"], 1)[ok]
+    )
+    n_chunks = np.bincount(run.chunk_rows["request_id"], minlength=len(rows))
+    assert np.array_equal(n_chunks, rows["chunks"])
+    assert (rows["finish_reason"][ok] == FinishReason.length).all()
+    for earlier, later in (("released_s", "first_token_s"), ("first_token_s", "done_s")):
+        assert (rows[earlier][ok] <= rows[later][ok]).all()
+
+
+def test_the_same_scenario_gives_the_same_tables():
+    scenario = load_scenario("agent_multi_turn", SHORT)
+    first, second = simulate(scenario), simulate(scenario)
+    assert first.request_rows.tobytes() == second.request_rows.tobytes()
+    assert first.chunk_rows.tobytes() == second.chunk_rows.tobytes()
+
+
+def test_users_think_after_each_answer_and_never_overlap():
+    scenario = load_scenario("closed_loop_users", ["phases.measure=60s"])
+    run = simulate(scenario)
+    released_s, done_s = run.request_rows["released_s"], run.request_rows["done_s"]
+    child, parent = run.edge_rows["request_id"], run.edge_rows["after"]
+    went = np.isfinite(released_s[child]) & np.isfinite(done_s[parent])
+    assert went.any()
+    thought_s = released_s[child][went] - done_s[parent][went]
+    assert thought_s == pytest.approx(run.schedule_rows["think_s"][child][went])
+
+
+def test_shared_prefixes_and_earlier_turns_come_from_the_cache():
+    shared = simulate(load_scenario("rag_shared_prefix", SHORT))
+    cached, prefix = shared.request_rows["cached_tokens"], shared.schedule_rows["prefix_tokens"]
+    assert cached.max() > 0
+    assert (cached <= prefix).all()
+    agents = simulate(load_scenario("agent_multi_turn", SHORT))
+    turns = (agents.schedule_rows["context"] > 0) & (agents.schedule_rows["n_parents"] > 0)
+    answered = turns & (agents.request_rows["status"] == Status.ok)
+    assert answered.any()
+    assert (agents.request_rows["cached_tokens"][answered] > 1200 - 16).all()
+    assert simulate(steady()).request_rows["cached_tokens"].max() == 0
+
+
+@pytest.mark.parametrize(("context", "cached"), [("scripted", 64), ("real", 112)])
+def test_only_a_real_answer_is_found_in_the_cache_again(context, cached):
+    # 64 tokens of question and 64 of answer, whose last one was never computed: 7 blocks of 16
+    session = {"turns": 2, "think": "100ms", "context": context}
+    run = simulate(on_a_grid(n_in=64, n_out=64, session=session))
+    later = (run.schedule_rows["n_parents"] > 0) & (run.request_rows["status"] == Status.ok)
+    assert later.any()
+    assert (run.request_rows["input_tokens"][later] == 192).all()
+    assert (run.request_rows["cached_tokens"][later] == cached).all()
+
+
+def test_a_promise_of_time_is_kept_by_giving_up():
+    scenario = on_a_grid(n_in=10_000, n_out=400, limits={"timeout": "1s"})
+    run = simulate(scenario)
+    rows = run.request_rows
+    assert (rows["status"] == Status.timeout).all()
+    assert rows["done_s"] - rows["released_s"] == pytest.approx(np.ones(len(rows)))
+    assert 0 < rows["chunks"].max() < 400
+    assert "limits.timeout" in run.names.errors[int(rows["error_id"][0])]
+
+
+def test_what_is_over_the_cap_is_dropped_or_waits_as_the_scenario_says():
+    flags = {"rate": "40/s", "n_out": 200, "max_concurrency": 4}
+    dropped = simulate(steady(**flags))
+    assert (dropped.request_rows["status"] == Status.dropped).any()
+    waits = simulate(steady(**flags, overrides=["limits.when_full=wait", "limits.timeout=10m"]))
+    rows = waits.request_rows
+    assert not (rows["status"] == Status.dropped).any()
+    assert (rows["sent_s"] > rows["released_s"]).any()
+
+
+def test_a_request_longer_than_the_context_is_an_error_row():
+    run = simulate(on_a_grid(n_in=5000), max_model_len=4096, shape="tiny", hardware="cpu")
+    assert (run.request_rows["http_status"] == 400).all()
+    assert "context here is 4096" in run.names.errors[1]
+
+
+def test_answers_shorter_than_declared_stop_by_themselves():
+    run = simulate(on_a_grid(n_out=5), declared_max_tokens=100)
+    assert (run.request_rows["finish_reason"] == FinishReason.stop).all()
+    assert (run.request_rows["output_tokens"] == 5).all()
+
+
+def test_an_interrupt_ends_the_run_with_what_there_is(monkeypatch):
+    scenario, looks = steady(rate="5/s", duration="300s"), []
+
+    def interrupt_once(self):
+        looks.append(self._n_interrupts)
+        if len(looks) == 300:
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    from loadgen.lab.simulate import _Simulation
+
+    original = _Simulation._look
+    monkeypatch.setattr(_Simulation, "_look", interrupt_once)
+    run = record(scenario, make_plan(scenario), sim_options({}), QUIET)
+    assert run.manifest["ended"] == "interrupted"
+    statuses = run.request_rows["status"]
+    assert (statuses == Status.ok).any()
+    assert (statuses == Status.not_released).any()
+    assert set(statuses) <= {Status.ok, Status.cancelled, Status.not_released}
+    assert summarize(run).verdict == "no_verdict"
+
+
+def test_waits_are_told_by_class_and_reason():
+    run = simulate(load_scenario("mixed_classes", [*SHORT, "arrivals.rate=20/s"]), max_num_seqs=8)
+    waits = run.manifest["engine"]["waits_s"]
+    assert set(waits) <= {"chat", "completion", "summaries"}
+    queued_s = float(np.nansum(run.request_rows["server_queue_s"]))
+    assert sum(sum(by.values()) for by in waits.values()) == pytest.approx(queued_s)
+    assert max(waits["chat"], key=waits["chat"].get) == "no_seq_slot"
+
+
+def test_a_run_directory_is_the_ordinary_one(tmp_path):
+    run = sb.simulate("quickstart", out_dir=tmp_path / "run", mode="chunked", token_budget=64)
+    again = read_run(tmp_path / "run")
+    assert again.request_rows.tobytes() == run.request_rows.tobytes()
+    assert again.manifest["target"]["kind"] == "sim"
+    assert again.manifest["target"]["policy"]["token_budget"] == 64
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"manifest.json", "schedule.parquet", "edges.parquet", "requests.parquet"} <= names
+    assert {"chunks.parquet", "summary.json", "report.html"} <= names
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"] == "met"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("mode=chunkd", "unknown batching mode 'chunkd'; did you mean 'chunked'"),
+        ("mode=chunked,token_budgt=3", "unknown setting 'token_budgt' of mode 'chunked'; did you"),
+        ("token_budget=none", "token_budget: Input should be a valid integer"),
+        ("mode=chunked,watermark=2", "mode 'chunked': watermark: Input should be less than 1"),
+        ("hardware=h20", "hardware: unknown 'h20'; did you mean 'h200'"),
+        ("shape=8c", "shape: '8c' is neither a shape nor a local model directory"),
+        ("shape=8b,hardware=cpu", "'8b' was never measured on a cpu"),
+        ("shape=70b", "141 GB of weights do not fit into 1 × 141 GB of h200; name more of them"),
+        ("mode=chunked,mode=static", "setting 'mode' is given twice"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_says_what_can(settings, message):
+    scenario = on_a_grid()
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        record(scenario, make_plan(scenario), sim_options(read_settings(settings)), QUIET)
