@@ -258,7 +258,9 @@ def serve(
     threads: Annotated[int, typer.Option(help="torch threads.")] = 1,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens per sequence at most.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences per step at most.")] = None,
-    token_budget: Annotated[int | None, typer.Option(help="Tokens per step at most.")] = None,
+    token_budget: Annotated[
+        str | None, typer.Option(help="Tokens per step at most, or slo (chunked); else the mode's.")
+    ] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of 16 tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random weights.")] = None,
     json: Json = False,

@@ -21,7 +21,7 @@ _HELP = {
     "max_model_len": "longest prompt plus output, tokens",
     "kv_blocks": "KV memory, blocks of 16 tokens",
     "max_num_seqs": "most sequences in one step",
-    "token_budget": "most tokens in one step",
+    "token_budget": "most tokens in one step, or slo; the mode's own unless given",
     "seed": "seed of the random weights",
     "model_name": "the model id to answer to",
     "api_key_env": "environment variable that holds the API key to ask for",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import uvloop
 from aiohttp import web
@@ -35,6 +35,7 @@ log = logging.getLogger("reference_engine")
 
 DEVICES: Mapping[str, str] = {"cpu": "torch_cpu", "toy": "toy"}
 _KV_BYTES = 1 << 30
+_STEP_TOKENS = 2048
 _SWITCH_INTERVAL_S = 5e-4
 
 
@@ -43,6 +44,7 @@ class ServeOptions(BaseModel):
     reference_engine`.
 
     `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context.
+    `token_budget` None is the mode's own.
     `policy_args` and `executor_args` are further parameters of the mode and of the executor.
     """
 
@@ -57,7 +59,7 @@ class ServeOptions(BaseModel):
     max_model_len: int | None = Field(default=None, ge=2)
     kv_blocks: int | None = Field(default=None, ge=1)
     max_num_seqs: int = Field(default=256, ge=1)
-    token_budget: int = Field(default=2048, ge=1)
+    token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
     seed: int = Field(default=0, ge=0)
     model_name: str | None = None
     printable: bool = True
@@ -121,7 +123,7 @@ def build(options: ServeOptions) -> Engine:
     policy = _policy(options)
     limits = Limits(
         max_num_seqs=options.max_num_seqs,
-        max_step_tokens=max(options.token_budget, max_model_len) + options.max_num_seqs,
+        max_step_tokens=max(_budget(policy), max_model_len) + options.max_num_seqs,
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
     )
@@ -138,12 +140,23 @@ def build(options: ServeOptions) -> Engine:
 
 def _policy(options: ServeOptions) -> Policy:
     cls = POLICIES.get(options.mode)
-    shared = {"max_num_seqs": options.max_num_seqs, "token_budget": options.token_budget}
-    known = {key: value for key, value in shared.items() if key in cls.model_fields}
+    known: dict[str, Any] = {}
+    if "max_num_seqs" in cls.model_fields:  # the engine's own limit holds for the others
+        known["max_num_seqs"] = options.max_num_seqs
+    if options.token_budget is not None:
+        if "token_budget" not in cls.model_fields:
+            raise UsageError(f"token_budget: the mode '{options.mode}' has none")
+        known["token_budget"] = options.token_budget
     try:
         return cls.model_validate({**known, **options.policy_args})
     except ValidationError as error:
         raise UsageError(first_problem(error, "policy_args", cls.model_fields)) from error
+
+
+def _budget(policy: Policy) -> int:
+    """Tokens a mode wants in one step, as far as it says so."""
+    budget = getattr(policy, "token_budget", None)
+    return budget if isinstance(budget, int) else _STEP_TOKENS
 
 
 def _executor_kind(options: ServeOptions) -> ExecutorKind:

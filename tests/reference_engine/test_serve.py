@@ -101,6 +101,7 @@ def test_without_torch_one_line_says_what_to_install():
         (["--device", "cpuu"], "unknown device 'cpuu'; did you mean 'cpu'"),
         (["--shape", "tinny"], "did you mean 'tiny'"),
         (["--token-budget", "0"], "options: token_budget"),
+        (["--mode", "static", "--token-budget", "64"], "token_budget: the mode 'static' has none"),
         (["--port", "many"], "options: port"),
         (["--policy-args", "watermark=2"], "policy_args: watermark"),
         (["--policy-args", "waterline=2"], "unknown key 'waterline'; did you mean 'watermark'"),
@@ -119,6 +120,16 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(flags, words, capsys):
     assert (code, out) == (2, "")
     assert errors.count("\n") == 1
     assert words in errors
+
+
+@pytest.mark.parametrize(
+    ("mode", "budget", "asked"),
+    [("chunked", None, 2048), ("split_fuse", None, 512), ("chunked", "slo", "slo")],
+)
+def test_a_mode_keeps_its_own_token_budget_unless_told(mode, budget, asked):
+    engine = build(ServeOptions(device="toy", shape="nano", mode=mode, token_budget=budget))
+    assert engine.state.policy.model_dump()["token_budget"] == asked
+    assert engine.limits.max_step_tokens >= 4096  # a whole prompt
 
 
 def test_options_reach_the_policy_and_the_limits():
