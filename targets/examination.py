@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import aiohttp
@@ -18,15 +19,17 @@ from targets import diagnosis
 from targets.base import Adapter, Request
 from targets.diagnosis import EXAMINED, Chunking, Connections, Head, Repeats
 from targets.endpoint import Endpoint
-from targets.exchange import Answer, ask, connect, one_line, reason, tls_of
+from targets.exchange import Answer, ask, connect, reason, tls_of
 from targets.preflight import Check, Preflight
 from targets.served_models import fetch_models
+from targets.server_text import strip_controls
 
 _CONNECTS = 5
 _SMALL_REQUESTS = 20
 _STREAMS = 4
 _LONG_ANSWER = 64
 _PAIRS = 3
+_ATTEMPTS = 3  # as in the preflight: a server may fail one request in ten
 _LONG_PROMPT_TOKENS = 2000
 _TOKENS_PER_CHAR = 0.25
 
@@ -91,9 +94,10 @@ class _Patient:
             "prefix_cache": self._prefix_cache,
         }
         try:
-            return await questions[name]()
+            found = await questions[name]()
+            return replace(found, detail=self.endpoint.redact(strip_controls(found.detail)))
         except _Unknown as unknown:
-            return Check(name, None, self.endpoint.redact(str(unknown)))
+            return Check(name, None, self.endpoint.redact(strip_controls(str(unknown))))
         except TimeoutError:
             return Check(name, None, f"no answer within {self.timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
@@ -116,6 +120,12 @@ class _Patient:
         return diagnosis.round_trip(connect_s, request_s[1:])  # the first one connected
 
     async def _http(self) -> Check:
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(aiohttp.ClientConnectionError):  # a connection closed unannounced
+                return diagnosis.http(await self._head())
+        return diagnosis.http(await self._head())
+
+    async def _head(self) -> Head:
         sent = self.adapter.encode(Request(self._text(64), 2))
         async with self.session.request(
             sent.method,
@@ -133,15 +143,13 @@ class _Patient:
             if response.status != 200:
                 raise _Unknown(f"answered {response.status}")
             headers, version = response.headers, response.version
-        self.keep_alive = one_line(headers.get("keep-alive", "").encode("utf-8", "replace"))
-        return diagnosis.http(
-            Head(
-                version=f"{version.major}.{version.minor}" if version else "?",
-                content_type=response.content_type,
-                content_encoding=headers.get("content-encoding", "").lower(),
-                is_chunked="chunked" in headers.get("transfer-encoding", "").lower(),
-                has_length="content-length" in headers,
-            )
+        self.keep_alive = headers.get("keep-alive", "")
+        return Head(
+            version=f"{version.major}.{version.minor}" if version else "?",
+            content_type=response.content_type,
+            content_encoding=headers.get("content-encoding", "").lower(),
+            is_chunked="chunked" in headers.get("transfer-encoding", "").lower(),
+            has_length="content-length" in headers,
         )
 
     async def _connections(self) -> Check:
@@ -199,7 +207,10 @@ class _Patient:
 
     async def _answer(self, prompt: str, tokens: int) -> Answer:
         request = Request(prompt=prompt, output_tokens=tokens)
-        answer = await ask(self.session, self.endpoint, self.adapter, request, self.timeout_s)
+        for _ in range(_ATTEMPTS):
+            answer = await ask(self.session, self.endpoint, self.adapter, request, self.timeout_s)
+            if answer.problem is None or not answer.is_transient:
+                break
         if answer.problem is not None:
             raise _Unknown(answer.problem)
         if not answer.token_reads_s:

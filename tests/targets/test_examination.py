@@ -51,13 +51,61 @@ def test_a_server_that_says_everything_is_cached(mock_url):
     assert "1800 of" in check.detail
 
 
-def test_a_server_that_fails_half_of_the_time_leaves_questions_open(tmp_path):
-    # This seed fails request 1 and more, but not the preflight's.
-    with mock({"fail": "500:30%", "seed": "5", "ttft": "1ms", "itl": "0ms"}, tmp_path) as served:
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
+
+
+async def answered_by(head, body, port_known):
+    """Serve every request with a list of models or with these bytes, closing afterwards."""
+
+    async def serve(reader, writer):
+        try:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            length = [w.split(b":")[1] for w in asked.lower().split(b"\r\n") if b"content-l" in w]
+            await reader.readexactly(int(length[0]) if length else 0)
+            models = b'{"data":[{"id":"m"}]}'
+            listed = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(models), models)
+            writer.write(listed if asked.startswith(b"GET") else head + b"\r\n" + body)
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return  # the preflight connects and leaves
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        return await port_known(server.sockets[0].getsockname()[1])
+
+
+def test_odd_framing_is_told_and_secrets_are_not():
+    """HTTP/1.0, no length, a connection per request, and the API key in a header."""
+    head = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\nkeep-alive: sk-very-secret\r\n"
+
+    async def ask(port):
+        text = f"url: http://127.0.0.1:{port}\napi_key_env: KEY\n"
+        endpoint = read_target(text, "t.yaml", {"KEY": "sk-very-secret"})
+        found = await preflight(
+            endpoint, endpoint.adapter(), max_input_tokens=1, max_output_tokens=1, timeout_s=5
+        )
+        return await examine(endpoint, found.or_raise(), lambda n, which: "x" * n, timeout_s=5)
+
+    found = asyncio.run(answered_by(head, CHUNK + b"data: [DONE]\n\n", ask))
+    checks = {check.check: check for check in found}
+    assert checks["http"].detail == "HTTP/1.0; neither chunked nor of stated length"
+    assert checks["connections"].ok is False
+    assert "4 streams on 4; keep-alive: [redacted]" in checks["connections"].detail
+    assert checks["chunking"].ok is False  # no usage: an unknown number of tokens
+
+
+def test_a_server_that_fails_more_often_than_not_leaves_questions_open(tmp_path):
+    # This seed answers request 0, the preflight's, and fails the seven after it: three attempts
+    # of a question are not enough.
+    with mock({"fail": "500:60%", "seed": "51", "ttft": "1ms", "itl": "0ms"}, tmp_path) as served:
         checks = examined(served.endpoint.url)
-    unknown = [check for check in checks.values() if check.ok is None]
-    assert any("scripted failure 500" in c.detail or "answered 500" in c.detail for c in unknown)
-    assert checks["round_trip"].ok is not None or "GET" in checks["round_trip"].detail
+    assert "GET /v1/models" in checks["round_trip"].detail  # which asks for no completion
+    assert checks["http"].ok is None
+    assert checks["http"].detail == "answered 500"
+    assert checks["connections"].ok is None
+    assert "scripted failure 500" in checks["connections"].detail
 
 
 @pytest.mark.parametrize(("limit", "streams"), [(1, 4), (2, 2)])
