@@ -7,6 +7,7 @@ Source: the OpenAI API reference, "Chat completions: streaming"; vLLM's and SGLa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -21,6 +22,8 @@ from targets.openai_wire import (
     has_text,
     merge_body,
     parse_event,
+    parse_events,
+    split_done,
     tail,
 )
 
@@ -67,20 +70,13 @@ class OpenAIChat(Adapter):
     def decode(self, event: bytes) -> Delta:
         if event.strip() == b"[DONE]":
             return DONE
-        chunk = parse_event(_DECODER, event)
-        text = ""
-        is_token = is_answer = False
-        finish = None
-        for choice in chunk.choices or ():
-            finish = choice.finish_reason or finish
-            if choice.delta is not None:
-                answer, other = _parts(choice.delta)
-                text += answer or other
-                is_answer = is_answer or bool(answer)
-                is_token = is_token or bool(answer or other) or _calls(choice.delta)
-        if chunk.choices and chunk.usage is None and chunk.error is None and chunk.timings is None:
-            return Delta(is_token, is_answer, text, finish_reason(finish))
-        return Delta(is_token, is_answer, text, finish_reason(finish), **tail(chunk))
+        return _delta(parse_event(_DECODER, event))
+
+    def decode_all(self, events: Sequence[bytes]) -> list[Delta]:
+        if type(self).decode is not OpenAIChat.decode:  # a subclass reads events its own way
+            return super().decode_all(events)
+        chunks, done = split_done(events)
+        return [*map(_delta, parse_events(_DECODER, chunks)), *done]
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """True on a non-empty `content`, `reasoning…` or a tool call; searches for keys, parses
@@ -93,6 +89,28 @@ class OpenAIChat(Adapter):
             or b'"tool_calls":[{' in fragment
             or b'"tool_calls": [{' in fragment
         )
+
+
+def _delta(chunk: Event[_Choice]) -> Delta:
+    choices = chunk.choices or ()
+    is_bare = chunk.usage is None and chunk.error is None and chunk.timings is None
+    if is_bare and len(choices) == 1 and choices[0].finish_reason is None:
+        message = choices[0].delta  # nearly every event: one piece of an answer and nothing else
+        if message is not None and message.content and isinstance(message.content, str):
+            return Delta(is_token=True, is_answer=True, text=message.content)
+    text = ""
+    is_token = is_answer = False
+    finish = None
+    for choice in choices:
+        finish = choice.finish_reason or finish
+        if choice.delta is not None:
+            answer, other = _parts(choice.delta)
+            text += answer or other
+            is_answer = is_answer or bool(answer)
+            is_token = is_token or bool(answer or other) or _calls(choice.delta)
+    if choices and is_bare:
+        return Delta(is_token, is_answer, text, finish_reason(finish))
+    return Delta(is_token, is_answer, text, finish_reason(finish), **tail(chunk))
 
 
 def _parts(message: _Message) -> tuple[str, str]:

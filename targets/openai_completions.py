@@ -6,6 +6,7 @@ Source: the OpenAI API reference, "Completions (legacy)"; vLLM's additions as in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,6 +21,8 @@ from targets.openai_wire import (
     has_text,
     merge_body,
     parse_event,
+    parse_events,
+    split_done,
     tail,
 )
 
@@ -53,16 +56,25 @@ class OpenAICompletions(Adapter):
     def decode(self, event: bytes) -> Delta:
         if event.strip() == b"[DONE]":
             return DONE
-        chunk = parse_event(_DECODER, event)
-        text, finish = "", None
-        for choice in chunk.choices or ():
-            text += choice.text or ""
-            finish = choice.finish_reason or finish
-        has = bool(text)
-        if chunk.choices and chunk.usage is None and chunk.error is None and chunk.timings is None:
-            return Delta(has, has, text, finish_reason(finish))
-        return Delta(has, has, text, finish_reason(finish), **tail(chunk))
+        return _delta(parse_event(_DECODER, event))
+
+    def decode_all(self, events: Sequence[bytes]) -> list[Delta]:
+        if type(self).decode is not OpenAICompletions.decode:  # a subclass reads events its own way
+            return super().decode_all(events)
+        chunks, done = split_done(events)
+        return [*map(_delta, parse_events(_DECODER, chunks)), *done]
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """True on a non-empty `text`; searches for the key, parses nothing."""
         return has_text(fragment, b'"text":')
+
+
+def _delta(chunk: Event[_Choice]) -> Delta:
+    text, finish = "", None
+    for choice in chunk.choices or ():
+        text += choice.text or ""
+        finish = choice.finish_reason or finish
+    has = bool(text)
+    if chunk.choices and chunk.usage is None and chunk.error is None and chunk.timings is None:
+        return Delta(has, has, text, finish_reason(finish))
+    return Delta(has, has, text, finish_reason(finish), **tail(chunk))

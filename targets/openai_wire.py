@@ -10,7 +10,7 @@ table, text is valid UTF-8.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -90,6 +90,30 @@ def parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         head = event[:60].decode("utf-8", "replace")
         raise ValueError(f"not an event of this API: {error}; it starts {head!r}") from None
+
+
+def parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes]) -> list[EventT]:
+    """Decode many events' JSON objects, none of which holds a line end, in one call. Raises
+    ValueError if any is not of this API.
+    """
+    lines = b"\n".join(events)
+    # JSON never has `}` before `{`, so with one such pair at every line end no object spans two
+    # lines, and with as many objects as lines each line is one.
+    if lines.count(b"}\n{") != len(events) - 1:
+        raise ValueError("not an event of this API: no object")
+    try:
+        parsed = decoder.decode_lines(lines)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if len(parsed) != len(events):
+        raise ValueError("not an event of this API: two objects")
+    return parsed
+
+
+def split_done(events: Sequence[bytes]) -> tuple[Sequence[bytes], list[Delta]]:
+    """Events without the mark that ends most streams, and what it says."""
+    has_done = bool(events) and events[-1] == b"[DONE]"
+    return (events[:-1], [DONE]) if has_done else (events, [])
 
 
 def finish_reason(word: str | None) -> FinishReason:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.sse import Event, SseDecoder
+from loadgen.drive.sse import N_FRAMING, Event, SseDecoder, plain_events
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta
 
@@ -70,35 +73,67 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
 
 
 def _read_stream(exchange: Exchange, adapter: Adapter, result: Decoded) -> None:
-    sse = SseDecoder()
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
     is_done = False
-    stamped = [
-        (ns, sse.feed(part)) for ns, part in zip(exchange.times, exchange.parts, strict=True)
-    ]
-    if exchange.times and (last := sse.flush()) is not None:
-        stamped.append((exchange.times[-1], [last]))
-    for received_ns, events in stamped:
-        for event in events:
-            delta = _delta(event, adapter, result)
-            if delta is None:
-                continue
+    for received_ns, delta in _at_once(exchange, adapter) or _one_by_one(exchange, adapter, result):
+        if delta.usage is not None:
+            usage = delta.usage
+            result.input_tokens = usage.input_tokens or result.input_tokens
+            result.cached_tokens = usage.cached_tokens or result.cached_tokens
+            if usage.output_tokens is not None:
+                usage_tokens = usage.output_tokens
+        if delta.is_token:
+            if delta.is_answer and not result.first_answer_ns:
+                result.first_answer_ns = received_ns
+            result.chunk_ns.append(received_ns)
+            running_tokens.append(usage_tokens if delta.usage and usage_tokens else 0)
+        else:
             is_done = is_done or delta.is_done
-            if delta.usage is not None:
-                usage = delta.usage
-                result.input_tokens = usage.input_tokens or result.input_tokens
-                result.cached_tokens = usage.cached_tokens or result.cached_tokens
-                if usage.output_tokens is not None:
-                    usage_tokens = usage.output_tokens
-            if delta.is_token:
-                _add_token(result, received_ns, delta)
-                running_tokens.append(usage_tokens if delta.usage and usage_tokens else 0)
-            if delta.finish_reason is not FinishReason.none:
-                result.finish_reason = delta.finish_reason
+        if delta.error is not None:
+            result.fail(Status.stream_error, f"error in the stream: {delta.error}")
+        if delta.finish_reason:
+            result.finish_reason = delta.finish_reason
+        if delta.server:
             result.server.update(delta.server)
+    if result.chunk_ns:
+        result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
     _count(result, usage_tokens, running_tokens)
     _judge_end(result, is_done)
+
+
+def _at_once(exchange: Exchange, adapter: Adapter) -> list[tuple[int, Delta]] | None:
+    """What each event says and when the read that completed it returned, for a body of the plain
+    form without a fault; None for any other. Takes a quarter of the time of `_one_by_one`, which
+    decides what a fault is."""
+    events = plain_events(b"".join(exchange.parts))
+    if events is None:
+        return None
+    try:
+        deltas = adapter.decode_all(events)
+    except ValueError:
+        return None
+    sizes = [len(event) + N_FRAMING for event in events]
+    part_sizes = list(map(len, exchange.parts))
+    if sizes == part_sizes:  # an event per chunk, as most servers send them
+        return list(zip(exchange.times, deltas, strict=True))
+    part_ends = list(accumulate(part_sizes))
+    parts = (bisect_left(part_ends, end) for end in accumulate(sizes))
+    return [(exchange.times[part], delta) for part, delta in zip(parts, deltas, strict=True)]
+
+
+def _one_by_one(
+    exchange: Exchange, adapter: Adapter, result: Decoded
+) -> Iterator[tuple[int, Delta]]:
+    """The same for any body; events that cannot be understood become the failure of `result`."""
+    sse = SseDecoder()
+    for received_ns, part in zip(exchange.times, exchange.parts, strict=True):
+        for event in sse.feed(part):
+            if (delta := _delta(event, adapter, result)) is not None:
+                yield received_ns, delta
+    last = sse.flush() if exchange.times else None
+    if last is not None and (delta := _delta(last, adapter, result)) is not None:
+        yield exchange.times[-1], delta
 
 
 def _delta(event: Event, adapter: Adapter, result: Decoded) -> Delta | None:
@@ -109,18 +144,9 @@ def _delta(event: Event, adapter: Adapter, result: Decoded) -> Delta | None:
         what = f"error in the stream: {_excerpt(event.data)}" if is_error else None
         result.fail(Status.stream_error, what or f"event not understood: {error}")
         return None
-    if delta.error is not None or is_error:
-        message = delta.error or _excerpt(event.data)
-        result.fail(Status.stream_error, f"error in the stream: {message}")
+    if is_error and delta.error is None:
+        result.fail(Status.stream_error, f"error in the stream: {_excerpt(event.data)}")
     return delta
-
-
-def _add_token(result: Decoded, received_ns: int, delta: Delta) -> None:
-    result.first_token_ns = result.first_token_ns or received_ns
-    if delta.is_answer:
-        result.first_answer_ns = result.first_answer_ns or received_ns
-    result.last_token_ns = received_ns
-    result.chunk_ns.append(received_ns)
 
 
 def _count(result: Decoded, usage_tokens: int | None, running: list[int]) -> None:

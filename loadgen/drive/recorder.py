@@ -16,6 +16,7 @@ from targets.base import Adapter
 _MAX_DISTINCT = 1000
 _MAX_TEXT = 300
 _NEVER = 0
+_MOST_U2, _MOST_U4 = 2**16 - 1, 2**32 - 1
 
 
 class Ids:
@@ -128,11 +129,11 @@ class ShardRecorder:
         row["last_token_s"] = self._seconds(decoded.last_token_ns)
         row["status"] = decoded.status
         row["error_id"] = self._errors.id(self._redact(decoded.error))
-        row["input_tokens"] = _fitting(decoded.input_tokens, "u4")
-        row["cached_tokens"] = _fitting(decoded.cached_tokens, "u4")
-        row["output_tokens"] = _fitting(decoded.output_tokens, "u4")
+        row["input_tokens"] = _fitting(decoded.input_tokens, _MOST_U4)
+        row["cached_tokens"] = _fitting(decoded.cached_tokens, _MOST_U4)
+        row["output_tokens"] = _fitting(decoded.output_tokens, _MOST_U4)
         counts = decoded.chunk_tokens
-        row["first_chunk_tokens"] = _fitting(counts[0], "u2") if counts else 0
+        row["first_chunk_tokens"] = _fitting(counts[0], _MOST_U2) if counts else 0
         row["token_source"] = decoded.token_source
         row["chunks"] = len(decoded.chunk_ns)
         row["finish_reason"] = decoded.finish_reason
@@ -145,13 +146,14 @@ class ShardRecorder:
         chunks = np.empty(len(decoded.chunk_ns), CHUNKS)
         chunks["request_id"] = request_id
         chunks["received_s"] = (np.array(decoded.chunk_ns, np.int64) - self._epoch_ns) * 1e-9
-        chunks["tokens"] = [_fitting(n, "u2") for n in decoded.chunk_tokens]
+        tokens = np.array(decoded.chunk_tokens, np.int64)
+        chunks["tokens"] = np.where((tokens >= 0) & (tokens <= _MOST_U2), tokens, 0)
         self._chunks.append(chunks)
 
     def _seconds(self, ns: int) -> float:
         return (ns - self._epoch_ns) * 1e-9 if ns else np.nan
 
 
-def _fitting(count: int, dtype: str) -> int:
+def _fitting(count: int, most: int) -> int:
     """A count a server stated, or 0 (unknown) where no honest one could be so large."""
-    return count if 0 <= count <= np.iinfo(dtype).max else 0
+    return count if 0 <= count <= most else 0

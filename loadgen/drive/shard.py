@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +144,7 @@ class Shard:
         self._timer.close()
         self._client.close()
         lost = f"the load generator broke: {self._broken}" if self._broken else ""
+        started_s, before_s = time.monotonic(), time.thread_time()
         write_part(self._part_path, *self._recorder.finish(lost))
         self._report()
         return {
@@ -151,6 +153,10 @@ class Shard:
             **self._meter.summary(),
             "loop_lag_s": self._lag.summary(),
             "gc": self._gc.summary(),
+            "decoding": {
+                "cpu_s": time.thread_time() - before_s,
+                "wall_s": time.monotonic() - started_s,
+            },
             "connections": {"opened": self._client.n_opened, "reused": self._client.n_reused},
             "encoded_late": self._payloads.n_late,
             "spilled_bytes": self._recorder.spilled_bytes,

@@ -10,6 +10,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
+_FIELD, _BETWEEN = b"data: ", b"\n\ndata: "
+N_FRAMING = len(_BETWEEN)  # bytes of an event in the plain form beside its data
+
+
+def plain_events(body: bytes) -> list[bytes] | None:
+    """The data of every event of a whole body in the form nearly all servers send: one `data: `
+    line and a blank line each, ended by LF. None for any other body: `SseDecoder` reads them all,
+    in eight times the time."""
+    n_lines = body.count(b"\n")
+    n_between = body.count(_BETWEEN)
+    # With so many line ends there is none left for other lines, nor for an event without data.
+    if n_lines != 2 * (n_between + 1) or not body.startswith(_FIELD) or not body.endswith(b"\n\n"):
+        return None
+    return None if b"\r" in body else body[len(_FIELD) : -2].split(_BETWEEN)
 
 
 class Event(NamedTuple):

@@ -1,11 +1,17 @@
 """What recorded bytes mean. The wire text is written by hand, in the shape of the OpenAI API."""
 
+from itertools import pairwise
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.drive.decode import decode, quick_status
 from loadgen.drive.exchange import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.openai_chat import OpenAIChat
+from targets.openai_completions import OpenAICompletions
 
 ADAPTER = OpenAIChat(model="m")
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -146,3 +152,50 @@ def test_the_quick_status_needs_no_decoding():
     assert quick_status(exchange()) is Status.stream_error
     assert quick_status(exchange(status=429)) is Status.http_error
     assert quick_status(exchange(outcome=Status.cancelled)) is Status.cancelled
+
+
+EVENTS = [
+    ROLE, token("a"), token("b", "reasoning_content"), token(""), token("é\\n\\u00e9"), FINISH,
+    usage(2), DONE, b'data: {"choices":[{"index":0,"delta":{"content":"x"}}],"usage":null}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"y"}}],"usage":{"completion_tokens":3}}\n\n',
+    b'data: {"error":{"message":"out of memory"}}\n\n', b"data: {half\n\n", b"data: \n\n",
+    b'data: {"choices":[]} {"choices":[]}\n\n', b'data: {"choices":\n\n', b"data: []}\n\n",
+    b"data: \xff\n\n", b"event: error\ndata: {}\n\n", b": a comment\n\n", b"\n", b"data:{}\n\n",
+    b'data: {"choices":[],"timings":{"queue_s":0.5}}\r\n\r\n', b"data: [DONE] \n\n", b"data: x",
+]  # fmt: skip
+
+
+class ChatOneByOne(OpenAIChat):
+    def decode_all(self, events):
+        raise ValueError("not at once")
+
+
+class CompletionsOneByOne(OpenAICompletions):
+    def decode_all(self, events):
+        raise ValueError("not at once")
+
+
+@given(
+    events=st.lists(st.sampled_from(EVENTS), max_size=8),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+    apis=st.sampled_from(
+        [(OpenAIChat(), ChatOneByOne()), (OpenAICompletions(), CompletionsOneByOne())]
+    ),
+)
+def test_reading_a_body_at_once_says_what_reading_it_piece_by_piece_says(events, cuts, apis):
+    body = b"".join(events)
+    ends = sorted({min(cut, len(body)) for cut in cuts} | {len(body)})
+    reads = [body[start:end] for start, end in pairwise([0, *ends])]
+
+    at_once, one_by_one = (decode(exchange(*reads), api) for api in apis)
+    assert at_once == one_by_one
+
+
+def test_a_codec_that_reads_events_its_own_way_is_asked_for_each():
+    class Shouting(OpenAIChat):
+        def decode(self, event):
+            delta = super().decode(event)
+            return msgspec.structs.replace(delta, is_token=delta.is_token or delta.is_done)
+
+    result = decode(exchange(token("a"), FINISH, DONE), Shouting())
+    assert result.chunk_ns == [10_000_000, 12_000_000]

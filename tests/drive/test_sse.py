@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.drive.sse import Event, SseDecoder
+from loadgen.drive.sse import Event, SseDecoder, plain_events
 
 STREAM = (
     b"\xef\xbb\xbf: a comment\r\n"
@@ -57,3 +57,18 @@ def test_a_stream_that_stops_inside_an_event_gives_it_on_flush():
     assert events == [Event(b"", b'{"a": 1}')]
     assert decoder.pending
     assert decoder.flush() == Event(b"", b'{"b"')
+
+
+@given(st.lists(st.sampled_from([b"data: ", b"\n", b"\n\n", b"\r", b"x", b":", b"data:"])))
+def test_a_body_of_the_plain_form_means_what_the_decoder_says(pieces):
+    body = b"".join(pieces)
+    plain = plain_events(body)
+    if plain is not None:
+        events, decoder = decode([body])
+        assert events == [Event(b"", data) for data in plain]
+        assert not decoder.pending
+
+
+def test_two_events_as_servers_send_them_are_of_the_plain_form():
+    assert plain_events(b"data: a\n\ndata: b: c\n\n") == [b"a", b"b: c"]
+    assert plain_events(b"data: a\n\ndata: b") is None
