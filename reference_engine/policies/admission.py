@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import islice
 
 from reference_engine.plan import Cause, Item, View, Why
 from reference_engine.sequence import Request
@@ -37,21 +38,25 @@ def reserved_tokens(request: Request, reserve: Reserve, view: View) -> int:
 
 
 class Room:
-    """Counts down as a plan gives; `items` is what was given so far.
+    """Counts down as a plan gives; `items` is what was given so far, `admitted` whom of the
+    waiting requests it went to.
 
     `tokens` is what the step may compute in all, `max_num_seqs` how many may run. An admission
     leaves `watermark` of the KV blocks free for the running ones to grow into, unless nothing
-    else is scheduled: then it would guard nobody and could block for ever.
+    else is scheduled: then it would guard nobody and could block for ever. `spare` is that many
+    blocks.
     """
 
     def __init__(
         self, view: View, *, tokens: int, max_num_seqs: int, watermark: float = 0.0
     ) -> None:
         self.items: list[Item] = []
+        self.admitted: list[Request] = []
         self.tokens = min(tokens, view.limits.max_step_tokens)
         self.slots = min(max_num_seqs, view.limits.max_num_seqs) - len(view.running)
         self.blocks = view.kv.n_free
-        self._view, self._spare = view, watermark * view.kv.n_blocks
+        self.spare = watermark * view.kv.n_blocks
+        self._view = view
         self._is_busy = False
 
     def decode_all(self) -> None:
@@ -70,6 +75,24 @@ class Room:
             if n_tokens > 0:
                 self.blocks -= self._view.kv.missing(request, n_tokens)
                 self._give(Item(request.id, n_tokens))
+
+    def proceed(self, request: Request) -> None:
+        """Give a running request that still reads its prompt what there is, as far as the free KV
+        blocks reach."""
+        n_room = max(0, self.blocks) * self._view.kv.block_tokens
+        n_room += request.n_room - request.n_computed
+        n_tokens = min(len(request.tokens) - request.n_computed, self.tokens, n_room)
+        if n_tokens > 0:
+            self.blocks -= self._view.kv.missing(request, n_tokens)
+            self._give(Item(request.id, n_tokens))
+
+    def proceed_anyhow(self) -> None:
+        """Where nothing could be given, the prompt that was admitted first goes on, at others'
+        expense: nobody can displace it, so that it ends."""
+        if not self._is_busy:
+            for request in islice(self._view.prefilling, 1):
+                n_tokens = len(request.tokens) - request.n_computed
+                self._give(Item(request.id, min(n_tokens, self.tokens)))
 
     def admit(
         self,
@@ -98,9 +121,10 @@ class Room:
             return Cause(Why.no_token_budget)
         room = reserved_tokens(request, reserve, view)
         n_blocks = view.kv.missing_to_admit(request, n_tokens, room)
-        if n_blocks + (self._spare if self._is_busy else 0) > self.blocks:
+        if n_blocks + (self.spare if self._is_busy else 0) > self.blocks:
             return Cause(Why.no_kv_blocks, have=self.blocks, want=n_blocks)
         self.slots, self.blocks = self.slots - 1, self.blocks - n_blocks
+        self.admitted.append(request)
         self._give(Item(request.id, n_tokens, room))
         return None
 

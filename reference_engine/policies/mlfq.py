@@ -1,0 +1,119 @@
+"""A multi-level feedback queue: whoever used up its time goes down a level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PrivateAttr
+
+from loadgen.units import Seconds
+from reference_engine.cost_model import StepShape
+from reference_engine.plan import Plan, Preemption, View
+from reference_engine.policies.admission import Room
+from reference_engine.policies.base import Policy
+from reference_engine.policies.levels import Levels
+from reference_engine.policies.sharing import causes_of, displace, share_out
+from reference_engine.sequence import Request
+from reference_engine.steps import StepRecord
+
+
+class Mlfq(Policy):
+    """Level i has a quantum of `base_quantum` · `ratio`^i seconds of steps. A request joins the
+    first level whose quantum its prompt can be read in (skip-join), and goes down one level, to
+    its end, each time it used up its quantum. All decodes run; prompts are read and requests
+    admitted by level, then in the order of joining it. Nothing is predicted but the time to read a
+    prompt.
+
+    While a request is blocked, decoding ones of lower levels give way to it (`preempt`), lowest
+    level first; their KV is swapped or recomputed, whichever is cheaper. Whoever waited
+    `starvation` in the queue goes first, and starts again at the top.
+
+    Source: FastServe (arXiv 2305.05920) §4.1, without its proactive swapping.
+    """
+
+    kind: ClassVar[str] = "mlfq"
+    is_aged: ClassVar[bool] = True
+    is_work_conserving: ClassVar[bool] = True
+
+    token_budget: int = Field(default=2048, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
+    watermark: float = Field(default=0.01, ge=0, lt=1)
+    base_quantum: Annotated[Seconds, Field(gt=0)] = 0.01
+    ratio: float = Field(default=2.0, gt=1)
+    n_levels: int = Field(default=10, ge=1, le=64)
+    starvation: Annotated[Seconds, Field(gt=0)] = 3.0
+    preempt: bool = True
+
+    _levels: Levels = PrivateAttr()
+    _step_s: float = PrivateAttr(default=0.0)  # how long the last step took
+    _started: list[Request] = PrivateAttr(default_factory=list)
+    _skipped: list[str] = PrivateAttr(default_factory=list)
+
+    def model_post_init(self, context: object) -> None:
+        self._levels = Levels(self.base_quantum, self.ratio, self.n_levels)
+
+    def on_arrival(self, request: Request, view: View) -> None:
+        overdue_s = request.arrived_s + self.starvation
+        self._levels.enter(request, self._read_s(request, view), overdue_s)
+        if view.is_running(request.id):  # taken over from another policy
+            self._started.append(request)
+
+    def on_requeue(self, request: Request, view: View) -> None:
+        self._levels.wait(request, view.now_s + self.starvation)
+
+    def on_finish(self, request: Request, view: View) -> None:
+        self._levels.drop(request.id)
+
+    def plan(self, view: View) -> Plan:
+        room = Room(
+            view,
+            tokens=self.token_budget,
+            max_num_seqs=min(self.max_num_seqs, self.token_budget),
+            watermark=self.watermark,
+        )
+        room.decode_all()
+        levels = self._levels
+        ranking = levels.ranking
+        blocked = share_out(room, ranking.reading(view), ranking.waiting(view))
+        causes, rest = causes_of(blocked)
+        preempt: tuple[Preemption, ...] = ()
+        if self.preempt and blocked is not None and blocked.is_full:
+            head = blocked.request.id
+            level = 0 if ranking.is_overdue(head, view.now_s) else levels.level(head)
+            # They produced a token since they were admitted: giving way cannot go on for ever.
+            preempt = displace(view, room, blocked, levels.running_below(level, view))
+        named = {item.request_id for item in room.items}
+        self._started += room.admitted
+        self._skipped = [other.id for other in view.prefilling if other.id not in named]
+        return Plan(tuple(room.items), decode_all=True, preempt=preempt, causes=causes, rest=rest)
+
+    def on_step_end(self, record: StepRecord, view: View) -> None:
+        levels = self._levels
+        for request in self._started:
+            if view.is_running(request.id):
+                is_at_top = levels.ranking.is_overdue(request.id, record.t_s)
+                levels.begin(request, self._read_s(request, view), is_at_top)
+        levels.serve(record.duration_s, self._skipped)
+        self._started, self._step_s = [], record.duration_s
+
+    def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
+        return self._levels.ranking.worse(view, request)
+
+    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+        if view.find(request_id) is None:
+            return {}
+        levels = self._levels
+        level = levels.level(request_id)
+        return {
+            "level": level,
+            "quantum_s": levels.quanta_s[level],
+            "quantum_left_s": levels.left_s(request_id),
+        }
+
+    def _read_s(self, request: Request, view: View) -> float:
+        """Seconds to read all tokens of a request that holds none: as the cost model says, but
+        not less than so many steps take."""
+        n = request.n_tokens
+        n_steps = -(-n // self.token_budget)
+        return max(view.cost.estimate(StepShape(1, n, n * n / 2)), n_steps * self._step_s)
