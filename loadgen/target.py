@@ -16,6 +16,7 @@ from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
 from loadgen.records import Schedule
+from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from targets.base import Adapter
@@ -30,7 +31,6 @@ from targets.probe import preflight
 T = TypeVar("T")
 OURS = ("reference", "mock")
 _PATIENCE_S = 30.0
-_TOKENS_PER_CHAR = 0.25  # the usual rule of thumb, for servers that do not count for us
 _TOLD_EVERY_S = 30.0  # how a launch is getting on, where there is no terminal
 _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 
@@ -65,7 +65,8 @@ class Target:
             **self.endpoint.to_manifest(),
             "model": self.adapter.model,
             "ignore_eos": self.adapter.ignore_eos,
-            "prompt_fit": [self.fit.overhead_tokens, self.fit.tokens_per_char],
+            "prompt_fit": [self.fit.overhead, self.fit.step],
+            "prompt_words": 0 if self.fit.words is None else len(self.fit.words.words),
         }
 
 
@@ -190,7 +191,7 @@ def _probed(
     schedule: Schedule,
     console: Console,
 ) -> Target:
-    sample = _Samples(Prompts(scenario.prompts, scenario.seed, b"preflight"))
+    calibration = Calibration(Prompts(scenario.prompts, scenario.seed, b"preflight"), schedule)
     found = finish(
         preflight(
             endpoint,
@@ -198,37 +199,14 @@ def _probed(
             max_input_tokens=int(schedule["input_tokens"].max()),
             max_output_tokens=int(schedule["output_tokens"].max()),
             timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
-            text_of=sample.text,
+            text_of=calibration.sample,
+            calibrate=calibration.steps,
         )
     )
     _tell(found, console)
     found.or_raise()
-    fit = PromptFit(0.0, _TOKENS_PER_CHAR)
-    if found.fit is not None:
-        overhead_tokens = sample.overhead_tokens(*found.fit)
-        fit = PromptFit(max(0.0, overhead_tokens), found.fit.tokens_per_char)
     checks = [{"check": c.check, "ok": c.ok, "detail": c.detail} for c in found.checks]
-    return Target(kind, endpoint, found.adapter, fit, checks)
-
-
-class _Samples:
-    """The texts that a preflight sent, and what a local tokenizer knows of them."""
-
-    def __init__(self, prompts: Prompts) -> None:
-        self._prompts, self._sent = prompts, list[str]()
-
-    def text(self, n_chars: int) -> str:
-        self._sent.append(self._prompts.sample(n_chars))
-        return self._sent[-1]
-
-    def overhead_tokens(self, overhead_tokens: float, tokens_per_char: float) -> float:
-        """The template's tokens: the fit's, or, with a local tokenizer, the server's count of the
-        first text (a point that the fit goes through) less our own."""
-        tokenizer = self._prompts.tokenizer
-        if tokenizer is None or not self._sent:
-            return overhead_tokens
-        stated = overhead_tokens + tokens_per_char * len(self._sent[0])
-        return stated - tokenizer.count(self._sent[0])
+    return Target(kind, endpoint, found.adapter, calibration.fit, checks)
 
 
 def finish(probing: Coroutine[Any, Any, T]) -> T:

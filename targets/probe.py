@@ -8,8 +8,10 @@ what, where and what to do, and `or_raise` raises it as TargetError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import aiohttp
 
@@ -24,9 +26,25 @@ _TOKENS = 16  # of the probe's answer
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring
 _FIT_CHARS = 128  # of the shorter prompt
 _FIT_TOKENS = 2000  # about, of the longer prompt at most
+_ANSWER_TOKENS = 64  # room left for a template and an answer where the context is short
+_CALIBRATION_S = 60.0  # a server that takes longer over a dozen small prompts is not calibrated
 _TEXT = "The quick brown fox jumps over the lazy dog, and then it does so once more. "
 
 Point = tuple[int, int]  # characters, prompt tokens
+
+
+class Words(Protocol):
+    """What a question says: messages if it has any, else a prompt."""
+
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def messages(self) -> tuple[tuple[str, str], ...]: ...
+
+
+Calibrate = Callable[[Fit | None, int], Generator[Words, int | None, tuple[bool | None, str]]]
+"""From the line of two prompts and the longest prompt to ask, in tokens: questions to the server,
+each to be sent its count of prompt tokens, and at the end a check's `ok` and detail."""
 
 
 async def preflight(
@@ -37,13 +55,14 @@ async def preflight(
     max_output_tokens: int,
     timeout_s: float = 30.0,
     text_of: Callable[[int], str] | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Preflight:
     """Probe an endpoint with `adapter`, whose `model` may be empty (then the first served one is
     taken).
 
     `max_…_tokens` are the longest the scenario asks for. `text_of(n)` gives about n characters of
-    the workload's own text, for the prompt fit; without it there is none. `timeout_s` bounds every
-    exchange, and an exchange that overruns it ends the preflight.
+    the workload's own text, for the prompt fit; without it there is none. `calibrate` asks on from
+    there. `timeout_s` bounds every exchange, and an exchange that overruns it ends the preflight.
     """
     probe = _Probe(endpoint, adapter, timeout_s)
     try:
@@ -58,6 +77,8 @@ async def preflight(
             if text_of is not None:
                 known = _point_of(prompt, answer)
                 await probe.fit_prompt(session, text_of, max_input_tokens, known)
+                if calibrate is not None:
+                    await probe.calibrate(session, calibrate)
     except _Stop as stop:
         probe.note(stop.check, False, stop.detail)
         return probe.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
@@ -235,6 +256,29 @@ class _Probe:
         per_token = 1 / self.fit.tokens_per_char
         detail = f"{per_token:.2f} characters per token, {self.fit.overhead_tokens:.1f} overhead"
         self.done("prompt_fit", detail)
+
+    async def calibrate(self, session: aiohttp.ClientSession, calibrate: Calibrate) -> None:
+        """Ask what a calibration wants to know; what it makes of that is the check's result."""
+        context_tokens = (self.max_model_len or 2 * _FIT_TOKENS) - _ANSWER_TOKENS
+        steps = calibrate(self.fit, min(_FIT_TOKENS, context_tokens))
+        until_s = time.monotonic() + _CALIBRATION_S
+        try:
+            words = next(steps)
+            while True:
+                in_time = time.monotonic() < until_s
+                words = steps.send(await self._tokens_of(session, words) if in_time else None)
+        except StopIteration as end:
+            ok, detail = end.value
+            self.note("prompt_fit", ok, detail)
+
+    async def _tokens_of(self, session: aiohttp.ClientSession, words: Words) -> int | None:
+        """The server's count of a prompt's tokens; None where it would not say, twice."""
+        request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
+        for _ in range(2):
+            answer = await ask(session, self.endpoint, self.adapter, request, self.timeout_s)
+            if answer.problem is None and answer.usage is not None:
+                return answer.usage.input_tokens
+        return None
 
     async def _point(self, session: aiohttp.ClientSession, text: str) -> Point | None:
         return _point_of(text, await self._ask(session, text, 1))

@@ -305,6 +305,12 @@ def _input_lengths(run: Run, due: Mask) -> Check:
         f"planned {say_number(float(asked.mean()))} prompt tokens on average, the server counted"
         f" {say_number(float(got.mean()))}"
     )
+    apart = np.abs(got - asked)
+    n_near = int(np.count_nonzero(apart <= 1))
+    detail += (
+        f"; {say_count(n_near)} of {say_count(len(got))} within one token, the farthest"
+        f" {say_count(int(apart.max()))} off"
+    )
     off = float(abs(got.sum() - asked.sum()))
     ok = off <= max(LENGTH_TOLERANCE * float(asked.sum()), TEMPLATE_TOKENS * len(got))
     return Check("input lengths", bool(ok), detail)

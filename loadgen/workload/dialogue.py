@@ -1,9 +1,9 @@
 """What each row says: a prompt of its own, or everything said before and one question more.
 
 A turn continues the conversation of its parent: the parent's messages, an answer to them, and a new
-question of input − (parent's input + parent's output) tokens. The answer is a scripted text of the
-parent's planned output length, or what the server really said, and then the turn cannot be written
-before its parent has ended.
+question of input − (parent's input + parent's output) tokens, the template's share of it included.
+The answer is a scripted text of the parent's planned output length, or what the server really said,
+and then the turn cannot be written before its parent has ended.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Dialogue:
             seed = int(plan["prompt_seed"][parent])
             answer = self._prompts.write(b"answer", seed, spoken, self._fit)
         new = int(plan["input_tokens"][row]) - int(plan["input_tokens"][parent]) - spoken
+        new -= round(self._fit.turn_overhead_tokens)
         question = self._prompts.write(b"turn", int(plan["prompt_seed"][row]), new, self._fit)
         return (*before, ("assistant", answer), ("user", question))
 

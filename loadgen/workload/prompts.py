@@ -3,8 +3,9 @@
 A prompt is `[shared prefix] head body`. The head is 16 characters from a hash of (prompt_seed,
 salt), so no two requests of a run, and no two runs, share their first block of 16 bytes: a prefix
 cache hits what the scenario declares and nothing else. The body is a slice of a text that the
-scenario's kind of prompts gives. Recorded prompts (a dataset) are sent as they are, behind a head
-unless the salt is `none`.
+scenario's kind of prompts gives. Where the tokens of single words are known (`word_text`), head and
+body are such words instead, and the length is exact in tokens. Recorded prompts (a dataset) are
+sent as they are, behind a head unless the salt is `none`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from loadgen.workload.texts import Messages, PromptKind, Recorded
 from loadgen.workload.tokenizer import Tokenizer, fit_text
+from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, framed
 
 HEAD_CHARS = 16
 CHARS_PER_TOKEN = 4.0  # the usual rule of thumb for plans, where nothing counts
@@ -31,24 +33,37 @@ class PromptFit:
     """How many tokens a server makes of a prompt: overhead_tokens + tokens_per_char · characters.
 
     The overhead is what its chat template adds. A byte tokenizer has tokens_per_char 1 and is hit
-    exactly; for others the fit is calibrated and the length holds on average.
+    exactly; for others the fit is calibrated and the length holds on average, or, where `words` are
+    known, is exact. `turn_overhead_tokens` is what the template adds to an answer and the question
+    after it.
     """
 
     overhead_tokens: float = 0.0
     tokens_per_char: float = 1.0
+    turn_overhead_tokens: float = 0.0
+    words: WordCounts | None = None
 
     def __post_init__(self) -> None:
         assert self.overhead_tokens >= 0, f"a template of {self.overhead_tokens} tokens"
         assert self.tokens_per_char > 0, f"{self.tokens_per_char} tokens per character"
+
+    @property
+    def overhead(self) -> float:
+        """Tokens of a prompt that says nothing."""
+        return self.overhead_tokens if self.words is None else self.words.overhead_tokens
+
+    @property
+    def step(self) -> float:
+        """Tokens of the least that can be said: a character, or a word."""
+        return self.tokens_per_char if self.words is None else self.words.shortest_tokens
 
     def chars(self, input_tokens: int) -> int:
         """Characters of the prompt that come nearest to `input_tokens`, at least 1."""
         return max(1, round((input_tokens - self.overhead_tokens) / self.tokens_per_char))
 
     def is_reachable(self, input_tokens: ArrayLike) -> NDArray[np.bool_]:
-        """False where even a prompt of one character has more tokens than asked for."""
-        shortest_tokens = self.overhead_tokens + self.tokens_per_char
-        return np.asarray(np.asarray(input_tokens) >= shortest_tokens - self.tokens_per_char / 2)
+        """False where even a prompt of one character (or word) has more tokens than asked for."""
+        return np.asarray(np.asarray(input_tokens) >= self.overhead + self.step / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +93,26 @@ class Prompts:
         self._word_starts = [word.start() for word in re.finditer(r"\S+", self._corpus)]
         self._recorded = kind.recorded()
         self._tokenizer = kind.load_tokenizer()
+        self._is_common_words = kind.is_common_words
+        self._seed = seed
         self._prefixes: dict[tuple[int, int], str] = {}
+        self._word_prefixes: dict[tuple[int, int], tuple[str, int]] = {}
+        self._word_text: WordText | None = None
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """What counts tokens here, if anything does; else a fit stands for it."""
         return self._tokenizer
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether prompts are sent as somebody wrote them."""
+        return bool(self._recorded)
+
+    @property
+    def is_common_words(self) -> bool:
+        """Whether the text may be made of any common words: nothing else says its length."""
+        return self._is_common_words and self._tokenizer is None
 
     def ask(self, row: np.void, fit: PromptFit) -> Asked:
         """What a schedule row that stands alone says."""
@@ -97,7 +126,8 @@ class Prompts:
 
     def render(self, row: np.void, fit: PromptFit) -> str:
         """The prompt of a schedule row: `fit.chars(row["input_tokens"])` characters, or, with a
-        tokenizer, exactly the row's tokens less the fit's overhead.
+        tokenizer or with words that have been counted, exactly the row's tokens less the fit's
+        overhead.
 
         Where the whole is hardly longer than its shared prefix, the length wins: the prefix is cut
         so that one character of the request's own remains.
@@ -108,6 +138,9 @@ class Prompts:
             n_tokens = max(1, int(row["input_tokens"]) - round(fit.overhead_tokens))
             lead = self._prefix(prefix_id, min(prefix_tokens, n_tokens - 1))
             return lead + self._counted(self._tokenizer, identity, n_tokens, lead)
+        if fit.words is not None:
+            n_tokens = max(1, int(row["input_tokens"]) - fit.words.overhead_tokens)
+            return self._composed(fit.words, identity, n_tokens, prefix_id, prefix_tokens)
         n_chars = fit.chars(int(row["input_tokens"]))
         if not prefix_tokens:
             return self._text(identity, n_chars)
@@ -120,6 +153,8 @@ class Prompts:
         identity = purpose + prompt_seed.to_bytes(8, "little")
         if self._tokenizer is not None:
             return self._counted(self._tokenizer, identity, max(1, n_tokens), "")
+        if fit.words is not None:
+            return framed(self._words(fit.words).piece(self._digest(identity), n_tokens)[0])
         return self._text(identity, max(1, round(n_tokens / fit.tokens_per_char)))
 
     def sample(self, n_chars: int) -> str:
@@ -133,6 +168,30 @@ class Prompts:
         (role, content), *others = messages
         head = self._text(b"prompt" + prompt_seed.to_bytes(8, "little"), HEAD_CHARS)
         return ((role, f"{head} {content}"), *others)
+
+    def _composed(
+        self, counts: WordCounts, identity: bytes, n_tokens: int, prefix_id: int, prefix_tokens: int
+    ) -> str:
+        """Words of `n_tokens` tokens, framed; they begin with a shared prefix, if any, of which all
+        but the last words stay where the whole is hardly longer."""
+        words = self._words(counts)
+        shared, n_shared = "", 0
+        if prefix_tokens and n_tokens > counts.shortest_tokens:
+            key = prefix_id, min(prefix_tokens, n_tokens - counts.shortest_tokens)
+            if key not in self._word_prefixes:
+                digest = self._digest(b"prefix" + prefix_id.to_bytes(4, "little"))
+                self._word_prefixes[key] = words.piece(digest, key[1])
+            shared, n_shared = self._word_prefixes[key]
+        return framed(shared + words.piece(self._digest(identity), n_tokens - n_shared)[0])
+
+    def _words(self, counts: WordCounts) -> WordText:
+        if self._word_text is None or self._word_text.counts != counts:
+            self._word_text = WordText(counts, self._seed)
+            self._word_prefixes = {}
+        return self._word_text
+
+    def _digest(self, identity: bytes) -> bytes:
+        return hashlib.blake2b(identity, digest_size=DIGEST_BYTES, key=self._key).digest()
 
     def _prefix(self, prefix_id: int, size: int) -> str:
         """The first `size` characters (with a tokenizer: tokens) of a shared prefix; none for 0."""

@@ -46,6 +46,11 @@ class PromptKind(Plugin, ABC):
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
 
     @property
+    def is_common_words(self) -> bool:
+        """Whether any other common words would do as well as these."""
+        return False
+
+    @property
     def gives_lengths(self) -> bool:
         """Whether the text comes with lengths of its own."""
         return False
@@ -73,6 +78,10 @@ class Synthetic(PromptKind):
     """Common English words in random order: every tokenizer knows them, no cache has seen them."""
 
     kind = "synthetic"
+
+    @property
+    def is_common_words(self) -> bool:
+        return True
 
     def corpus(self, rng: np.random.Generator) -> str:
         return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), CORPUS_WORDS))

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+COMMON: tuple[str, ...] = tuple(
+    """
+    the of and to in is that for it as was with be by on not he his but at are this have from or
+    had an they which one you were all her she there would their we him been has when who will no
+    more if out so said what up its about into than them can only other new some could time these
+    two may then do first any my now such like our over man me even most made
+    """.split()  # noqa: SIM905 - a list of words reads better as text
+)
+"""The most frequent words of English prose, the shortest and most frequent first: those that a
+tokenizer trained on English is the likeliest to have whole."""
+
 WORDS: tuple[str, ...] = tuple(
     """
     able about above across act action add after again age ago agree air all almost alone along
