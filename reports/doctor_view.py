@@ -70,35 +70,40 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+_COLUMNS = ("rate", "n", "TTFT error", "TPOT error", "sent late", "server late", "CPU/token", "")
+_BELOW = ("per s", "", "p50 / p99, ms", "p50 / p99, µs", "p50 / p99, ms", "p99, ms", "µs", "")
+
+
 def _trials(facts: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = ("rate", "n", "TTFT error", "TPOT error", "sent late", "server late", "CPU/token")
-    table.add_column("\n" + heads[0], justify="right", no_wrap=True)
-    for head in heads[1:]:
-        below = "p50 / p99" if head.startswith(("TTFT", "TPOT", "sent")) else ""
-        below = "p99" if head.startswith("server") else below
-        table.add_column(f"{head}\n{below}", justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+    for head, below in zip(_COLUMNS, _BELOW, strict=True):
+        table.add_column(
+            f"{head}\n{below}", justify="right" if head else "left", no_wrap=bool(head)
+        )
     for trial in facts["trials"]:
         table.add_row(
-            f"{say_number(trial['rate_per_s'])}/s",
+            say_number(trial["rate_per_s"]),
             str(trial["n_requests"]),
-            _both(trial["ttft_error_s"]),
-            _both(trial["tpot_error_s"]),
-            _both(trial["lateness_s"]),
-            _p99(trial["server_lateness_s"]),
-            say(trial["cpu_s_per_token"], "s"),
+            _both(trial["ttft_error_s"], 1e3, 2),
+            _both(trial["tpot_error_s"], 1e6, 1),
+            _both(trial["lateness_s"], 1e3, 2),
+            _p99(trial["server_lateness_s"], 1e3, 2),
+            f"{trial['cpu_s_per_token'] * 1e6:.1f}",
             "true" if trial["holds"] else ", ".join(_causes(trial)),
         )
     return table
 
 
-def _both(spread: Mapping[str, Any]) -> str:
-    return f"{say(spread['p50'], 's')} / {_p99(spread)}"
+def _both(spread: Mapping[str, Any], per_s: float, digits: int) -> str:
+    if spread["p50"] is None:
+        return "–"
+    return f"{spread['p50'] * per_s:.{digits}f} / {_p99(spread, per_s, digits)}"
 
 
-def _p99(spread: Mapping[str, Any]) -> str:
-    return f"{say(spread['p99'], 's')}{'*' if spread['few'] else ''}"
+def _p99(spread: Mapping[str, Any], per_s: float, digits: int) -> str:
+    if spread["p99"] is None:
+        return "–"
+    return f"{spread['p99'] * per_s:.{digits}f}{'*' if spread['few'] else ''}"
 
 
 def _causes(trial: Mapping[str, Any]) -> list[str]:

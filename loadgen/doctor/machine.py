@@ -64,7 +64,7 @@ def read_machine() -> Machine:
         clock_source=_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=_clock_read_ns(),
         hypervisor=_hypervisor(_text("/proc/cpuinfo")),
-        pressure=cpu_pressure(_text("/proc/pressure/cpu")),
+        pressure=read_pressure(),
     )
 
 
@@ -112,6 +112,11 @@ def port_count(text: str | None) -> int | None:
     """How many local ports a client has towards one address, from `low high`."""
     words = (text or "").split()
     return int(words[1]) - int(words[0]) + 1 if len(words) == 2 else None
+
+
+def read_pressure() -> float | None:
+    """The share of the last 10 s in which some task on this machine waited for a core."""
+    return cpu_pressure(_text("/proc/pressure/cpu"))
 
 
 def cpu_pressure(text: str | None) -> float | None:

@@ -25,7 +25,7 @@ def machine_checks(machine: Machine) -> list[Check]:
 def _checks(m: Machine) -> Iterator[Check]:
     yield _cores(m)
     yield _quota(m)
-    yield _busy(m)
+    yield other_load(m.pressure)
     yield _governor(m)
     yield _turbo(m)
     yield _files(m)
@@ -62,11 +62,12 @@ def _quota(m: Machine) -> Check:
     )  # fmt: skip
 
 
-def _busy(m: Machine) -> Check:
-    if m.pressure is None:
+def other_load(pressure: float | None) -> Check:
+    """Whether others want this machine's cores, by the share of time in which tasks waited."""
+    if pressure is None:
         return Check("other load", None, "this kernel does not say (no /proc/pressure)")
-    detail = f"tasks waited for a core during {say_share(m.pressure)} of the last 10 s"
-    if m.pressure <= _PRESSED:
+    detail = f"tasks waited for a core during {say_share(pressure)} of the last 10 s"
+    if pressure <= _PRESSED:
         return Check("other load", True, detail)
     advice = "others use this machine: what they cost the client is charged to no server, but "
     return Check("other load", False, detail, f"{advice}runs may be INVALID; stop them or wait")

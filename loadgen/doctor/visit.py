@@ -16,10 +16,10 @@ from typing import Any, Literal
 from rich.console import Console
 
 from loadgen.doctor.ceiling import Ceiling, find_ceiling, write_ceiling
-from loadgen.doctor.machine import read_machine
+from loadgen.doctor.machine import read_machine, read_pressure
 from loadgen.doctor.server import examine_target
 from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Bench, Trial, measure_trial
-from loadgen.doctor.verdicts import machine_checks
+from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import say, say_number
@@ -30,8 +30,8 @@ from targets.truth_compiler import truth_program
 PROOF_RATES_PER_S = (20.0, 100.0, 400.0)
 _SEARCH_S = 2.0  # measured window of a trial of the search
 _LONGEST_PROOF_S = 15.0  # of one rate
-_OVERHEAD_S = 2.0  # of a trial: starting, the last answers, decoding
-_GROWTH = 1.5  # of a trial's time over the one before it, at most
+_OVERHEAD_S = 3.0  # of a trial: starting, the last answers, decoding
+_GROWTH = 1.5  # of a trial's time over the one before it, where the rate doubles
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def visit_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Con
     is kept in `cache_dir` for `--workers auto`."""
     checks = machine_checks(read_machine())
     with _bench(cache_dir, cc) as bench:
-        clock = _Budget(budget_s)
+        clock = _Budget(budget_s, _GROWTH)
         measure = _told(clock, console, lambda rate, n: measure_trial(bench, rate, _SEARCH_S, n))
         ceiling = find_ceiling(measure, clock.has_time)
     best, kept_in, note = ceiling.best, None, _why_not_kept(bench, checks)
@@ -109,8 +109,9 @@ def visit_truth(budget_s: float, cache_dir: Path | None, cc: str, console: Conso
     carries. Raises MissingDependency without a C compiler."""
     seconds = min(_LONGEST_PROOF_S, max(1.0, budget_s / len(PROOF_RATES_PER_S) - _OVERHEAD_S))
     trials: list[Trial] = []
+    busy = other_load(read_pressure())
     with _bench(cache_dir, cc, needs_truth=True) as bench:
-        clock = _Budget(budget_s)
+        clock = _Budget(budget_s, growth=1.0)
         measure = _told(clock, console, lambda rate, n: measure_trial(bench, rate, seconds, n))
         for rate_per_s in PROOF_RATES_PER_S:
             if trials and not clock.has_time():
@@ -123,8 +124,10 @@ def visit_truth(budget_s: float, cache_dir: Path | None, cc: str, console: Conso
                 break
     reasons = () if trials[0].holds else (_worst(trials[0]),)
     untried = [say_number(rate) for rate in PROOF_RATES_PER_S[len(trials) :]]
-    notes = (f"not tried: {', '.join(untried)} req/s",) if untried else ()
-    return Facts("proof", reasons, trials=tuple(trials), judge="truth", notes=notes)
+    notes = [f"not tried: {', '.join(untried)} req/s"] if untried else []
+    if busy.ok is False:
+        notes.append(f"{busy.detail}: {busy.consequence}")
+    return Facts("proof", reasons, trials=tuple(trials), judge="truth", notes=tuple(notes))
 
 
 def visit_target(choice: Choice, console: Console) -> Facts:
@@ -143,22 +146,22 @@ def _why_not_kept(bench: Bench, checks: Sequence[Check]) -> str:
             "client, so the ceiling is a lower bound and is not kept for --workers auto"
         )
     if any(check.check == "other load" and check.ok is False for check in checks):
-        return "others used this machine meanwhile: the ceiling is not kept for --workers auto"
+        return "others were using this machine: the ceiling is not kept for --workers auto"
     return ""
 
 
 class _Budget:
-    """Wall time; a trial is begun while one like the last, and somewhat longer, still fits."""
+    """Wall time; a trial is begun while one `growth` times as long as the last still fits."""
 
-    def __init__(self, budget_s: float) -> None:
-        self._end_s = time.monotonic() + budget_s
+    def __init__(self, budget_s: float, growth: float) -> None:
+        self._end_s, self._growth = time.monotonic() + budget_s, growth
         self._last_s = 0.0
 
     def note(self, wall_s: float) -> None:
         self._last_s = wall_s
 
     def has_time(self) -> bool:
-        return time.monotonic() + _GROWTH * self._last_s < self._end_s
+        return time.monotonic() + self._growth * self._last_s < self._end_s
 
 
 def _told(

@@ -39,11 +39,17 @@ def test_the_ceiling_stands_first():
 
 def test_each_trial_is_a_line_with_what_made_it_fail():
     lines = [" ".join(line.split()) for line in shown().splitlines()]
-    held = next(line for line in lines if line.startswith("400/s 800"))
-    assert held == "400/s 800 100 µs / 400 µs* -0.2 µs / 4 µs* 100 µs / 400 µs* 400 µs* 9 µs true"
-    failed = next(line for line in lines if line.startswith("800/s"))
-    assert failed.endswith(("run delay,", "run delay, lateness"))
+    assert "400 800 0.10 / 0.40* -0.2 / 4.0* 0.10 / 0.40* 0.40* 9.0 true" in lines
+    failed = next(line for line in lines if line.startswith("800 800"))
+    assert failed.endswith("run delay, lateness")
     assert "note: a note" in lines
+
+
+def test_a_trial_without_an_answer_has_dashes():
+    none = dict.fromkeys(SPREAD) | {"n": 0, "few": True}
+    trial = TRIAL | {"ttft_error_s": none, "server_lateness_s": none, "tpot_error_s": none}
+    lines = [" ".join(line.split()) for line in shown(trials=[trial]).splitlines()]
+    assert "400 800 – – 0.10 / 0.40* – 9.0 true" in lines
 
 
 def test_advice_stands_under_its_check():
