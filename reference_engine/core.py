@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from loadgen.clock import Clock
-from loadgen.errors import SlobenchError
+from reference_engine.admission import AdmissionError, check_admission
 from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import Executor, Row, StepBatch, StepResult
 from reference_engine.explain import Account, Accounts, account
@@ -22,26 +21,8 @@ from reference_engine.policies.base import Policy
 from reference_engine.predict.lengths import Predictor
 from reference_engine.roster import Roster
 from reference_engine.sequence import Request, State
+from reference_engine.step_tokens import StepTokens
 from reference_engine.steps import Event, StepLog, StepRecord
-
-
-class TokenEvent(NamedTuple):
-    """One new token of a request; `finish` is set on its last, `logprob` (natural) where the
-    request asked for it."""
-
-    request: Request
-    token: int
-    finish: State | None
-    logprob: float | None = None
-
-
-class AdmissionError(SlobenchError):
-    """A request that could not run even alone; `code` is the OpenAI error code. A 400, never a
-    wait."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(slots=True)
@@ -59,7 +40,7 @@ class Counters:
     cancelled: int = 0
 
 
-def step(state: EngineState, executor: Executor) -> list[TokenEvent]:
+def step(state: EngineState, executor: Executor) -> StepTokens:
     """One step: every running request may get closer to its next token. Empty when the policy
     waits on purpose (`state.wait_until_s`)."""
     view = state.view()
@@ -67,24 +48,6 @@ def step(state: EngineState, executor: Executor) -> list[TokenEvent]:
     batch = state.apply(plan)
     result = executor.execute(batch) if batch.has_work else StepResult()
     return state.commit(plan, batch, result)
-
-
-def check_admission(n_prompt: int, max_tokens: int, limits: Limits, kv: KvPool) -> None:
-    """Raises AdmissionError for a request that would not fit an empty engine. Reads only what
-    never changes, so any thread may ask."""
-    if n_prompt + max_tokens > limits.max_model_len:
-        raise AdmissionError(
-            f"{n_prompt} prompt tokens and {max_tokens} to generate make {n_prompt + max_tokens}; "
-            f"the context here is {limits.max_model_len} tokens: shorten the prompt or max_tokens",
-            "context_length_exceeded",
-        )
-    n_blocks = kv.blocks_for(n_prompt + max_tokens - 1)
-    if n_blocks > kv.n_blocks:
-        raise AdmissionError(
-            f"{n_prompt} prompt tokens and {max_tokens} to generate need {n_blocks} KV blocks of "
-            f"{kv.block_tokens} tokens; there are {kv.n_blocks}: start with more kv_blocks",
-            "kv_capacity_exceeded",
-        )
 
 
 class EngineState:
@@ -107,7 +70,7 @@ class EngineState:
     ) -> None:
         self.limits, self.kv, self._clock = limits, kv, clock
         self.policy = policy.fresh()
-        self.roster = Roster(kv.block_tokens)
+        self.roster = Roster()
         self.counters = Counters()
         self.accounts = Accounts()
         self.log = log or StepLog()
@@ -198,30 +161,28 @@ class EngineState:
             context_tokens=self._context(decodes),
         )
 
-    def commit(self, plan: Plan, batch: StepBatch, result: StepResult) -> list[TokenEvent]:
+    def commit(self, plan: Plan, batch: StepBatch, result: StepResult) -> StepTokens:
         """Book what was computed: append tokens, publish full blocks, finish and free."""
         now_s = self._clock.now_s()
         record = self._record(plan, batch, result, now_s)
-        n_row_tokens = sum(row.samples for row in batch.rows)
-        n_tokens = n_row_tokens + len(batch.decodes)
-        assert len(result.tokens) == n_tokens, f"{len(result.tokens)} tokens for {n_tokens} rows"
-        events = self._commit_rows(batch.rows, result.tokens, now_s)
-        events += self._commit_decodes(batch.decodes, result.tokens[n_row_tokens:], now_s)
-        if result.logprobs is not None:
-            events = [
-                event._replace(logprob=logprob) if event.request.sampling.logprobs else event
-                for event, logprob in zip(events, result.logprobs, strict=True)
-            ]
-        self.counters.output_tokens += n_tokens
+        requests = [row.request for row in batch.rows if row.samples]
+        n_row_tokens = len(requests)
+        requests += batch.decodes
+        tokens = result.tokens
+        assert len(tokens) == len(requests), f"{len(tokens)} tokens for {len(requests)} rows"
+        ends = self._commit_rows(batch.rows, tokens, now_s)
+        ends |= self._commit_decodes(
+            batch.decodes, tokens[n_row_tokens:] if n_row_tokens else tokens, now_s
+        )
+        self.counters.output_tokens += len(tokens)
         self.counters.steps += batch.has_work
         self.counters.padding_tokens += record.padding_tokens
         self.log.add(record)
         view = self.view()
         self.policy.on_step_end(record, view)
-        for event in events:
-            if event.finish is not None:
-                self.policy.on_finish(event.request, view)
-        return events
+        for request in ends:
+            self.policy.on_finish(request, view)
+        return StepTokens(requests, tokens, ends, result.logprobs)
 
     def explain(self, request_id: str) -> Account | None:
         """The account of a live or recently finished request."""
@@ -251,20 +212,24 @@ class EngineState:
         if self.kv.grow(request, item.n_tokens) or self._make_room(
             request, item.n_tokens, rows, now_s
         ):
-            self.roster.cramped.pop(request.id, None)
+            self.roster.widen(request)
             rows[request.id] = self._row(request, item.n_tokens)
 
     def _decodes(self, plan: Plan, rows: dict[str, Row], now_s: float) -> Sequence[Request]:
         """The requests that get their one token without being named."""
         roster = self.roster
         unnamed = {item.request_id for item in plan.items}.union(plan.hold)
-        for request in list(roster.cramped.values()):
-            # Growing one may preempt another that is still on this list.
-            if request.id in unnamed or request.id not in roster.decoding:
-                continue
-            if self.kv.grow(request, 1) or self._make_room(request, 1, rows, now_s):
-                del roster.cramped[request.id]
-        if unnamed.isdisjoint(roster.decoding):
+        is_everybody = unnamed.isdisjoint(roster.decoding)
+        if is_everybody and self.kv.extend(roster.cramped.values()):
+            roster.widen_all()
+        else:
+            for request in list(roster.cramped.values()):
+                # Growing one may preempt another that is still on this list.
+                if request.id in unnamed or request.id not in roster.decoding:
+                    continue
+                if self.kv.grow(request, 1) or self._make_room(request, 1, rows, now_s):
+                    roster.widen(request)
+        if is_everybody:
             return list(roster.decoding.values())
         return [request for key, request in roster.decoding.items() if key not in unnamed]
 
@@ -335,8 +300,9 @@ class EngineState:
 
     def _commit_rows(
         self, rows: Sequence[Row], tokens: Sequence[int], now_s: float
-    ) -> list[TokenEvent]:
-        events: list[TokenEvent] = []
+    ) -> dict[Request, State]:
+        """Returns the requests that ended."""
+        ends: dict[Request, State] = {}
         sampled = iter(tokens)
         roster = self.roster
         for request, start, n_tokens, samples in rows:
@@ -346,45 +312,52 @@ class EngineState:
             self.kv.publish(request)
             if request.id in roster.decoding:
                 roster.context_tokens += n_tokens
-            finish = None
             if samples:
                 token = next(sampled)
-                finish = self._append(request, token, now_s)
-                events.append(TokenEvent(request, token, finish))
-            if finish is None:
-                if request.id in roster.decoding:
-                    roster.pass_milestone(request)
-                elif len(request.tokens) - request.n_computed == 1:
-                    roster.decode(request)
-        return events
+                request.tokens.append(token)
+                finish = self._judge(request, token, now_s)
+                if finish is not None:
+                    ends[request] = finish
+                    continue
+            if request.id in roster.decoding:
+                roster.measure(request)
+            elif len(request.tokens) - request.n_computed == 1:
+                roster.decode(request)
+        return ends
 
     def _commit_decodes(
         self, decodes: Sequence[Request], tokens: Sequence[int], now_s: float
-    ) -> list[TokenEvent]:
+    ) -> dict[Request, State]:
+        """One more token each. Nearly all only append it, so that is all this loop does. Returns
+        the requests that ended."""
         self.roster.context_tokens += len(decodes)
-        events: list[TokenEvent] = []
+        due: list[tuple[Request, int]] = []
         for request, token in zip(decodes, tokens, strict=True):
-            finish = None
             n = request.n_computed = request.n_computed + 1
+            request.tokens.append(token)
             if n == request._n_milestone or token in request.stop_ids:
-                finish = self._pass_milestone(request, token, now_s)
-            else:
-                request.tokens.append(token)
-            events.append(TokenEvent(request, token, finish))
-        return events
+                due.append((request, token))
+        ends: dict[Request, State] = {}
+        cramped = self.roster.cramped
+        for request, token in due:
+            is_last = request.n_computed == request._n_last or token in request.stop_ids
+            if not is_last and request.first_token_s is not None:
+                cramped[request.id] = request  # only its room is used up
+            elif (finish := self._pass_milestone(request, token, now_s)) is not None:
+                ends[request] = finish
+        return ends
 
     def _pass_milestone(self, request: Request, token: int, now_s: float) -> State | None:
-        """A decode's token at a block's end, at the answer's end, or that may end the answer."""
+        """A decode's token at the end of its room or of the answer, or that may be the end."""
         if request.n_computed <= request.n_prompt:
             self.counters.prompt_tokens += 1
-        self.kv.publish(request)
-        finish = self._append(request, token, now_s)
+        finish = self._judge(request, token, now_s)
         if finish is None:
-            self.roster.pass_milestone(request)
+            self.roster.measure(request)
         return finish
 
-    def _append(self, request: Request, token: int, now_s: float) -> State | None:
-        request.tokens.append(token)
+    def _judge(self, request: Request, token: int, now_s: float) -> State | None:
+        """Whether a token, already appended, ends its request."""
         if request.first_token_s is None:
             request.first_token_s = now_s
         finish = request.verdict_on(token)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 from reference_engine.sequence import Request
@@ -35,6 +35,7 @@ class KvPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_blocks))
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._n_index_changes = 0
 
     @property
     def n_free(self) -> int:
@@ -73,7 +74,7 @@ class KvPool:
         assert not request.blocks, f"{request.id} already holds {len(request.blocks)} blocks"
         if self.missing_to_admit(request, n_tokens, reserve_tokens) > self.n_free:
             return False
-        request.blocks = self._hits(request)
+        request.blocks = list(self._hits(request))
         for block in request.blocks:
             if self._references[block] == 0:
                 del self._free[block]
@@ -87,19 +88,23 @@ class KvPool:
     def grow(self, request: Request, n_tokens: int) -> bool:
         """Room for `n_tokens` more computed tokens; False, and nothing changed, when there is
         none."""
-        if request.n_computed + n_tokens <= request.n_room:
+        n_over = request.n_computed + n_tokens - request.n_room
+        if n_over <= 0:
             return True  # 15 decode steps of 16 end here
-        n_missing = self.missing(request, n_tokens)
+        n_missing = -(-n_over // self.block_tokens)
         if n_missing > len(self._free):
             return False
         request.n_room += n_missing * self.block_tokens
-        for _ in range(n_missing):
-            block, _none = self._free.popitem(last=False)
-            stale = self._hash_of.pop(block, None)
-            if stale is not None:
-                del self._block_of[stale]
-            self._references[block] = 1
-            request.blocks.append(block)
+        request.blocks += [self._take() for _ in range(n_missing)]
+        return True
+
+    def extend(self, requests: Collection[Request]) -> bool:
+        """One more block for each; False, and nothing changed, when there are too few."""
+        if len(requests) > len(self._free):
+            return False
+        for request in requests:
+            request.blocks.append(self._take())
+            request.n_room += self.block_tokens
         return True
 
     def publish(self, request: Request) -> None:
@@ -108,15 +113,20 @@ class KvPool:
         n_full = request.n_computed // self.block_tokens
         if n_full == request.n_published or not self.prefix_cache:
             return
+        chain = self._chain(request, n_full)
         for i in range(request.n_published, n_full):
-            key, block = self._chain(request, i + 1)[i], request.blocks[i]
+            key, block = chain[i], request.blocks[i]
             if key not in self._block_of:
                 self._block_of[key], self._hash_of[block] = block, key
+                self._n_index_changes += 1
         request.n_published = n_full
 
     def free(self, request: Request) -> None:
-        """Take everything back. The tail is freed first, so that it is also evicted first: a
-        prefix is worth more than what follows it."""
+        """Take everything back, and publish what was not yet: an answer's blocks are offered all
+        at once, because hashing them one by one while decoding costs three times as much. The
+        tail is freed first, so that it is also evicted first: a prefix is worth more than what
+        follows it."""
+        self.publish(request)
         for block in reversed(request.blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -146,26 +156,43 @@ class KvPool:
         cached = {block: key for key, block in self._block_of.items()}
         assert cached == self._hash_of, "the prefix index and its inverse disagree"
 
+    def _take(self) -> int:
+        """The free block least worth keeping; what it held is forgotten."""
+        block, _none = self._free.popitem(last=False)
+        if block in self._hash_of:
+            del self._block_of[self._hash_of.pop(block)]
+            self._n_index_changes += 1
+        self._references[block] = 1
+        return block
+
     def _hits(self, request: Request) -> list[int]:
+        """Cached blocks of the longest prefix; asked for several times per plan, so remembered
+        until the index changes."""
         if not self.prefix_cache:
             return []
-        hits: list[int] = []
-        n_usable = (request.n_tokens - 1) // self.block_tokens
-        for key in self._chain(request, n_usable)[:n_usable]:
-            block = self._block_of.get(key)
-            if block is None:
-                break
-            hits.append(block)
+        seen, hits = request._hits
+        if seen == self._n_index_changes:
+            return hits
+        n_usable = (len(request.tokens) - 1) // self.block_tokens
+        # As far as the first miss; long prompts make this loop worth having in C.
+        found = list(map(self._block_of.get, self._chain(request, n_usable)[:n_usable]))
+        if None in found:
+            del found[found.index(None) :]
+        hits = [block for block in found if block is not None]
+        request._hits = (self._n_index_changes, hits)
         return hits
 
     def _chain(self, request: Request, n: int) -> list[bytes]:
         """Hashes of the first `n` (or more) full blocks; tokens only ever get appended, so they
         stay valid."""
         chain, size = request.chain, self.block_tokens
-        while len(chain) < n:
+        if len(chain) < n:
             before = chain[-1] if chain else _digest(request.tenant.encode())
-            i = len(chain) * size
-            chain.append(_digest(before + array("I", request.tokens[i : i + size]).tobytes()))
+            data = array("I", request.tokens[len(chain) * size : n * size]).tobytes()
+            step = len(data) // (n - len(chain))
+            for at in range(0, len(data), step):
+                before = _digest(before + data[at : at + step])
+                chain.append(before)
         return chain
 
 

@@ -16,7 +16,7 @@ class Roster:
     """Requests by id. `waiting` is the queue (preempted ones at its head), `running` is in order
     of admission, `decoding` and `prefilling` split it, `held` are those an operator paused."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self) -> None:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.held: OrderedDict[str, Request] = OrderedDict()
         self.running: dict[str, Request] = {}
@@ -24,7 +24,6 @@ class Roster:
         self.prefilling: dict[str, Request] = {}
         self.cramped: dict[str, Request] = {}  # decoding, and the next token needs a block
         self.context_tokens = 0  # Σ n_computed of the decoding ones
-        self._block_tokens = block_tokens
 
     def find(self, request_id: str) -> Request | None:
         return (
@@ -49,17 +48,29 @@ class Roster:
         del self.prefilling[request.id]
         self.decoding[request.id] = request
         self.context_tokens += request.n_computed
-        self.pass_milestone(request)
+        self.measure(request)
 
-    def pass_milestone(self, request: Request) -> None:
+    def measure(self, request: Request) -> None:
         """Set the next point at which a decoding request needs more than one token appended."""
-        n, size = request.n_computed, self._block_tokens
+        n = request.n_computed
         if n == request.n_room:
             self.cramped[request.id] = request
-        if request.first_token_s is None:
+        elif request.first_token_s is None:
             request._n_milestone = n + 1
         else:
-            request._n_milestone = min((n // size + 1) * size, request._n_last)
+            request._n_milestone = min(request.n_room, request._n_last)
+
+    def widen(self, request: Request) -> None:
+        """A decoding request was given room."""
+        if self.cramped.pop(request.id, None) is not None:
+            self.measure(request)
+
+    def widen_all(self) -> None:
+        """All cramped ones were given room."""
+        cramped = list(self.cramped.values())
+        self.cramped.clear()
+        for request in cramped:
+            self.measure(request)
 
     def requeue(self, request: Request) -> None:
         """From the batch to the head of the queue."""

@@ -92,10 +92,11 @@ class Request:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
-    # `n_computed` of a decoding request at which something other than one more token happens: a
-    # block is full, or the answer is as long as it may get (`_n_last`).
+    # `n_computed` of a decoding request at which something other than one more token happens: its
+    # room is used up, or the answer is as long as it may get (`_n_last`).
     _n_milestone: int = 0
     _n_last: int = field(init=False)
+    _hits: tuple[int, list[int]] = (-1, [])  # see `kv`
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.tokens)

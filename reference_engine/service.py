@@ -24,15 +24,11 @@ from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from loadgen.clock import Clock
-from reference_engine.core import (
-    AdmissionError,
-    EngineState,
-    TokenEvent,
-    check_admission,
-    step,
-)
+from reference_engine.admission import AdmissionError, check_admission
+from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Executor
 from reference_engine.sequence import Request, Sampling, State
+from reference_engine.step_tokens import StepTokens, TokenEvent
 from reference_engine.stops import StopText
 from reference_engine.tokenizer import Detokenizer, Tokenizer
 from reference_engine.wire import Call, Usage, WireError
@@ -339,7 +335,7 @@ class Service:
         assert self._loop is not None, "start() sets the loop"
         self._loop.call_soon_threadsafe(_resolve, answer, value)
 
-    def _publish(self, events: list[TokenEvent]) -> None:
+    def _publish(self, events: StepTokens) -> None:
         deltas = [
             (live.stream, self._delta(live, event))
             for event in events

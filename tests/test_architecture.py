@@ -83,6 +83,8 @@ PURE = [
     "reference_engine.ledger",
     "reference_engine.roster",
     "reference_engine.steps",
+    "reference_engine.step_tokens",
+    "reference_engine.admission",
     "reference_engine.predict",
     "reference_engine.wire",
     "reports.frames",

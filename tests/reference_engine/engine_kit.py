@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.clock import VirtualClock
-from reference_engine.core import EngineState, TokenEvent, step
+from reference_engine.core import EngineState, step
 from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.kv import KvPool
@@ -16,6 +16,7 @@ from reference_engine.plan import Limits, Plan
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.lengths import Predictor
 from reference_engine.sequence import Request, Sampling
+from reference_engine.step_tokens import TokenEvent
 from reference_engine.steps import StepLog
 
 
@@ -50,7 +51,7 @@ class Rig:
             self.state.admit(request)
 
     def step(self) -> list[TokenEvent]:
-        events = step(self.state, self.executor)
+        events = list(step(self.state, self.executor))
         self.state.check()
         return events
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.core import AdmissionError
+from reference_engine.admission import AdmissionError
 from reference_engine.plan import Item, Plan
 from reference_engine.policies.chunked import Chunked
 from reference_engine.sequence import Sampling, State

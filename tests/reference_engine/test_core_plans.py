@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from pydantic import PrivateAttr
 
-from reference_engine.core import AdmissionError
+from reference_engine.admission import AdmissionError
 from reference_engine.cost_model import Padding
 from reference_engine.executors.base import StepResult
 from reference_engine.plan import Cause, Item, Plan, Preemption, Why

@@ -30,7 +30,7 @@ def view(
     max_step_tokens: int = 32,
 ) -> View:
     """The running ones have computed all but 1 token if their prompt has 3, else 1 token."""
-    kv, roster = KvPool(64), Roster(16)
+    kv, roster = KvPool(64), Roster()
     for req in [*running, *waiting]:
         roster.waiting[req.id] = req
     for req in running:
