@@ -248,11 +248,15 @@ def report(
     rich_help_panel=_LAB, epilog="Example: slobench serve --mode chunked --shape tiny --port 8000"
 )
 def serve(
-    mode: Annotated[str, typer.Option(help="The batching mode.")] = "chunked",
+    mode: Annotated[
+        str, typer.Option(help="The batching mode; `slobench list modes` has them all.")
+    ] = "chunked",
     shape: Annotated[
         str, typer.Option(help="A random-weight shape, or a local model directory.")
     ] = "tiny",
-    device: Annotated[str, typer.Option(help="cpu (torch) or toy (tokens without torch).")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu (torch), or toy (tokens without torch).")
+    ] = "cpu",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     threads: Annotated[int, typer.Option(help="torch threads.")] = 1,
@@ -262,17 +266,35 @@ def serve(
         str | None, typer.Option(help="Tokens per step at most, or slo (chunked); else the mode's.")
     ] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of 16 tokens.")] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Waiting requests at most; further ones get 429.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random weights.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="The model id to answer to.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the API key to ask for.")
+    ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Where the step and event logs go (Parquet).")
+    ] = None,
+    drain: Annotated[
+        str | None, typer.Option(help="What running requests get at SIGTERM, e.g. 10s.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A knob of the mode or the device, key=value; repeatable."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Serve the bundled engine on the OpenAI API."""
     options: dict[str, Any] = {
         "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-        "token_budget": token_budget, "kv_blocks": kv_blocks, "seed": seed,
+        "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
+        "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "log_dir": log_dir,
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
-    raise typer.Exit(command.serve(given, json))
+    raise typer.Exit(command.serve(given, drain, set_ or [], json))
 
 
 @app.command(

@@ -284,18 +284,15 @@ def init(directory: Path) -> None:
     typer.echo(f"next: {where}slobench run slobench/chat.yaml --target reference", err=True)
 
 
-def serve(options: Mapping[str, Any], as_json: bool) -> int:
+def serve(
+    options: Mapping[str, Any], drain: str | None, knobs: Sequence[str], as_json: bool
+) -> int:
     """The bundled engine in the foreground."""
-    from pydantic import ValidationError
-
-    from reference_engine.serve import ServeOptions
     from reference_engine.serve import run as serve_until_stopped
+    from reference_engine.serve_options import choose
 
-    try:
-        chosen = ServeOptions.model_validate(options)
-    except ValidationError as error:
-        lines = [f"--{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors()]
-        raise UsageError("\n".join(line.replace("_", "-") for line in lines)) from None
+    drain_s = {} if drain is None else {"drain_s": _duration_s("--drain", drain)}
+    chosen = choose({**options, **drain_s}, knobs)
     if as_json:
         typer.echo(json.dumps({"options": chosen.model_dump(mode="json")}))
     return serve_until_stopped(chosen)
@@ -390,6 +387,13 @@ def _workers(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise UsageError(f"--workers {text}: expected a positive number or auto")
+
+
+def _duration_s(flag: str, text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def _confidence(value: float | None) -> float | None:

@@ -6,10 +6,9 @@ import argparse
 import logging
 import sys
 
-from pydantic import ValidationError
-
-from loadgen.errors import UsageError
-from reference_engine.serve import ServeOptions, first_problem, run
+from loadgen.errors import SlobenchError
+from reference_engine.serve import run
+from reference_engine.serve_options import ServeOptions, choose
 
 _HELP = {
     "mode": "batching mode",
@@ -20,11 +19,14 @@ _HELP = {
     "port": "port to listen on; 0 takes a free one, printed after READY",
     "max_model_len": "longest prompt plus output, tokens",
     "kv_blocks": "KV memory, blocks of 16 tokens",
-    "max_num_seqs": "most sequences in one step",
-    "token_budget": "most tokens in one step, or slo; the mode's own unless given",
+    "max_num_seqs": "most sequences in one step (default: the mode's)",
+    "token_budget": "most tokens in one step, or slo (default: the mode's)",
+    "max_queue": "most waiting requests; further ones get 429",
+    "max_body_bytes": "largest body of a request",
     "seed": "seed of the random weights",
     "model_name": "the model id to answer to",
     "api_key_env": "environment variable that holds the API key to ask for",
+    "log_dir": "where engine_steps.parquet and engine_events.parquet go",
     "parent_pid": "stop when this process ends",
     "drain_s": "seconds that running requests get at SIGTERM",
 }
@@ -36,17 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     given = _parser().parse_args(arguments)
+    values = {name: value for name, value in vars(given).items() if value is not None}
     try:
-        values = {name: value for name, value in vars(given).items() if value is not None}
-        for name in ("policy_args", "executor_args"):
-            values[name] = dict(
-                _pair(text, name) for text in values.get(name, "").split(",") if text
-            )
-        options = ServeOptions.model_validate(values)
-    except ValidationError as error:
-        print(first_problem(error, "options", ServeOptions.model_fields), file=sys.stderr)  # noqa: T201 - usage error
-        return 2
-    except UsageError as error:
+        options = choose(values, values.pop("set", ()))
+    except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - usage error
         return error.exit_code
     return run(options)
@@ -62,10 +57,12 @@ def _parser() -> argparse.ArgumentParser:
         default = ServeOptions.model_fields[name].default
         shown = "" if default is None else f" (default {default})"
         parser.add_argument(f"--{name.replace('_', '-')}", help=text + shown, metavar="X")
-    for name in ("policy_args", "executor_args"):
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", help="further parameters, key=value,…", metavar="K=V"
-        )
+    parser.add_argument(
+        "--set",
+        action="append",
+        help="an option, or a knob of the mode or the executor; repeatable",
+        metavar="K=V",
+    )
     parser.add_argument(
         "--no-prefix-cache", dest="prefix_cache", action="store_false", help="recompute prefixes"
     )
@@ -76,13 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         help="random shapes answer in raw bytes instead of one printable character per token",
     )
     return parser
-
-
-def _pair(text: str, name: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"{name}: expected key=value, got '{text}'")
-    return key.strip(), value.strip()
 
 
 if __name__ == "__main__":

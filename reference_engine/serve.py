@@ -8,100 +8,50 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import uvloop
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from loadgen.clock import MonotonicClock
-from loadgen.errors import MissingDependency, SlobenchError, UsageError, nearest
-from reference_engine.core import EngineState
-from reference_engine.executors.base import EXECUTORS, Executor, ExecutorKind, Site
-from reference_engine.kv import BLOCK_TOKENS, KvPool
-from reference_engine.model.config import ModelConfig, ModelSource
-from reference_engine.model.zoo import resolve
-from reference_engine.plan import Limits
-from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.server import About, Api
+from loadgen.errors import SlobenchError, UsageError
+from reference_engine.build import Engine, build
+from reference_engine.metrics import EngineMetrics
+from reference_engine.policies.base import Policy
+from reference_engine.routes.about import About, AboutRoutes
+from reference_engine.routes.completions import CompletionRoutes
+from reference_engine.routes.debug import DebugRoutes
+from reference_engine.routes.loading import loading_routes
+from reference_engine.serve_options import ServeOptions, policy_of
+from reference_engine.server import Guard
 from reference_engine.service import Service
-from reference_engine.tokenizer import Tokenizer, load_tokenizer
+from reference_engine.step_files import StepFiles
+from reference_engine.steps import Event, StepRecord
 
 log = logging.getLogger("reference_engine")
 
-DEVICES: Mapping[str, str] = {"cpu": "torch_cpu", "toy": "toy"}
-_KV_BYTES = 1 << 30
-_STEP_TOKENS = 2048
 _SWITCH_INTERVAL_S = 5e-4
-
-
-class ServeOptions(BaseModel):
-    """What can be chosen about a server; the keys of `--engine` and of `python -m
-    reference_engine`.
-
-    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context.
-    `token_budget` None is the mode's own.
-    `policy_args` and `executor_args` are further parameters of the mode and of the executor.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    mode: str = "chunked"
-    shape: str = "tiny"
-    device: str = "cpu"
-    threads: int = Field(default=1, ge=1)
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    max_model_len: int | None = Field(default=None, ge=2)
-    kv_blocks: int | None = Field(default=None, ge=1)
-    max_num_seqs: int = Field(default=256, ge=1)
-    token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
-    seed: int = Field(default=0, ge=0)
-    model_name: str | None = None
-    printable: bool = True
-    prefix_cache: bool = True
-    policy_args: dict[str, Any] = Field(default_factory=dict)
-    executor_args: dict[str, Any] = Field(default_factory=dict)
-    api_key_env: str | None = None
-    parent_pid: int | None = Field(default=None, ge=1)
-    drain_s: float = Field(default=10.0, ge=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A built engine, not yet running."""
-
-    model: ModelSource
-    limits: Limits
-    state: EngineState
-    executor: Executor
-    tokenizer: Tokenizer
-    clock: MonotonicClock
-
-    def service(self) -> Service:
-        """The engine in a thread; needs a running event loop."""
-        return Service(self.state, self.executor, self.tokenizer, self.clock)
 
 
 def run(options: ServeOptions) -> int:
     """Serve until SIGTERM, SIGINT or the parent's end; returns the exit code.
 
-    Prints `READY http://host:port` to stdout when requests are accepted. What stops it from
-    getting there is one line on stderr and exit code 2.
+    Prints `READY http://host:port` to stdout when requests are accepted. Until then the port
+    answers `/health` with 200 and everything else with 503. What stops it from getting ready is
+    one line on stderr and exit code 2.
     """
     signal.signal(signal.SIGTERM, _leave)  # until the event loop has its own handlers
     try:
         with _bind(options.host, options.port) as listener:
-            engine = build(options)
             api_key = _api_key(options.api_key_env)
             # The engine thread computes all the time; the default of 5 ms would delay each token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(options, engine, listener, api_key))
+                runner.run(_serve(options, listener, Guard(api_key, options.max_body_bytes)))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the one line the caller shows
         return error.exit_code
@@ -110,89 +60,109 @@ def run(options: ServeOptions) -> int:
     return 0
 
 
-def build(options: ServeOptions) -> Engine:
-    """Model, KV, policy and executor. Raises UsageError or MissingDependency naming the option."""
-    model = resolve(options.shape)
-    max_model_len = min(options.max_model_len or 4096, model.config.max_model_len)
-    if options.max_model_len is not None and options.max_model_len > model.config.max_model_len:
-        raise UsageError(
-            f"max_model_len: {options.max_model_len} is above the {model.config.max_model_len} "
-            f"positions of '{model.name}'"
-        )
-    n_blocks = options.kv_blocks or _default_blocks(model.config, max_model_len)
-    policy = _policy(options)
-    limits = Limits(
-        max_num_seqs=options.max_num_seqs,
-        max_step_tokens=max(_budget(policy), max_model_len) + options.max_num_seqs,
-        max_model_len=max_model_len,
-        vocab_size=model.config.vocab_size,
+async def _serve(options: ServeOptions, listener: socket.socket, guard: Guard) -> None:
+    # The socket goes on listening from the first application to the second: nobody is refused.
+    async with _listening(guard.app(loading_routes()), listener):
+        engine = await _in_thread(partial(build, options))
+    files = None if options.log_dir is None else StepFiles(options.log_dir, engine.clock.epoch_ns)
+    service, routes = wire_up(engine, options, files)
+    stopping = asyncio.Event()
+    parent_is_gone = _on_stop(stopping, service.hurry, options.parent_pid)
+    service.start()
+    try:
+        async with _listening(guard.app(routes), listener):
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            port = listener.getsockname()[1]
+            print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
+            await stopping.wait()
+            log.info("draining")
+            await service.stop(0.0 if parent_is_gone() else options.drain_s)
+    finally:
+        await service.stop()
+        if files is not None:
+            files.close()
+
+
+def wire_up(
+    engine: Engine, options: ServeOptions, files: StepFiles | None = None, outbox: int = 1024
+) -> tuple[Service, list[web.RouteDef]]:
+    """The engine's service, not started, and everything the server answers with it."""
+    service = engine.service(outbox, options.max_queue)
+    state = engine.state
+    state.log.on_step, state.log.on_event = _listeners(service.metrics, files)
+    about = About(
+        model=options.model_name or engine.model.name,
+        max_model_len=engine.limits.max_model_len,
+        version=_version(),
+        device=options.device,
+        cache={
+            "block_size": str(state.kv.block_tokens),
+            "num_gpu_blocks": str(state.kv.n_blocks),
+            "enable_prefix_caching": str(state.kv.prefix_cache),
+        },
     )
-    clock = MonotonicClock()
-    tokenizer = load_tokenizer(
-        model.directory, options.printable and model.directory is None, model.config.eos_ids
-    )
-    site = Site(model, n_blocks, BLOCK_TOKENS, max_model_len, time.sleep)
-    executor = _executor_kind(options).build(site)
-    kv = KvPool(n_blocks, prefix_cache=options.prefix_cache)
-    state = EngineState(limits, kv, clock, policy)
-    return Engine(model, limits, state, executor, tokenizer, clock)
+
+    def make_policy(mode: str, knobs: Mapping[str, Any]) -> Policy:
+        return policy_of(mode, options, knobs)
+
+    routes = [
+        *CompletionRoutes(service, about).routes(),
+        *AboutRoutes(service, state, about).routes(),
+        *DebugRoutes(service, about, make_policy).routes(),
+    ]
+    return service, routes
 
 
-def _policy(options: ServeOptions) -> Policy:
-    cls = POLICIES.get(options.mode)
-    known: dict[str, Any] = {}
-    if "max_num_seqs" in cls.model_fields:  # the engine's own limit holds for the others
-        known["max_num_seqs"] = options.max_num_seqs
-    if options.token_budget is not None:
-        if "token_budget" not in cls.model_fields:
-            raise UsageError(f"token_budget: the mode '{options.mode}' has none")
-        known["token_budget"] = options.token_budget
+def _listeners(
+    metrics: EngineMetrics, files: StepFiles | None
+) -> tuple[Callable[[StepRecord], None], Callable[[Event], None]]:
+    """Who hears of each step and of each event: `/metrics`, and the files if there are any."""
+    if files is None:
+        return metrics.on_step, metrics.on_event
+
+    def on_step(record: StepRecord) -> None:
+        metrics.on_step(record)
+        files.on_step(record)
+
+    def on_event(event: Event) -> None:
+        metrics.on_event(event)
+        files.on_event(event)
+
+    return on_step, on_event
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+    """`app` behind the listener, which stays open."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
     try:
-        return cls.model_validate({**known, **options.policy_args})
-    except ValidationError as error:
-        raise UsageError(first_problem(error, "policy_args", cls.model_fields)) from error
-
-
-def _budget(policy: Policy) -> int:
-    """Tokens a mode wants in one step, as far as it says so."""
-    budget = getattr(policy, "token_budget", None)
-    return budget if isinstance(budget, int) else _STEP_TOKENS
-
-
-def _executor_kind(options: ServeOptions) -> ExecutorKind:
-    if options.device not in DEVICES:
-        raise UsageError(
-            f"device: unknown device '{options.device}'; {nearest(options.device, DEVICES)}"
-        )
+        await web.SockSite(runner, listener.dup(), backlog=1024).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UsageError(f"port {listener.getsockname()[1]}: {error.strerror}") from error
     try:
-        cls = EXECUTORS.get(DEVICES[options.device])
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingDependency(
-            f"device '{options.device}' needs torch: pip install 'slobench[engine]' "
-            "(or use device=toy, which needs nothing)"
-        ) from error
-    shared = {"threads": options.threads, "seed": options.seed}
-    known = {key: value for key, value in shared.items() if key in cls.model_fields}
-    try:
-        return cls.model_validate({**known, **options.executor_args})
-    except ValidationError as error:
-        raise UsageError(first_problem(error, "executor_args", cls.model_fields)) from error
+        yield
+    finally:
+        await runner.cleanup()
 
 
-def first_problem(error: ValidationError, where: str, known: Mapping[str, object]) -> str:
-    """One line for the first mistake in a mapping of parameters."""
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key '{key}'; {nearest(key, known)}"
-    return f"{where}: {key}: {problem['msg']}, got {problem['input']!r}"
+async def _in_thread(work: Callable[[], Engine]) -> Engine:
+    """`work` in a thread that nobody waits for: a signal while a model is loading ends the
+    process at once."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Engine] = loop.create_future()
 
+    def run() -> None:
+        try:
+            engine = work()
+        except BaseException as error:  # raised again where it is awaited
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, engine)
 
-def _default_blocks(config: ModelConfig, max_model_len: int) -> int:
-    affordable = _KV_BYTES // (config.kv_bytes_per_token() * BLOCK_TOKENS)
-    return max(-(-max_model_len // BLOCK_TOKENS), min(4096, affordable))
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return await done
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -217,41 +187,6 @@ def _api_key(variable: str | None) -> str | None:
     if not os.environ.get(variable):
         raise UsageError(f"api_key_env: the environment variable {variable} is not set")
     return os.environ[variable]
-
-
-async def _serve(
-    options: ServeOptions, engine: Engine, listener: socket.socket, api_key: str | None
-) -> None:
-    service = engine.service()
-    stopping = asyncio.Event()
-    parent_is_gone = _on_stop(stopping, service.hurry, options.parent_pid)
-    about = About(
-        model=options.model_name or engine.model.name,
-        max_model_len=engine.limits.max_model_len,
-        version=_version(),
-        mode=options.mode,
-        device=options.device,
-    )
-    runner = web.AppRunner(
-        Api(service, about, api_key).app(),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=1.0,
-    )
-    await runner.setup()
-    service.start()
-    try:
-        await web.SockSite(runner, listener, backlog=1024).start()
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        port = listener.getsockname()[1]
-        print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
-        await stopping.wait()
-        log.info("draining")
-    except OSError as error:
-        raise UsageError(f"port {options.port} on {options.host}: {error.strerror}") from error
-    finally:
-        await service.stop(0.0 if parent_is_gone() else options.drain_s)
-        await runner.cleanup()
 
 
 def _on_stop(

@@ -17,27 +17,13 @@ from targets.child import Child, child_server
 from targets.endpoint import Endpoint, Labels
 from targets.mock_options import OPTIONS, split_options
 
-ENGINE_OPTIONS = (
-    "device",
-    "drain_s",
-    "host",
-    "kv_blocks",
-    "max_model_len",
-    "max_num_seqs",
-    "mode",
-    "model_name",
-    "port",
-    "seed",
-    "shape",
-    "threads",
-    "token_budget",
-)
 ENGINE_DEFAULTS: Mapping[str, str] = {
     "mode": "chunked",
     "shape": "tiny",
     "device": "cpu",
     "threads": "1",  # so that it cannot starve the client on the same machine
     "port": "0",
+    "drain_s": "2",  # whatever still runs when a run is over is nobody's any more
 }
 MOCK_SERVER_OPTIONS = ("host", "port", "tls_cert", "tls_key")
 _SECRET = ("api_key", "api-key")  # labels reach the manifest
@@ -52,15 +38,13 @@ class Served:
 
 
 def parse_engine(text: str) -> dict[str, str]:
-    """Options from `mode=chunked,shape=tiny,device=cpu`. Raises UsageError with the nearest name.
+    """Options from `mode=chunked,shape=tiny,watermark=0.05`: the engine's, and knobs of its mode.
 
-    Values are the engine's to check: it ends with one line when it cannot serve them.
+    Names and values are the engine's to check: it ends with one line when it cannot serve them.
     """
     options: dict[str, str] = {}
     for key, value in split_options(text):
         name = key.replace("-", "_")
-        if name not in ENGINE_OPTIONS:
-            raise UsageError(f"unknown engine option '{key}'; {nearest(name, ENGINE_OPTIONS)}")
         if name in options:
             raise UsageError(f"engine option '{key}' is given twice: {options[name]} and {value}")
         options[name] = value
@@ -71,17 +55,20 @@ def parse_engine(text: str) -> dict[str, str]:
 def engine(
     options: Mapping[str, str], log_dir: Path, *, ready_timeout_s: float = 120.0
 ) -> Iterator[Served]:
-    """The bundled engine, serving while the `with` block runs; its log is `log_dir/engine.log`.
+    """The bundled engine, serving while the `with` block runs. `log_dir` gets its log,
+    `engine.log`, and when it ends its steps and events (Parquet).
 
     Raises MissingDependency (no torch), UsageError (a bad option, a busy port) or TargetError (it
     died, it never got ready), each in one line of the engine's own words.
     """
     chosen = {**ENGINE_DEFAULTS, **options}
-    flags = [part for key, value in chosen.items() for part in (_flag(key), value)]
+    flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+    flags += ["--log-dir", str(log_dir.resolve())]
     with child_server(
         "engine", "reference_engine", flags, log_dir=log_dir, ready_timeout_s=ready_timeout_s
     ) as child:
-        said = " ".join(f"{key}={value}" for key, value in chosen.items() if key != "port")
+        shown = {key: value for key, value in chosen.items() if key not in ("port", "drain_s")}
+        said = " ".join(f"{key}={value}" for key, value in shown.items())
         yield Served(Endpoint(url=child.url, labels=Labels(engine="reference", flags=said)), child)
 
 

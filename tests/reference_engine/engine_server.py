@@ -12,8 +12,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from reference_engine.serve import Engine, ServeOptions, build
-from reference_engine.server import About, Api
+from reference_engine.build import Engine, build
+from reference_engine.serve import wire_up
+from reference_engine.serve_options import ServeOptions
+from reference_engine.server import Guard
 from reference_engine.service import Service
 
 
@@ -32,8 +34,16 @@ class Serving:
             return response.status, await response.json()
 
     async def get(self, path: str) -> tuple[int, Any]:
-        async with self.session.get(path) as response:
+        return await self.ask("GET", path)
+
+    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        async with self.session.request(method, path, json=body) as response:
             return response.status, await response.json()
+
+    async def text(self, path: str) -> str:
+        async with self.session.get(path) as response:
+            assert response.status == 200
+            return await response.text()
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """The data of each event of a stream; the terminator stays a string."""
@@ -57,22 +67,26 @@ class Serving:
 
 
 def toy_engine(**options: Any) -> Engine:
-    return build(ServeOptions(**{"device": "toy", "shape": "nano", **options}))
+    return build(toy_options(**options))
+
+
+def toy_options(**options: Any) -> ServeOptions:
+    return ServeOptions(**{"device": "toy", "shape": "nano", **options})
 
 
 @asynccontextmanager
 async def serving(
     engine: Engine | None = None,
     api_key: str | None = None,
-    max_body_bytes: int = 1 << 18,
     outbox: int = 1024,
+    **options: Any,
 ) -> AsyncIterator[Serving]:
-    """The engine (a toy by default) behind HTTP until the block ends."""
-    engine = engine or toy_engine()
-    service = Service(engine.state, engine.executor, engine.tokenizer, engine.clock, outbox)
+    """The engine (a toy of these `options` by default) behind HTTP until the block ends."""
+    chosen = toy_options(**{"max_body_bytes": 1 << 18, **options})
+    engine = engine or build(chosen)
+    service, routes = wire_up(engine, chosen, outbox=outbox)
     service.start()
-    about = About("nano", engine.limits.max_model_len, "0", "chunked", "toy")
-    app = Api(service, about, api_key, max_body_bytes).app()
+    app = Guard(api_key, chosen.max_body_bytes).app(routes)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.socket()

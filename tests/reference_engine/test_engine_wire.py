@@ -10,15 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reference_engine.sequence import Sampling
-from reference_engine.wire import (
-    Call,
-    Encoder,
-    Usage,
-    WireError,
-    error_body,
-    parse_chat,
-    parse_completion,
-)
+from reference_engine.wire.answer import Chosen, Encoder, Usage
+from reference_engine.wire.call import Call, parse_chat, parse_completion, parse_either
+from reference_engine.wire.errors import WireError, error_body
 
 
 def chat(**fields):
@@ -45,6 +39,11 @@ def test_a_full_chat_body_is_read():
             ignore_eos=True,
             tenant="red",
             priority=-2,
+            logprobs=True,
+            top_logprobs=0,
+            ttft_slo_ms=500,
+            tpot_slo_ms=50.5,
+            deadline_ms=9000,
             something_else={"x": 1},
         )
     )
@@ -53,8 +52,9 @@ def test_a_full_chat_body_is_read():
         messages=(("user", "Hi"),),
         max_tokens=7,
         min_tokens=3,
-        sampling=Sampling(0.5, 0.9, 40, 11),
+        sampling=Sampling(0.5, 0.9, 40, 11, logprobs=True),
         has_seed=True,
+        logprobs=True,
         stop=("a", "b"),
         ignore_eos=True,
         stream=True,
@@ -62,7 +62,37 @@ def test_a_full_chat_body_is_read():
         continuous_usage=True,
         tenant="red",
         priority=-2,
+        ttft_slo_s=0.5,
+        tpot_slo_s=0.0505,
+        deadline_s=9.0,
     )
+
+
+def test_the_tenant_of_the_header_wins_over_those_of_the_body():
+    assert parse_chat(chat(user="u", tenant="t"), "h").tenant == "h"
+    assert parse_chat(chat(user="u", tenant="t")).tenant == "t"
+    assert parse_chat(chat(user="u")).tenant == "u"
+    assert parse_completion(completion()).tenant == "default"
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [(None, False), (0, True), (1, True)])
+def test_completions_ask_for_logprobs_with_a_number(asked, wanted):
+    call = parse_completion(completion(logprobs=asked))
+    assert call.logprobs == wanted
+    assert call.sampling is not None
+    assert call.sampling.logprobs == wanted
+
+
+@pytest.mark.parametrize("asked", [2, -1, True, "1"])
+def test_logprobs_of_tokens_that_were_not_chosen_are_refused(asked):
+    with pytest.raises(WireError, match="0 or 1") as caught:
+        parse_completion(completion(logprobs=asked))
+    assert caught.value.param == "logprobs"
+
+
+def test_a_body_of_either_kind_is_told_by_its_messages():
+    assert parse_either(chat()).is_chat
+    assert not parse_either(completion()).is_chat
 
 
 def test_the_newer_name_of_max_tokens_wins():
@@ -109,7 +139,13 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
             "parts are supported",
         ),
         (chat(n=2), "n", "2 is not supported"),
-        (chat(logprobs=True), "logprobs", "not supported"),
+        (chat(logprobs=1), "logprobs", "true or false"),
+        (chat(logprobs=True, top_logprobs=2), "top_logprobs", "2 is not supported"),
+        (chat(ttft_slo_ms=0), "ttft_slo_ms", r"in \(0, 86400000\], got 0"),
+        (chat(tpot_slo_ms="50"), "tpot_slo_ms", "got '50'"),
+        (chat(deadline_ms=-1), "deadline_ms", "got -1"),
+        (chat(tenant="a\nb"), "tenant", "printable"),
+        (chat(tenant="x" * 129), "tenant", "up to 128"),
         (chat(tools=[{"type": "function"}]), "tools", "not supported"),
         (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
         (chat(frequency_penalty=0.5), "frequency_penalty", "not supported"),
@@ -248,3 +284,31 @@ def test_an_error_has_the_shape_of_the_api():
             "code": "context_length_exceeded",
         }
     }
+
+
+def test_logprobs_on_the_wire():
+    asked = parse_chat(chat(logprobs=True))
+    encoder = Encoder(asked, "chatcmpl-1", "tiny", 3)
+    first, second = Chosen("é", 0, -0.5), Chosen("", 1, -2.0)
+    (event,) = events(encoder.text("é", None, chosen=first))
+    entry = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
+    assert event["choices"][0]["logprobs"] == {"content": [entry], "refusal": None}
+    whole = json.loads(encoder.whole("é", "stop", USAGE, [first, second]))
+    assert [token["logprob"] for token in whole["choices"][0]["logprobs"]["content"]] == [-0.5, -2]
+
+    asked = parse_completion(completion(logprobs=0))
+    encoder = Encoder(asked, "cmpl-1", "tiny", 3)
+    whole = json.loads(encoder.whole("é", "stop", USAGE, [first, second]))
+    assert whole["choices"][0]["logprobs"] == {
+        "tokens": ["é", ""],
+        "token_logprobs": [-0.5, -2.0],
+        "top_logprobs": None,
+        "text_offset": [0, 1],
+    }
+    (event,) = events(encoder.text("", None, chosen=second))
+    assert event["choices"][0]["logprobs"]["text_offset"] == [1]
+
+
+def test_an_error_may_carry_more():
+    error = WireError("full", status=429, more={"predicted_wait_ms": 7}, retry_after_s=1)
+    assert json.loads(error_body(error))["error"]["predicted_wait_ms"] == 7

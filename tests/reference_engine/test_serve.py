@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from loadgen.errors import UsageError
-from reference_engine.serve import ServeOptions, build
+from reference_engine.build import build
+from reference_engine.serve_options import ServeOptions, choose
 
 ENGINE = [sys.executable, "-m", "reference_engine"]
 
@@ -103,9 +104,13 @@ def test_without_torch_one_line_says_what_to_install():
         (["--token-budget", "0"], "options: token_budget"),
         (["--mode", "static", "--token-budget", "64"], "token_budget: the mode 'static' has none"),
         (["--port", "many"], "options: port"),
-        (["--policy-args", "watermark=2"], "policy_args: watermark"),
-        (["--policy-args", "waterline=2"], "unknown key 'waterline'; did you mean 'watermark'"),
-        (["--policy-args", "watermark"], "policy_args: expected key=value, got 'watermark'"),
+        (["--set", "watermark=2"], "policy_args: watermark"),
+        (["--set", "waterline=2"], "unknown engine option 'waterline'; did you mean 'watermark'"),
+        (["--set", "tokenbudget=2"], "did you mean 'token_budget'"),
+        (["--set", "watermark"], "--set: expected key=value, got 'watermark'"),
+        (["--set", "watermark=[1"], "--set watermark: [1 is not JSON"),
+        (["--set", "step_s=-1"], "executor_args: step_s"),
+        (["--set", "parent_pid=1"], "unknown engine option 'parent_pid'"),
         (["--api-key-env", "SLOBENCH_NOT_SET"], "SLOBENCH_NOT_SET is not set"),
         (["--max-model-len", "9999"], "max_model_len: 9999 is above the 4096 positions"),
     ],
@@ -154,6 +159,24 @@ def test_options_reach_the_policy_and_the_limits():
     }
     assert (engine.limits.max_num_seqs, engine.limits.max_model_len) == (5, 256)
     assert engine.state.kv.n_blocks == 100
+
+
+def test_knobs_are_found_by_name_wherever_they_belong():
+    given = {"device": "toy", "shape": "nano"}
+    options = choose(given, ["watermark=0.05", "step-s=0.25", "kv_blocks=100", "seed=3"])
+    assert (options.policy_args, options.executor_args) == (
+        {"watermark": "0.05"},
+        {"step_s": "0.25"},
+    )
+    assert (options.kv_blocks, options.seed) == (100, 3)
+    assert build(options).state.policy.model_dump()["watermark"] == 0.05
+    assert choose(given, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+
+
+def test_what_is_not_said_is_left_to_the_mode():
+    engine = build(ServeOptions(device="toy", shape="nano"))
+    assert engine.state.policy.model_dump()["token_budget"] == 2048
+    assert engine.limits.max_num_seqs == 256
 
 
 def test_default_kv_is_a_gibibyte_at_most_and_a_full_context_at_least():

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -170,7 +171,7 @@ def test_max_tokens_may_be_left_out_of_a_chat():
 )
 def test_what_cannot_be_served_is_an_openai_error(path, body, status, param, code):
     async def scene():
-        async with serving(toy_engine(kv_blocks=40)) as server:
+        async with serving(kv_blocks=40) as server:
             answer = await server.post(path, body)
             await server.idle()
             return answer
@@ -182,7 +183,7 @@ def test_what_cannot_be_served_is_an_openai_error(path, body, status, param, cod
     assert answer["error"]["message"]
 
 
-def test_an_api_key_is_asked_for_under_v1_only():
+def test_an_api_key_is_asked_for_but_not_of_probes():
     async def scene():
         async with serving(api_key="secret") as server:
             body = {"prompt": "x", "max_tokens": 1}
@@ -193,10 +194,80 @@ def test_an_api_key_is_asked_for_under_v1_only():
                 (await server.post(COMPLETIONS, body, **wrong))[0],
                 (await server.post(COMPLETIONS, body, **right))[0],
                 (await server.get("/v1/models"))[0],
+                (await server.get("/debug/engine"))[0],
                 (await server.get("/health"))[0],
+                (await server.get("/ready"))[0],
+                len(await server.text("/metrics")) > 1000,
             ]
 
-    assert asyncio.run(scene()) == [401, 401, 200, 401, 200]
+    assert asyncio.run(scene()) == [401, 401, 200, 401, 401, 200, 200, True]
+
+
+def test_the_tenant_of_the_header_reaches_the_engine():
+    async def scene():
+        async with serving() as server:
+            body = {"prompt": "x", "max_tokens": 1, "user": "u"}
+            await server.post(COMPLETIONS, body, **{"x-request-id": "a", "x-tenant": "blue"})
+            return await server.get("/debug/requests/a")
+
+    status, entry = asyncio.run(scene())
+    assert (status, entry["tenant"]) == (200, "blue")
+
+
+def test_a_full_queue_is_a_429_with_retry_after():
+    async def scene():
+        options: dict[str, Any] = {"max_queue": 1, "max_num_seqs": 1}
+        options["executor_args"] = {"step_s": 0.001}
+        async with serving(**options) as server:
+            body = json.dumps({"prompt": "x", "max_tokens": 400}).encode()
+            first = []
+            for state in ("running", "waiting"):
+                first.append(asyncio.create_task(server.post(COMPLETIONS, body)))
+                while (await server.get("/debug/engine"))[1][state] == 0:
+                    pass
+            async with server.session.post(COMPLETIONS, data=body) as refused:
+                return (
+                    refused.status,
+                    refused.headers["Retry-After"],
+                    await refused.json(),
+                    [status for status, _ in await asyncio.gather(*first)],
+                    await server.text("/metrics"),
+                )
+
+    status, retry_after, body, answered, metrics = asyncio.run(scene())
+    assert status == 429
+    assert int(retry_after) >= 1
+    assert body["error"]["code"] == body["error"]["reason"] == "queue_full"
+    assert "predicted_wait_ms" in body["error"]
+    assert answered == [200, 200]
+    assert 'ref:refused_requests_total{engine="0",model_name="nano",reason="queue_full"}' in metrics
+
+
+def test_the_last_steps_can_be_read():
+    async def scene():
+        async with serving() as server:
+            await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 5})
+            return [await server.get(f"/debug/steps{query}") for query in ("", "?n=2", "?n=0")]
+
+    (status, everything), (_, two), (refused, error) = asyncio.run(scene())
+    assert status == 200
+    steps = everything["steps"]
+    assert [step["n_prefill_tokens"] for step in steps] == [3, 0, 0, 0, 0]
+    assert [step["n_decode"] for step in steps] == [0, 1, 1, 1, 1]
+    assert two["steps"] == steps[-2:]
+    assert (refused, error["error"]["param"]) == (400, "n")
+
+
+def test_the_policy_tells_its_knobs():
+    async def scene():
+        async with serving(token_budget=99) as server:
+            return await server.get("/debug/policy")
+
+    status, body = asyncio.run(scene())
+    assert status == 200
+    assert body["mode"] == "chunked"
+    assert body["knobs"]["token_budget"] == 99
+    assert "chunked" in body["modes"]
 
 
 def test_the_model_list_says_how_much_fits():

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from reference_engine.sequence import Sampling
-from reference_engine.service import Service, StreamBroken
-from reference_engine.wire import Call, WireError
+from reference_engine.service import Service
+from reference_engine.streams import StreamBroken
+from reference_engine.wire.call import Call
+from reference_engine.wire.errors import WireError
 from tests.reference_engine.engine_server import toy_engine
 
 
@@ -20,8 +22,8 @@ async def texts(stream) -> str:
     return "".join([delta.text async for deltas in stream for delta in deltas])
 
 
-async def started(**options) -> Service:
-    service = toy_engine(**options).service()
+async def started(max_queue: int = 100, **options) -> Service:
+    service = toy_engine(**options).service(max_queue=max_queue)
     service.start()
     return service
 
@@ -114,3 +116,43 @@ def test_a_drain_in_a_hurry_ends_at_once():
             await reading
 
     asyncio.run(scene())
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back():
+    async def scene():
+        service = await started(max_queue=2, max_num_seqs=1, executor_args={"step_s": 0.001})
+        for _ in range(2):
+            first = service.submit(call(1), None, service.clock.now_s())
+            await texts(first)
+            first.close()
+        streams = [service.submit(call(50), None, service.clock.now_s()) for _ in range(2)]
+        with pytest.raises(WireError) as refused:
+            service.submit(call(50), None, service.clock.now_s())
+        for stream in streams:
+            stream.close()
+        again = service.submit(call(1), None, service.clock.now_s())
+        assert len(await texts(again)) == 1
+        again.close()
+        await service.stop()
+        return refused.value, service.n_refused
+
+    error, n_refused = asyncio.run(scene())
+    assert (error.status, error.code, error.more["reason"]) == (429, "queue_full", "queue_full")
+    assert error.more["predicted_wait_ms"] >= 0
+    assert error.retry_after_s == 1
+    assert n_refused == {"queue_full": 1}
+
+
+def test_a_question_that_is_a_mistake_fails_alone():
+    def mistake(state):
+        raise WireError("no such tenant")
+
+    async def scene():
+        service = await started()
+        with pytest.raises(WireError, match="no such tenant"):
+            await service.ask(mistake)
+        n_steps = await service.ask(lambda state: state.counters.steps)
+        await service.stop()
+        return n_steps
+
+    assert asyncio.run(scene()) == 0

@@ -13,12 +13,12 @@ def test_engine_options_are_read_from_the_flag():
         "max_model_len": "128",
     }
     assert parse_engine("") == {}
+    assert parse_engine("mode=chunked,watermark=0.05")["watermark"] == "0.05"
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("mdoe=x", "unknown engine option 'mdoe'; did you mean 'mode'?"),
         ("chunked", "option 'chunked': expected key=value"),
         ("mode=a,mode=b", "engine option 'mode' is given twice: a and b"),
     ],
@@ -43,11 +43,19 @@ def test_the_bundled_engine_serves_and_is_labelled(tmp_path):
         assert served.endpoint.labels.flags == flags
     assert served.child.exit_code is not None
     assert (tmp_path / "engine.log").exists()
+    assert (tmp_path / "engine_steps.parquet").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({"mode": "chunkd"}, "chunked"), ({"shape": "tinny"}, "tiny"), ({"device": "cpuu"}, "cpu")],
+    [
+        ({"mode": "chunkd"}, "chunked"),
+        ({"shape": "tinny"}, "tiny"),
+        ({"device": "cpuu"}, "cpu"),
+        ({"mdoe": "x"}, "unknown engine option 'mdoe'; did you mean 'mode'?"),
+        ({"waterline": "1"}, "did you mean 'watermark'?"),
+        ({"watermark": "2"}, "watermark"),
+    ],
 )
 def test_what_the_engine_cannot_serve_is_told_in_its_own_words(tmp_path, options, problem):
     with pytest.raises(UsageError) as caught:

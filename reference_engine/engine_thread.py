@@ -1,0 +1,172 @@
+"""The thread that owns the engine: `EngineState`, detokenizers and stop strings.
+
+Loop → engine is a deque of callables and a wake-up; engine → loop is one `call_soon_threadsafe`
+per step with everything the step produced, because one per token would be tens of thousands of
+wake-ups a second. Nothing else is shared, except what never changes and single numbers.
+
+An exception in the thread ends it: it is logged and told to the loop, which fails every stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from loadgen.clock import Clock
+from reference_engine.core import EngineState, step
+from reference_engine.executors.base import Executor
+from reference_engine.metrics import EngineMetrics
+from reference_engine.pace import Departures
+from reference_engine.sequence import Request, State
+from reference_engine.step_tokens import StepTokens, TokenEvent
+from reference_engine.stops import StopText
+from reference_engine.streams import Delta, TokenStream
+from reference_engine.tokenizer import Detokenizer
+from reference_engine.wire.answer import Chosen
+
+log = logging.getLogger(__name__)
+
+Deltas = list[tuple[TokenStream, Delta]]
+
+
+class Listener(NamedTuple):
+    """Where the thread's news go, all called on the loop: the deltas of a step, and what ended
+    the thread."""
+
+    on_deltas: Callable[[Deltas], None]
+    on_failure: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Live:
+    """A request on the engine's side: its text so far and where it goes."""
+
+    request: Request
+    stream: TokenStream
+    detokenizer: Detokenizer
+    stops: StopText
+    n_chars: int = 0
+    token_s: float | None = None  # when its last token came
+
+
+class EngineThread:
+    """Steps `state` on `executor` as long as there is work; sleeps otherwise."""
+
+    def __init__(
+        self, state: EngineState, executor: Executor, clock: Clock, metrics: EngineMetrics
+    ) -> None:
+        self._state, self._executor, self._clock = state, executor, clock
+        self._metrics = metrics
+        self.departures = Departures()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._is_stopped = False
+        self._live: dict[str, Live] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- called on the loop
+
+    def start(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> None:
+        self._loop, self._listener = loop, listener
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End after the running step; jobs that are posted already are done before."""
+        self._is_stopped = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Do `job` in the engine thread, between two steps."""
+        self._inbox.append(job)
+        self._wake.set()
+
+    # --- jobs
+
+    def admit(self, live: Live) -> None:
+        self._live[live.request.id] = live
+        self._state.admit(live.request)
+
+    def cancel(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+        request = self._state.end(request_id, State.finished_abort)
+        if request is not None:
+            self._on_finish(request)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopped:
+                # Cleared before the inbox is read: a job posted in between costs one idle turn,
+                # one posted after it is seen by the wait below.
+                self._wake.clear()
+                self._work_off_inbox()
+                if self._state.has_work:
+                    self._publish(step(self._state, self._executor))
+                self._wake.wait(self._idle_s())
+            self._work_off_inbox()
+        except BaseException as error:  # the thread's boundary: recorded, and told to every stream
+            log.exception("the engine thread failed")
+            failure = f"the engine failed: {type(error).__name__}: {error}"
+            self._loop.call_soon_threadsafe(self._listener.on_failure, failure)
+
+    def _work_off_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _idle_s(self) -> float | None:
+        if not self._state.has_work:
+            return None
+        until_s = self._state.wait_until_s
+        if until_s is None:
+            return 0.0
+        return None if until_s == inf else max(0.0, until_s - self._clock.now_s())
+
+    def _publish(self, events: StepTokens) -> None:
+        now_s = self._clock.now_s()
+        gaps_s: list[float] = []
+        deltas: Deltas = []
+        for event in events:
+            live = self._live.get(event.request.id)
+            if live is None:
+                continue
+            if live.token_s is None:
+                self._metrics.on_first_token(live.request)
+            else:
+                gaps_s.append(now_s - live.token_s)
+            live.token_s = now_s
+            deltas.append((live.stream, self._delta(live, event)))
+        if deltas:
+            self._metrics.on_tokens(len(deltas), gaps_s)
+            self._loop.call_soon_threadsafe(self._listener.on_deltas, deltas)
+
+    def _delta(self, live: Live, event: TokenEvent) -> Delta:
+        request, finish = event.request, event.finish
+        # A stop token is counted and has no text.
+        text = "" if finish is State.finished_stop else live.detokenizer.push(event.token)
+        chosen = None if event.logprob is None else Chosen(text, live.n_chars, event.logprob)
+        live.n_chars += len(text)
+        if finish is not None:
+            text += live.detokenizer.flush()
+        if request.n_output > request.min_tokens:
+            text, is_stopped = live.stops.push(text)
+            if is_stopped:
+                self._state.end(request.id, State.finished_stop)
+                finish = State.finished_stop
+            elif finish is not None:
+                text += live.stops.flush()
+        if finish is not None:
+            del self._live[request.id]
+            self._on_finish(request)
+        return Delta(text, request.n_output, None if finish is None else finish.value, chosen)
+
+    def _on_finish(self, request: Request) -> None:
+        self._metrics.on_finish(request, self._state.accounts.get(request.id))
+        self.departures.add(self._clock.now_s())

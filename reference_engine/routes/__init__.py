@@ -1,0 +1,1 @@
+"""What the server answers, a module per subject; `server` puts them together."""

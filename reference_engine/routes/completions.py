@@ -1,0 +1,147 @@
+"""Chat and completions: bodies to the service, streams back whole or as server-sent events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from aiohttp import ClientConnectionResetError, web
+
+from reference_engine.routes.about import About
+from reference_engine.service import Service
+from reference_engine.streams import StreamBroken, TokenStream
+from reference_engine.wire.answer import Chosen, Encoder
+from reference_engine.wire.call import Call, parse_chat, parse_completion
+from reference_engine.wire.errors import WireError, error_event
+
+log = logging.getLogger(__name__)
+
+_SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies must not gather tokens
+}
+_LONGEST_REQUEST_ID = 128
+
+
+class CompletionRoutes:
+    """`/v1/chat/completions` and `/v1/completions`."""
+
+    def __init__(self, service: Service, about: About) -> None:
+        self._service, self._about = service, about
+        self._n_answers = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/chat/completions", self.chat_completions),
+            web.post("/v1/completions", self.completions),
+        ]
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, parse_chat)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, parse_completion)
+
+    async def _complete(
+        self, request: web.Request, parse: Callable[[bytes, str | None], Call]
+    ) -> web.StreamResponse:
+        arrived_s = self._service.clock.now_s()
+        call = parse(await request.read(), request.headers.get("x-tenant"))
+        self._about.check_model(call)
+        stream = self._service.submit(call, request_id(request), arrived_s)
+        encoder = Encoder(call, self._answer_id(call), self._about.model, int(time.time()))
+        try:
+            if call.stream:
+                return await _stream(request, call, stream, encoder)
+            body = await _whole(stream, encoder)
+            return web.Response(body=body, content_type="application/json")
+        finally:
+            stream.close()
+            _log_end(stream)
+
+    def _answer_id(self, call: Call) -> str:
+        self._n_answers += 1
+        return f"{'chatcmpl' if call.is_chat else 'cmpl'}-{self._n_answers}"
+
+
+def request_id(request: web.Request) -> str | None:
+    """The client's id, if it is one that can stand in a header and a log line."""
+    given = request.headers.get("x-request-id", "")
+    return given if 0 < len(given) <= _LONGEST_REQUEST_ID and given.isprintable() else None
+
+
+async def _stream(
+    request: web.Request, call: Call, stream: TokenStream, encoder: Encoder
+) -> web.StreamResponse:
+    """Answer with events. What goes wrong after the status line is told in band, or to nobody if
+    the client is gone."""
+    response = web.StreamResponse(headers=_SSE_HEADERS)
+    if request.transport is not None:
+        stream.on_cut_off = request.transport.abort
+    try:
+        await response.prepare(request)
+        await _write_events(response, call, stream, encoder)
+    except StreamBroken as error:
+        await _tell(response, str(error))
+    except ClientConnectionResetError:
+        log.debug("request %s: the client hung up", stream.request.id)
+    except Exception:  # the request's boundary: a bug of ours, told and kept
+        log.exception("request %s failed", stream.request.id)
+        await _tell(response, "internal error")
+    return response
+
+
+async def _tell(response: web.StreamResponse, what: str) -> None:
+    """An error in band, unless the client is gone."""
+    with suppress(ClientConnectionResetError):
+        await response.write(error_event(WireError(what, status=500, type_="server_error")))
+
+
+async def _write_events(
+    response: web.StreamResponse, call: Call, stream: TokenStream, encoder: Encoder
+) -> None:
+    """Tokens that are already there go out in one write, each as an event of its own."""
+    out, n_output = encoder.role(), 0
+    async for deltas in stream:
+        for delta in deltas:
+            n_output = delta.n_output
+            if delta.text or delta.finish_reason or delta.chosen:
+                usage = stream.usage(n_output) if call.continuous_usage else None
+                out += encoder.text(delta.text, delta.finish_reason, usage, delta.chosen)
+        if stream.is_over:
+            out += encoder.end(stream.usage(n_output) if call.include_usage else None)
+        if out:
+            await response.write(out)
+            out = b""
+    await response.write_eof()
+
+
+async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
+    texts: list[str] = []
+    chosen: list[Chosen] = []
+    n_output, finish_reason = 0, "stop"
+    async for deltas in stream:
+        texts += [delta.text for delta in deltas]
+        chosen += [delta.chosen for delta in deltas if delta.chosen is not None]
+        n_output, finish_reason = deltas[-1].n_output, deltas[-1].finish_reason or finish_reason
+    return encoder.whole("".join(texts), finish_reason, stream.usage(n_output), chosen)
+
+
+def _log_end(stream: TokenStream) -> None:
+    request = stream.request
+    usage = stream.usage(request.n_output)
+    log.info(
+        "request %s %s: %d prompt tokens (%d cached), %d generated, queue %s, ttft %s, e2e %s",
+        request.id,
+        stream.outcome,
+        usage.input_tokens,
+        usage.cached_tokens,
+        usage.output_tokens,
+        *(
+            f"{t:.4f} s" if t is not None else "-"
+            for t in (usage.queue_s, usage.ttft_s, usage.e2e_s)
+        ),
+    )

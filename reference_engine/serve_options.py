@@ -1,0 +1,148 @@
+"""What can be chosen about a server, and knobs of its mode and its executor by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from loadgen.errors import MissingDependency, UsageError, nearest
+from loadgen.registry import Plugin
+from reference_engine.executors.base import EXECUTORS, ExecutorKind
+from reference_engine.policies.base import POLICIES, Policy
+
+K = TypeVar("K", bound=Plugin)
+
+DEVICES: Mapping[str, str] = {"cpu": "torch_cpu", "toy": "toy"}
+
+
+class ServeOptions(BaseModel):
+    """The keys of `--engine`, of `slobench serve` and of `python -m reference_engine`.
+
+    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context;
+    `max_num_seqs` and `token_budget` None leave it to the mode. `policy_args` and `executor_args`
+    are further knobs of the mode and of the executor.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: str = "chunked"
+    shape: str = "tiny"
+    device: str = "cpu"
+    threads: int = Field(default=1, ge=1)
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_model_len: int | None = Field(default=None, ge=2)
+    kv_blocks: int | None = Field(default=None, ge=1)
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
+    max_queue: int = Field(default=10_000, ge=1)
+    max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    seed: int = Field(default=0, ge=0)
+    model_name: str | None = None
+    printable: bool = True
+    prefix_cache: bool = True
+    policy_args: dict[str, Any] = Field(default_factory=dict)
+    executor_args: dict[str, Any] = Field(default_factory=dict)
+    api_key_env: str | None = None
+    log_dir: Path | None = None
+    parent_pid: int | None = Field(default=None, ge=1)
+    drain_s: float = Field(default=10.0, ge=0)
+
+
+_NOT_BY_NAME = ("policy_args", "executor_args", "parent_pid")
+
+
+def choose(given: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
+    """Options from flags and from `key=value` pairs, whose keys may be options, knobs of the mode
+    or knobs of the executor. Raises UsageError naming the key and the nearest known one."""
+    values = dict(given)
+    pairs = [_pair(text) for text in knobs]
+    options = [name for name in ServeOptions.model_fields if name not in _NOT_BY_NAME]
+    values |= {key: value for key, value in pairs if key in options}
+    shared = ServeOptions.model_fields
+    policy, executor = _kinds(
+        str(values.get("mode", shared["mode"].default)),
+        str(values.get("device", shared["device"].default)),
+    )
+    for key, value in pairs:
+        if key in options:
+            continue
+        if key in policy.model_fields:
+            values.setdefault("policy_args", {})[key] = value
+        elif key in executor.model_fields:
+            values.setdefault("executor_args", {})[key] = value
+        else:
+            known = {*options, *policy.model_fields, *executor.model_fields}
+            raise UsageError(f"unknown engine option '{key}'; {nearest(key, known)}")
+    try:
+        return ServeOptions.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(first_problem(error, "options", ServeOptions.model_fields)) from None
+
+
+def policy_of(mode: str, options: ServeOptions, knobs: Mapping[str, Any]) -> Policy:
+    """The policy of a mode, with the options that it shares with every mode. Raises UsageError
+    naming the knob."""
+    cls = POLICIES.get(mode)
+    shared = {"max_num_seqs": options.max_num_seqs, "token_budget": options.token_budget}
+    return _validated(cls, "policy_args", shared, knobs)
+
+
+def executor_of(options: ServeOptions) -> ExecutorKind:
+    """The executor kind of a device. Raises UsageError or MissingDependency."""
+    cls = _executor_class(options.device)
+    shared = {"threads": options.threads, "seed": options.seed}
+    return _validated(cls, "executor_args", shared, options.executor_args)
+
+
+def first_problem(error: ValidationError, where: str, known: Iterable[str]) -> str:
+    """One line for the first mistake in a mapping of parameters."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key '{key}'; {nearest(key, known)}"
+    return f"{where}: {key}: {problem['msg']}, got {problem['input']!r}"
+
+
+def _validated(cls: type[K], where: str, shared: Mapping[str, Any], given: Mapping[str, Any]) -> K:
+    known = {k: v for k, v in shared.items() if k in cls.model_fields and v is not None}
+    try:
+        return cls.model_validate({**known, **given})
+    except ValidationError as error:
+        raise UsageError(first_problem(error, where, cls.model_fields)) from error
+
+
+def _kinds(mode: str, device: str) -> tuple[type[Policy], type[ExecutorKind]]:
+    return POLICIES.get(mode), _executor_class(device)
+
+
+def _executor_class(device: str) -> type[ExecutorKind]:
+    if device not in DEVICES:
+        raise UsageError(f"device: unknown device '{device}'; {nearest(device, DEVICES)}")
+    try:
+        return EXECUTORS.get(DEVICES[device])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependency(
+            f"device '{device}' needs torch: pip install 'slobench[engine]' "
+            "(or use device=toy, which needs nothing)"
+        ) from error
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """A key and a value; lists, mappings and null as JSON writes them, the rest is pydantic's to
+    read."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise UsageError(f"--set: expected key=value, got '{text}'")
+    if value == "null" or value[:1] in ("[", "{"):
+        try:
+            return key.replace("-", "_"), json.loads(value)
+        except ValueError as error:
+            raise UsageError(f"--set {key}: {value} is not JSON: {error}") from None
+    return key.replace("-", "_"), value

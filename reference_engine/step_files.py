@@ -1,0 +1,143 @@
+"""Every step and every event of an engine as two Parquet files.
+
+    engine_steps.parquet    one row per step (see `steps.StepRecord`)
+    engine_events.parquet   arrivals, cancels, finishes, interventions, with the step they precede
+
+The engine thread appends to a list; a thread of its own turns lists into row groups. A file gets
+its name when it is complete, so what can be seen can be read. Times are seconds on the engine's
+clock, whose epoch (CLOCK_MONOTONIC, ns) is in the files' metadata as `epoch_monotonic_ns`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reference_engine.steps import Event, StepRecord
+
+log = logging.getLogger(__name__)
+
+EPOCH_KEY = "epoch_monotonic_ns"
+STEPS, EVENTS = "engine_steps.parquet", "engine_events.parquet"
+_ROWS = 4096  # per row group
+
+_COUNTS = pa.list_(pa.struct([("reason", pa.string()), ("requests", pa.int32())]))
+_ITEMS = pa.list_(pa.struct([("request_id", pa.string()), ("tokens", pa.int32())]))
+STEP_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("t_s", pa.float64()),
+        ("duration_s", pa.float64()),
+        ("plan_s", pa.float64()),
+        ("n_prefill_tokens", pa.int32()),
+        ("n_decode", pa.int32()),
+        ("context_tokens", pa.int64()),
+        ("n_running", pa.int32()),
+        ("n_waiting", pa.int32()),
+        ("kv_used_blocks", pa.int32()),
+        ("padding_tokens", pa.int64()),
+        ("n_preempted", pa.int32()),
+        ("policy", pa.string()),
+        ("action", pa.string()),
+        ("group", pa.int32()),
+        ("items", _ITEMS),
+        ("causes", _COUNTS),
+    ]
+)
+EVENT_SCHEMA = pa.schema(
+    [
+        ("t_s", pa.float64()),
+        ("step", pa.int64()),
+        ("kind", pa.string()),
+        ("request_id", pa.string()),
+        ("tenant", pa.string()),
+        ("actor", pa.string()),
+        ("detail", pa.string()),  # JSON
+    ]
+)
+
+Entry = TypeVar("Entry")
+
+
+class StepFiles:
+    """Files in `directory` while an engine runs; `close` completes them."""
+
+    def __init__(self, directory: Path, epoch_ns: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._steps = _File(directory / STEPS, STEP_SCHEMA, epoch_ns, _step_rows)
+        self._events = _File(directory / EVENTS, EVENT_SCHEMA, epoch_ns, _event_rows)
+
+    def on_step(self, record: StepRecord) -> None:
+        self._steps.add(record)
+
+    def on_event(self, event: Event) -> None:
+        self._events.add(event)
+
+    def close(self) -> None:
+        self._steps.close()
+        self._events.close()
+
+
+class _File(Generic[Entry]):
+    """Entries in, row groups out, written by a thread that ends with `close`."""
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        epoch_ns: int,
+        rows: Callable[[Sequence[Entry]], list[dict[str, Any]]],
+    ) -> None:
+        self._path, self._partial = path, path.with_suffix(".partial")
+        self._schema = schema.with_metadata({EPOCH_KEY: str(epoch_ns)})
+        self._rows = rows
+        self._entries: list[Entry] = []
+        self._full: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()
+        self._is_broken = False
+        self._thread = threading.Thread(target=self._write, name=path.stem, daemon=True)
+        self._thread.start()
+
+    def add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        if len(self._entries) >= _ROWS:
+            if not self._is_broken:
+                self._full.put(self._entries)
+            self._entries = []
+
+    def close(self) -> None:
+        self._full.put(self._entries)
+        self._full.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        try:
+            with pq.ParquetWriter(self._partial, self._schema) as writer:
+                while (entries := self._full.get()) is not None:
+                    if entries:
+                        writer.write_table(pa.Table.from_pylist(self._rows(entries), self._schema))
+            self._partial.rename(self._path)
+        except Exception:  # the thread's boundary: a full disk must not end the serving
+            self._is_broken = True
+            log.exception("%s is not written any more", self._path)
+
+
+def _step_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+    rows = []
+    for record in records:
+        row = record._asdict()
+        row["items"] = [{"request_id": name, "tokens": n} for name, n in record.items]
+        row["causes"] = [{"reason": name, "requests": n} for name, n in record.causes]
+        rows.append(row)
+    return rows
+
+
+def _event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+    return [{**event._asdict(), "detail": json.dumps(dict(event.detail))} for event in events]

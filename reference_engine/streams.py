@@ -1,0 +1,96 @@
+"""The answer to one request, on the event loop's side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from reference_engine.sequence import Request
+from reference_engine.wire.answer import Chosen, Usage
+
+
+class Delta(NamedTuple):
+    """What one token (or the end of the request) adds. `n_output` counts all tokens so far;
+    `chosen` is there where logprobs were asked for."""
+
+    text: str
+    n_output: int
+    finish_reason: str | None
+    chosen: Chosen | None = None
+
+
+class StreamBroken(Exception):
+    """The engine failed, or the reader was cut off: no more deltas will come."""
+
+
+class TokenStream:
+    """The answer to one request. Iterate over it for lists of deltas, all that have come since
+    the last; `close` it in any case."""
+
+    def __init__(self, request: Request, close: Callable[[TokenStream], None]) -> None:
+        self.request = request
+        self.on_cut_off: Callable[[], None] | None = None
+        self.is_over = False
+        self._close = close
+        self._deltas: deque[Delta] = deque()
+        self._ready = asyncio.Event()
+        self._broken: Exception | None = None
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        while not self.is_over or self._deltas:
+            await self._ready.wait()
+            self._ready.clear()
+            if self._broken is not None:
+                raise self._broken
+            deltas = list(self._deltas)
+            self._deltas.clear()
+            yield deltas
+
+    def usage(self, n_output: int) -> Usage:
+        """Counts so far. Times are known once the stream is over."""
+        request, over = self.request, self.is_over
+        return Usage(
+            input_tokens=request.n_prompt,
+            output_tokens=n_output,
+            cached_tokens=request.n_cached,
+            queue_s=_since(request, request.scheduled_s) if over else None,
+            ttft_s=_since(request, request.first_token_s) if over else None,
+            e2e_s=_since(request, request.finished_s) if over else None,
+        )
+
+    def close(self) -> None:
+        """Cancel what is not over: its KV is free before the next plan."""
+        self._close(self)
+
+    @property
+    def outcome(self) -> str:
+        """One word for the log, once the stream is closed."""
+        if self._broken is not None:
+            return "failed"
+        return "ok" if self.is_over else "disconnected"
+
+    def put(self, delta: Delta) -> int:
+        """Hand over a delta; returns how many the reader has not fetched."""
+        self._deltas.append(delta)
+        self.is_over = delta.finish_reason is not None
+        self._ready.set()
+        return len(self._deltas)
+
+    def fail(self, why: Exception) -> None:
+        """End the stream with an exception, unless it ended by itself."""
+        if not self.is_over:
+            self._broken = why
+            self._ready.set()
+
+    def cut_off(self) -> None:
+        """End the stream of a reader who does not keep up, and drop the connection."""
+        self.is_over = False
+        self.fail(StreamBroken("the reader is too slow"))
+        if self.on_cut_off is not None:
+            self.on_cut_off()
+
+
+def _since(request: Request, instant_s: float | None) -> float | None:
+    return None if instant_s is None else instant_s - request.arrived_s
