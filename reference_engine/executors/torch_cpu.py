@@ -17,7 +17,7 @@ from reference_engine.executors.base import (
 )
 from reference_engine.model.attention import flatten
 from reference_engine.model.llama import Llama
-from reference_engine.model.sampling import sample
+from reference_engine.model.sampling import sample_with_logprobs
 from reference_engine.model.weights import load
 
 
@@ -50,6 +50,10 @@ class _TorchCpu:
         if not sampling:
             self._model.forward(step)
             return StepResult()
-        tokens = sample(self._model.forward(step), [rows[i].request for i in sampling])
-        by_row = dict(zip(sampling, tokens, strict=True))
-        return StepResult([by_row[i] for i in sorted(by_row)])
+        requests = [rows[i].request for i in sampling]
+        tokens, logprobs = sample_with_logprobs(self._model.forward(step), requests)
+        # Back from the order of the batch to that of the rows.
+        back = sorted(range(len(sampling)), key=sampling.__getitem__)
+        return StepResult(
+            [tokens[i] for i in back], None if logprobs is None else [logprobs[i] for i in back]
+        )

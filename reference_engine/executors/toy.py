@@ -8,6 +8,7 @@ lost, shared or overwritten by mistake changes the output, as it would in a real
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log
 from typing import ClassVar
 
 from pydantic import Field
@@ -21,6 +22,8 @@ from reference_engine.executors.base import (
     StepBatch,
     StepResult,
 )
+from reference_engine.sequence import Request
+
 
 _MASK = (1 << 64) - 1
 
@@ -46,12 +49,22 @@ class _Toy:
         self.caps = Caps()
 
     def execute(self, batch: StepBatch) -> StepResult:
-        tokens = [self._run(row) for row in batch.all_rows()]
+        rows = list(batch.all_rows())
+        contexts = [self._run(row) for row in rows]
         if self._kind.step_s:
             self._pause(self._kind.step_s)
-        return StepResult([token for token in tokens if token is not None])
+        tokens = [
+            self._token(context, row.request)
+            for row, context in zip(rows, contexts, strict=True)
+            if row.samples
+        ]
+        if not any(row.request.sampling.logprobs for row in rows):
+            return StepResult(tokens)
+        sampled = [context for row, context in zip(rows, contexts, strict=True) if row.samples]
+        return StepResult(tokens, [_logprob(context) for context in sampled])
 
-    def _run(self, row: Row) -> int | None:
+    def _run(self, row: Row) -> int:
+        """Fill a row's slots; returns the context that its next token is drawn from."""
         request, memory, size = row.request, self._memory, self._size
         blocks = request.blocks
         before = row.start - 1
@@ -59,17 +72,19 @@ class _Toy:
         for at in range(row.start, row.start + row.n_tokens):
             context = fold(context, request.tokens[at])
             memory[blocks[at // size] * size + at % size] = context
-        if not row.samples:
-            return None
-        if request.sampling.temperature > 0:
-            context = fold(context, request.sampling.seed)
-        return self._token(context, request.stop_ids, frozenset(request.banned_ids()))
+        sampling = request.sampling
+        return fold(context, sampling.seed) if sampling.temperature > 0 else context
 
-    def _token(self, context: int, stop_ids: frozenset[int], banned: frozenset[int]) -> int:
-        every = self._kind.eos_every
-        if every and stop_ids and not banned and (context >> 8) % every == 0:
+    def _token(self, context: int, request: Request) -> int:
+        every, stop_ids = self._kind.eos_every, request.stop_ids
+        if every and stop_ids and not request.banned_ids() and (context >> 8) % every == 0:
             return min(stop_ids)
         return int(context % 256)
+
+
+def _logprob(context: int) -> float:
+    """As if the token had been chosen with a probability of n/256, n from the context."""
+    return log((1 + (context >> 16) % 256) / 256)
 
 
 def fold(context: int, token: int) -> int:

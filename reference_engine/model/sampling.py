@@ -7,6 +7,7 @@ else in the batch, on no generator state, and survive a preemption unchanged.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 
 import torch
 
@@ -29,6 +30,23 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         for i, token in zip(drawn, chosen, strict=True):
             tokens[i] = token
     return tokens
+
+
+def sample_with_logprobs(
+    logits: torch.Tensor, requests: Sequence[Request]
+) -> tuple[list[int], list[float] | None]:
+    """`sample`, and the natural log-probability of each chosen token before temperature and cuts;
+    NaN for requests that did not ask, None when none did."""
+    asked = [i for i, request in enumerate(requests) if request.sampling.logprobs]
+    if not asked:
+        return sample(logits, requests), None
+    normaliser = logits[asked].logsumexp(-1)
+    tokens = sample(logits, requests)
+    chosen = logits[asked, [tokens[i] for i in asked]] - normaliser  # a chosen one is not masked
+    logprobs = [nan] * len(tokens)
+    for i, logprob in zip(asked, chosen.tolist(), strict=True):
+        logprobs[i] = logprob
+    return tokens, logprobs
 
 
 def uniform(seed: int, position: int) -> float:

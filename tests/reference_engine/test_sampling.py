@@ -79,3 +79,25 @@ def test_uniform_numbers_fill_the_unit_interval():
     distance = max(abs(x - i / 10_000) for i, x in enumerate(numbers))
     assert 0 <= numbers[0] < numbers[-1] < 1
     assert distance < 0.0195
+
+
+def test_logprobs_are_those_of_the_whole_distribution_whatever_is_cut():
+    logits = [0.0, math.log(2.0), math.log(5.0)]  # probabilities 1/8, 2/8, 5/8
+    asks = Sampling(0.3, top_k=2, seed=5, logprobs=True)
+    requests = [
+        request("asks", [0], 9, sampling=asks),
+        request("silent", [0], 9),
+        request("banned", [0], 9, sampling=Sampling(logprobs=True), min_tokens=1, stop_ids=[2]),
+    ]
+    tokens, logprobs = sampling.sample_with_logprobs(torch.tensor([logits] * 3), requests)
+    assert tokens == sampling.sample(torch.tensor([logits] * 3), requests)
+    shares = [1 / 8, 2 / 8, 5 / 8]
+    assert math.exp(logprobs[0]) == pytest.approx(shares[tokens[0]])
+    assert math.isnan(logprobs[1])
+    assert tokens[2] == 1
+    assert math.exp(logprobs[2]) == pytest.approx(2 / 8)
+
+
+def test_without_asking_there_are_no_logprobs():
+    _, logprobs = sampling.sample_with_logprobs(torch.zeros(1, 4), [request("r", [0], 9)])
+    assert logprobs is None

@@ -82,6 +82,37 @@ def test_a_whole_answer_carries_text_usage_and_the_request_id():
     assert body["usage"]["total_tokens"] == 9
 
 
+def test_logprobs_are_those_of_the_tokens_whole_and_streamed():
+    async def scene():
+        async with serving() as server:
+            chat = {**HI, "max_tokens": 4, "logprobs": True}
+            plain = {"prompt": "abc", "max_tokens": 3, "temperature": 0, "logprobs": 0}
+            answers = [await server.post(CHAT, chat), await server.post(COMPLETIONS, plain)]
+            events = await server.events(CHAT, chat)
+            # Somebody who does not ask shares the step with somebody who does.
+            both = [server.post(COMPLETIONS, body) for body in (plain, {**plain, "logprobs": None})]
+            return answers, events, await asyncio.gather(*both)
+
+    ((_, whole), (_, completion)), events, (asked, silent) = asyncio.run(scene())
+    content = whole["choices"][0]["logprobs"]["content"]
+    text = whole["choices"][0]["message"]["content"]
+    assert [entry["token"] for entry in content] == list(text)
+    assert [entry["bytes"] for entry in content] == [[ord(char)] for char in text]
+    assert all(entry["logprob"] <= 0 for entry in content)
+    streamed = [
+        entry
+        for event in events
+        if event != "[DONE]" and event["choices"] and "logprobs" in event["choices"][0]
+        for entry in event["choices"][0]["logprobs"]["content"]
+    ]
+    assert streamed == content
+    logprobs = completion["choices"][0]["logprobs"]
+    assert logprobs["text_offset"] == [0, 1, 2]
+    assert "".join(logprobs["tokens"]) == completion["choices"][0]["text"]
+    assert asked[1]["choices"] == completion["choices"]
+    assert silent[1]["choices"][0]["logprobs"] is None
+
+
 def test_token_ids_are_a_prompt_too():
     async def scene():
         async with serving() as server:

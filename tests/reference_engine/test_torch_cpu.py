@@ -93,3 +93,19 @@ def test_a_seed_repeats_and_another_differs():
 
     out = answers(rig(executor="torch_cpu"), [sampled("a", 1), sampled("b", 1), sampled("c", 2)])
     assert out["a"] == out["b"] != out["c"]
+
+
+def test_logprobs_come_with_their_tokens_alone_and_in_company():
+    """Asked by one of two requests whose prompts are computed in pieces."""
+    tokens, logprobs = [], []
+    for n_others in (0, 1):
+        engine = rig(executor="torch_cpu", token_budget=7)
+        asks = request("asks", range(20), 6, sampling=Sampling(0.7, seed=3, logprobs=True))
+        engine.admit(*[request("silent", range(30, 50), 9)] * n_others, asks)
+        events = [event for event in engine.drain() if event.request is asks]
+        tokens.append([event.token for event in events])
+        logprobs.append([event.logprob or 0.0 for event in events])
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0]) == 6
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5)
+    assert max(logprobs[0]) < 0
