@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.drive import store
+from loadgen.drive.engine_logs import adopt_engine_logs
 from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
@@ -76,7 +77,9 @@ def _measured(
 ) -> Run:
     choice = Choice(target, options.engine, options.model, options.environ)
     with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
-        return record(scenario, plan, opened, options, directory, console)
+        recorded = record(scenario, plan, opened, options, directory, console)
+    adopt_engine_logs(directory, recorded.manifest["epoch_monotonic_s"])
+    return recorded
 
 
 def _simulated(

@@ -24,7 +24,6 @@ from reference_engine.executors.base import (
 )
 from reference_engine.sequence import Request
 
-
 _MASK = (1 << 64) - 1
 
 

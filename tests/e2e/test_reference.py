@@ -5,6 +5,7 @@ import json
 import socket
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from loadgen.drive.store import read_run
@@ -25,6 +26,22 @@ def engine_is_gone(directory):
         return probe.connect_ex((host, int(port))) != 0
 
 
+def check_engine_logs(directory, rows):
+    """Every request arrives and finishes in the engine's log, inside the client's interval."""
+    events = pd.read_parquet(directory / "engine_events.parquet").dropna(subset="row")
+    for kind, before, after in (
+        ("arrival", "sent_s", "first_token_s"),
+        ("finish", "sent_s", "done_s"),
+    ):
+        at_s = events[events.kind == kind].set_index("row").t_s.sort_index().to_numpy()
+        assert len(at_s) == len(rows)
+        assert (rows[before] <= at_s).all()
+        assert (at_s <= rows[after]).all()
+    steps = pd.read_parquet(directory / "engine_steps.parquet")
+    assert steps.n_decode.sum() >= 11 * len(rows)
+    assert steps.t_s.is_monotonic_increasing
+
+
 @pytest.mark.parametrize("device", ["toy", pytest.param("cpu", marks=needs_torch)])
 def test_lengths_are_exact_and_the_engine_is_reaped(cli, tmp_path, device):
     result = cli(
@@ -42,6 +59,7 @@ def test_lengths_are_exact_and_the_engine_is_reaped(cli, tmp_path, device):
     assert (rows["server_ttft_s"] > 0).all()
     assert (rows["server_ttft_s"] < rows["first_token_s"] - rows["sent_s"]).all()
     assert engine_is_gone(tmp_path / "run")
+    check_engine_logs(tmp_path / "run", rows)
     assert "READY" in (tmp_path / "run" / "logs" / "engine.log").read_text()
 
 

@@ -1,0 +1,35 @@
+"""The engine's logs, moved into a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from loadgen.drive.engine_logs import adopt_engine_logs
+
+
+def leave(directory, name, columns):
+    (directory / "logs").mkdir(exist_ok=True, parents=True)
+    table = pa.table(columns).replace_schema_metadata({"epoch_monotonic_ns": "7500000000"})
+    parquet.write_table(table, directory / "logs" / name)
+
+
+def test_times_count_from_the_run_and_events_name_their_row(tmp_path):
+    directory = tmp_path / "a.b-1"
+    leave(directory, "engine_steps.parquet", {"step": [0, 1], "t_s": [0.5, 3.0]})
+    ids = ["a.b-1-17", "a.b-1-4#9", "preflight", "axb-1-3", "a.b-1-", ""]
+    leave(directory, "engine_events.parquet", {"t_s": np.arange(6.0), "request_id": ids})
+    adopt_engine_logs(directory, run_epoch_s=10.0)
+    steps = parquet.read_table(directory / "engine_steps.parquet")
+    assert steps.to_pydict() == {"step": [0, 1], "t_s": [-2.0, 0.5]}
+    events = parquet.read_table(directory / "engine_events.parquet").to_pydict()
+    assert events["t_s"] == pytest.approx(np.arange(6.0) - 2.5)
+    assert events["row"] == [17, None, None, None, None, None]
+    assert list((directory / "logs").iterdir()) == []
+
+
+def test_a_run_without_an_engine_of_ours_gets_no_logs(tmp_path):
+    adopt_engine_logs(tmp_path, 0.0)
+    assert list(tmp_path.iterdir()) == []
