@@ -15,7 +15,7 @@ from tests.reference_engine.engine_kit import request
 
 def queue(n: int) -> tuple[View, Roster]:
     """A view in which r0 … r{n-1} wait."""
-    roster = Roster(16)
+    roster = Roster()
     for k in range(n):
         roster.waiting[f"r{k}"] = request(f"r{k}", [1], 1)
     return View(0.0, roster, KvPool(4), Limits(8, 64, 64, 320)), roster
