@@ -6,11 +6,13 @@ import random
 
 import pytest
 
+from reference_engine.policies.base import POLICIES
 from reference_engine.sequence import Request, Sampling
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+MODES = sorted({POLICIES.get(name).kind for name in POLICIES.names()})
 LENGTHS = [1, 5, 16, 17, 33, 64, 90]
 OUTPUT = 24
 
@@ -59,6 +61,23 @@ def test_batched_answers_are_those_given_alone(alone):
 @pytest.mark.parametrize("token_budget", [1, 7, 16, 64])
 def test_chunked_answers_are_those_given_alone(alone, token_budget):
     assert answers(rig(executor="torch_cpu", token_budget=token_budget), fresh()) == alone
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_the_answers_given_alone(alone, mode):
+    """Requests arrive one a step, in another order, and begin alike in part."""
+    requests = fresh()
+    random.Random(11).shuffle(requests)
+    engine = rig(
+        executor="torch_cpu", policy=mode, n_blocks=24, max_model_len=144, max_num_seqs=6,
+        max_step_tokens=100,
+    )  # fmt: skip
+    for req in requests:
+        engine.admit(req)
+        engine.step()
+    engine.state.is_source_closed = True
+    engine.drain()
+    assert {req.id: req.output for req in requests} == alone
 
 
 def test_preempted_answers_are_those_given_alone(alone):
