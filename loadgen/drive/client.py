@@ -236,7 +236,8 @@ class Client:
             self.on_end(exchange)
 
     def close(self) -> None:
-        for connections in self._idle.values():
+        idle, self._idle = self._idle, defaultdict(list)  # so that nobody looks for his place in it
+        for connections in idle.values():
             for connection in connections:
                 connection.abort()
         for _, task in self._connecting.values():

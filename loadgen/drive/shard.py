@@ -139,13 +139,18 @@ class Shard:
         """Waits for the last row, writes the part file, and returns what the parent should know;
         `broken` is why this shard stopped before its time, if it did."""
         await self._finished.wait()
-        for meter in (self._lag, self._meter, self._gc):
+        for meter in (self._lag, self._meter):
             meter.stop()
         self._timer.close()
         self._client.close()
         lost = f"the load generator broke: {self._broken}" if self._broken else ""
         started_s, before_s = time.monotonic(), time.thread_time()
         write_part(self._part_path, *self._recorder.finish(lost))
+        decoding = {
+            "cpu_s": time.thread_time() - before_s,
+            "wall_s": time.monotonic() - started_s,
+        }
+        self._gc.stop()  # only now: decoding makes no cycles, and collecting would double its time
         self._report()
         return {
             "shard": self._number,
@@ -153,10 +158,7 @@ class Shard:
             **self._meter.summary(),
             "loop_lag_s": self._lag.summary(),
             "gc": self._gc.summary(),
-            "decoding": {
-                "cpu_s": time.thread_time() - before_s,
-                "wall_s": time.monotonic() - started_s,
-            },
+            "decoding": decoding,
             "connections": {"opened": self._client.n_opened, "reused": self._client.n_reused},
             "encoded_late": self._payloads.n_late,
             "spilled_bytes": self._recorder.spilled_bytes,
