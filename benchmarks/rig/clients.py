@@ -1,0 +1,183 @@
+"""The clients under test, each on one core: slobench as users run it, C, and aiohttp with JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.drive.store import read_run
+from loadgen.records import Status
+from loadgen.workload.scenario import load_scenario
+from loadgen.workload.schedule import make_schedule
+from targets.truth_log import TruthLog
+from targets.truth_server import truth_server
+
+SIDES = ("slobench", "C", "aiohttp")
+OTHER_EVENTS = 4  # beside the tokens: role, finish, usage, [DONE]
+_HERE = Path(__file__).parent
+_MOST_S = 300.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Open loop at `rate_per_s` (Poisson) or, with `users`, a closed loop without pauses."""
+
+    tokens: int
+    for_s: float
+    rate_per_s: float = 0.0
+    users: int = 0
+
+    def scenario(self) -> str:
+        arrivals = f"{{kind: poisson, rate: {self.rate_per_s:g}/s}}"
+        if self.users:
+            arrivals = f"{{kind: users, users: {self.users}, think: 0s}}"
+        return (
+            f"# {self.tokens} tokens each.\nschema: 1\nname: benchmark\nseed: 7\n"
+            f"arrivals: {arrivals}\n"
+            f"requests: {{input_tokens: 16, output_tokens: {self.tokens}}}\n"
+            f"phases: {{measure: {self.for_s:g}s, drain: 30s}}\n"
+            f"limits: {{timeout: 60s, max_concurrency: 20000}}\n"
+        )
+
+
+Columns = Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of one client, and the server's log of it. `rows` are the client's own: seq, due_s,
+    sent_s, first_s, last_s, done_s, on CLOCK_MONOTONIC, answered requests only; CPU is of the
+    client alone."""
+
+    rows: Columns
+    n_sent: int
+    paced_cpu_s: float  # while requests were under way
+    decoded_cpu_s: float  # …and until everything is decoded
+    command_cpu_s: float  # of the whole command, start-up and report included
+    log: TruthLog
+    problems: Sequence[str] = ()  # gates of slobench's own instrument check that failed
+
+    @property
+    def n_events(self) -> int:
+        """Server-sent events that came, of answered requests."""
+        tokens = self.log.of(self.rows["seq"])["sent_tokens"]
+        return int(tokens.sum()) + OTHER_EVENTS * len(tokens)
+
+
+class Rig:
+    """The truth server on one core, a client on another, in a folder for their files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._c_client = folder / "c_client"
+        flags = ["-O2", "-D_GNU_SOURCE", "-o", str(self._c_client), str(_HERE / "c_client.c")]
+        subprocess.run([os.environ.get("CC", "cc"), *flags], check=True)
+
+    def measure(self, side: str, load: Load, workers: int = 1, **script: Any) -> Measured:
+        """One run of one of SIDES against a server that behaves as `script` (TruthScript) says."""
+        scenario = self._folder / "scenario.yaml"
+        scenario.write_text(load.scenario())
+        out = self._folder / "run"
+        with truth_server(self._folder, cache_dir=self._folder, **script) as server:
+            before = cpu_s_of_children()
+            with server.apart():  # one core, also where there are more
+                os.sched_setaffinity(0, {max(server.client_cpus)})
+                if side == "slobench":
+                    _slobench(server.url, scenario, out, workers)
+                    own_cpu_s = 0.0
+                else:
+                    own_cpu_s = self._other(side, server.url, load, scenario)
+            used_s = cpu_s_of_children() - before
+            log = server.finish()
+        if side == "slobench":
+            return _read_run(out, used_s, log)
+        return _read_rows(self._folder / "rows.csv", own_cpu_s, used_s, log)
+
+    def _other(self, side: str, url: str, load: Load, scenario: Path) -> float:
+        how = ["--users", str(load.users), "--for", str(load.for_s)]
+        if not load.users:
+            due = self._folder / "due.f64"
+            due_s(scenario).tofile(due)
+            how = ["--due", str(due)]
+        program = [str(self._c_client)]
+        if side == "aiohttp":
+            program = [sys.executable, str(_HERE / "aiohttp_client.py")]
+        port, rows = url.rpartition(":")[2], str(self._folder / "rows.csv")
+        words = ["--port", port, "--tokens", str(load.tokens), "--rows", rows, *how]
+        return float(json.loads(run_command([*program, *words]))["cpu_s"])
+
+
+def _slobench(url: str, scenario: Path, out: Path, workers: int) -> None:
+    words = [str(scenario), f"--target={url}", f"--out={out}", "--force", f"--workers={workers}"]
+    run_command([sys.executable, "-m", "loadgen", "run", *words])
+
+
+def _read_run(directory: Path, command_cpu_s: float, log: TruthLog) -> Measured:
+    run = read_run(directory)
+    rows = run.request_rows
+    ok = rows["status"] == Status.ok
+    epoch_s = float(run.manifest["epoch_monotonic_s"])
+    named = {
+        "due_s": "released_s", "sent_s": "sent_s", "first_s": "first_token_s",
+        "last_s": "last_token_s", "done_s": "done_s",
+    }  # fmt: skip
+    columns = {name: rows[column][ok] + epoch_s for name, column in named.items()}
+    columns["seq"] = rows["request_id"][ok].astype(np.float64)
+    shards = run.instrument["shards"]
+    paced_cpu_s = sum(shard["cpu_share"] * shard["window_s"] for shard in shards)
+    summary = json.loads((directory / "summary.json").read_text())
+    checks = summary["validity"]["checks"]
+    return Measured(
+        rows=columns,
+        n_sent=int(np.count_nonzero(np.isfinite(rows["sent_s"]))),
+        paced_cpu_s=paced_cpu_s,
+        decoded_cpu_s=paced_cpu_s + sum(shard["decoding"]["cpu_s"] for shard in shards),
+        command_cpu_s=command_cpu_s,
+        log=log,
+        problems=[c["detail"] for c in checks if c["is_gate"] and c["ok"] is False],
+    )
+
+
+def _read_rows(path: Path, own_cpu_s: float, command_cpu_s: float, log: TruthLog) -> Measured:
+    names = path.open().readline().strip().split(",")
+    table = np.genfromtxt(path, delimiter=",", skip_header=1, ndmin=2)
+    columns = dict(zip(names, table.T, strict=True))
+    answered = columns["done_ns"] > 0
+    rows = {
+        name.replace("_ns", "_s"): column[answered] * (1e-9 if name.endswith("_ns") else 1.0)
+        for name, column in columns.items()
+    }
+    return Measured(rows, len(answered), own_cpu_s, own_cpu_s, command_cpu_s, log)
+
+
+def due_s(scenario: Path) -> NDArray[np.float64]:
+    """The instants slobench would send at, so that every client sends at the same ones."""
+    due: NDArray[np.float64] = make_schedule(load_scenario(str(scenario), []))["scheduled_s"]
+    return np.sort(due)
+
+
+def run_command(command: Sequence[str]) -> str:
+    """What a client said on stdout; exit codes 1 and 3 are verdicts of slobench."""
+    environ = dict(os.environ) | {"NO_COLOR": "1"}
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=_MOST_S, env=environ, check=False
+    )
+    if found.returncode not in (0, 1, 3):
+        raise SystemExit(f"{' '.join(command)}: exit {found.returncode}\n{found.stderr}")
+    return found.stdout
+
+
+def cpu_s_of_children() -> float:
+    """CPU time of every process that was started here and has ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
