@@ -44,11 +44,17 @@ class Room:
     `tokens` is what the step may compute in all, `max_num_seqs` how many may run. An admission
     leaves `watermark` of the KV blocks free for the running ones to grow into, unless nothing
     else is scheduled: then it would guard nobody and could block for ever. `spare` is that many
-    blocks.
+    blocks. With `is_padded` every row of prompt tokens costs as much as the longest of them.
     """
 
     def __init__(
-        self, view: View, *, tokens: int, max_num_seqs: int, watermark: float = 0.0
+        self,
+        view: View,
+        *,
+        tokens: int,
+        max_num_seqs: int,
+        watermark: float = 0.0,
+        is_padded: bool = False,
     ) -> None:
         self.items: list[Item] = []
         self.admitted: list[Request] = []
@@ -56,7 +62,7 @@ class Room:
         self.slots = min(max_num_seqs, view.limits.max_num_seqs) - len(view.running)
         self.blocks = view.kv.n_free
         self.spare = watermark * view.kv.n_blocks
-        self._view = view
+        self._view, self._is_padded = view, is_padded
         self._is_busy = False
 
     def decode_all(self) -> None:
@@ -76,12 +82,13 @@ class Room:
                 self.blocks -= self._view.kv.missing(request, n_tokens)
                 self._give(Item(request.id, n_tokens))
 
-    def proceed(self, request: Request) -> None:
-        """Give a running request that still reads its prompt what there is, as far as the free KV
-        blocks reach."""
+    def proceed(self, request: Request, most: int = 0) -> None:
+        """Give a running request that still reads its prompt what there is, at most `most` tokens
+        (0: no cap), as far as the free KV blocks reach."""
         n_room = max(0, self.blocks) * self._view.kv.block_tokens
         n_room += request.n_room - request.n_computed
-        n_tokens = min(len(request.tokens) - request.n_computed, self.tokens, n_room)
+        n_tokens = min(len(request.tokens) - request.n_computed, n_room)
+        n_tokens = self._within(min(n_tokens, most or n_tokens))
         if n_tokens > 0:
             self.blocks -= self._view.kv.missing(request, n_tokens)
             self._give(Item(request.id, n_tokens))
@@ -116,8 +123,8 @@ class Room:
         if self.tokens <= 0:
             return Cause(Why.no_token_budget)
         wanted = view.to_compute(request)
-        n_tokens = min(wanted, self.tokens, most or wanted)
-        if is_whole and n_tokens < wanted and self.items:
+        n_tokens = self._within(min(wanted, most or wanted))
+        if not n_tokens or (is_whole and n_tokens < wanted and self.items):
             return Cause(Why.no_token_budget)
         room = reserved_tokens(request, reserve, view)
         n_blocks = view.kv.missing_to_admit(request, n_tokens, room)
@@ -127,6 +134,20 @@ class Room:
         self.admitted.append(request)
         self._give(Item(request.id, n_tokens, room))
         return None
+
+    @property
+    def padding_tokens(self) -> int:
+        """Tokens that rows of prompts are shorter than the longest of them."""
+        lengths = [item.n_tokens for item in self.items]
+        return len(lengths) * max(lengths, default=0) - sum(lengths)
+
+    def _within(self, n_tokens: int) -> int:
+        """As many of `n_tokens` as may be given to one more row."""
+        if not self._is_padded or not self.items:
+            return min(n_tokens, self.tokens)
+        lengths = [item.n_tokens for item in self.items]
+        budget = self.tokens + sum(lengths)
+        return n_tokens if max(*lengths, n_tokens) * (len(lengths) + 1) <= budget else 0
 
     def _give(self, item: Item) -> None:
         self.items.append(item)

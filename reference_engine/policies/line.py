@@ -54,6 +54,10 @@ class Line:
         del self._entries[bisect_left(self._entries, place)]
         return True
 
+    def entries(self) -> Iterator[tuple[Key, Request]]:
+        """Everything filed, in order, whether it still waits or not."""
+        return ((key, request) for key, _, request in self._entries)
+
     def walk(self, view: View) -> Iterator[tuple[Key, Request]]:
         """Those that wait, in order. Nothing may be put or dropped during a walk."""
         i, entries = 0, self._entries
