@@ -1,4 +1,4 @@
-"""What the engine refuses at once, since it could not run even alone."""
+"""What the engine refuses at once, instead of letting it wait."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from reference_engine.plan import Limits
 
 
 class AdmissionError(SlobenchError):
-    """A request that could not run even alone; `code` is the OpenAI error code. A 400, never a
-    wait."""
+    """A refused request; `code` is the OpenAI error code. Without `retry_after_s` it could not run
+    even alone (a 400); with it, it may be tried again after so many seconds (a 429)."""
 
-    def __init__(self, message: str, code: str) -> None:
+    def __init__(self, message: str, code: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.retry_after_s = code, retry_after_s
 
 
 def check_admission(n_prompt: int, max_tokens: int, limits: Limits, kv: KvPool) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 
 from reference_engine.sequence import Request
@@ -60,27 +60,31 @@ class KvPool:
         cached blocks nobody owns leave the free list too."""
         hits = self._hits(request)
         idle = sum(1 for block in hits if self._references[block] == 0)
-        n_room = max(len(hits) * self.block_tokens + n_tokens, reserve_tokens)
+        n_room = max(self._available(request, hits) + n_tokens, reserve_tokens)
         return self.blocks_for(n_room) - len(hits) + idle
 
     def cached_tokens(self, request: Request) -> int:
-        """Tokens of a request outside the pool that are already in it. At least one token is
-        always left to compute: without it there would be no logits to sample from."""
-        return len(self._hits(request)) * self.block_tokens
+        """Tokens of a request outside the pool that need no computing: they are in the prefix
+        cache or in host memory. At least one token is always left to compute: without it there
+        would be no logits to sample from."""
+        return self._available(request, self._hits(request))
 
     def admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> bool:
-        """Give an outside request its cached prefix and room for `n_tokens` after it, and for
-        `reserve_tokens` in total; False, and nothing changed, when there is no room."""
+        """Give an outside request its cached prefix, room for what is swapped out, for `n_tokens`
+        after that, and for `reserve_tokens` in total; False, and nothing changed, when there is
+        no room."""
         assert not request.blocks, f"{request.id} already holds {len(request.blocks)} blocks"
         if self.missing_to_admit(request, n_tokens, reserve_tokens) > self.n_free:
             return False
-        request.blocks = list(self._hits(request))
-        for block in request.blocks:
+        hits = self._hits(request)
+        request.blocks = list(hits)
+        for block in hits:
             if self._references[block] == 0:
                 del self._free[block]
             self._references[block] += 1
-        request.n_published = len(request.blocks)
-        request.n_computed = request.n_room = len(request.blocks) * self.block_tokens
+        request.n_published = len(hits)
+        request.n_room = len(hits) * self.block_tokens
+        request.n_computed = self._available(request, hits)
         grown = self.grow(request, max(n_tokens, reserve_tokens - request.n_computed))
         assert grown, f"{request.id}: {n_tokens} tokens were promised room"
         return True
@@ -155,6 +159,9 @@ class KvPool:
             )
         cached = {block: key for key, block in self._block_of.items()}
         assert cached == self._hash_of, "the prefix index and its inverse disagree"
+
+    def _available(self, request: Request, hits: Sequence[int]) -> int:
+        return max(len(hits) * self.block_tokens, request.n_swapped)
 
     def _take(self) -> int:
         """The free block least worth keeping; what it held is forgotten."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import chain
 
 from reference_engine.plan import Cause, Why
 
@@ -28,6 +29,7 @@ class Ledger:
     def __init__(self) -> None:
         self._waits: dict[str, Counter[Cause]] = {}  # ticks of the stays that are over
         self._named: dict[str, tuple[Cause, int]] = {}  # cause of its own, since
+        self._held: dict[str, tuple[Cause, int]] = {}  # as named, whatever plans say
         self._following: dict[str, tuple[str, int]] = {}  # follows a segment, since
         self._segments: dict[str, str] = {}  # "" unless it says otherwise
         self._timelines: dict[str, _Timeline] = {"": _Timeline(0, ARRIVED)}
@@ -49,6 +51,22 @@ class Ledger:
             now = _ticks(now_s)
             self._close(request_id, now)
             self._follow(request_id, now)
+
+    def unassign(self, now_s: float) -> None:
+        """All requests belong to the segment "" again."""
+        for request_id in list(self._segments):
+            self.assign(request_id, "", now_s)
+
+    def hold(self, request_id: str, now_s: float, cause: Cause) -> None:
+        """A waiting request waits for `cause` until it is released or leaves."""
+        now = _ticks(now_s)
+        self._close(request_id, now)
+        self._held[request_id] = (cause, now)
+
+    def release(self, request_id: str, now_s: float) -> None:
+        """A held request waits for what the plans say."""
+        self._close(request_id, _ticks(now_s))
+        self._named[request_id] = (ARRIVED, _ticks(now_s))
 
     def note(
         self,
@@ -90,8 +108,9 @@ class Ledger:
 
     def cause(self, request_id: str) -> Cause | None:
         """Why the request waits now; None when it does not."""
-        if request_id in self._named:
-            return self._named[request_id][0]
+        for causes in (self._named, self._held):
+            if request_id in causes:
+                return causes[request_id][0]
         if request_id in self._following:
             return self._timelines[self._following[request_id][0]].cause
         return None
@@ -99,7 +118,7 @@ class Ledger:
     def counts(self) -> tuple[tuple[str, int], ...]:
         """How many requests wait for each reason now."""
         counts: defaultdict[Why, int] = defaultdict(int)
-        for cause, _ in self._named.values():
+        for cause, _ in chain(self._named.values(), self._held.values()):
             counts[cause.why] += 1
         for segment, n in self._n_followers.items():
             counts[self._timelines[segment].cause.why] += n
@@ -116,9 +135,10 @@ class Ledger:
         self._n_followers[segment] += 1
 
     def _open(self, request_id: str, now: int) -> dict[Cause, int]:
-        if request_id in self._named:
-            cause, since = self._named[request_id]
-            return {cause: now - since}
+        for causes in (self._named, self._held):
+            if request_id in causes:
+                cause, since = causes[request_id]
+                return {cause: now - since}
         if request_id in self._following:
             segment, since = self._following[request_id]
             return self._timelines[segment].between(since, now)
@@ -127,7 +147,9 @@ class Ledger:
     def _close(self, request_id: str, now: int) -> None:
         charged = self._open(request_id, now)
         self._waits.setdefault(request_id, Counter()).update(charged)
-        if self._named.pop(request_id, None) is None and request_id in self._following:
+        self._named.pop(request_id, None)
+        self._held.pop(request_id, None)
+        if request_id in self._following:
             segment, _ = self._following.pop(request_id)
             self._n_followers[segment] -= 1
             self._shorten(segment)

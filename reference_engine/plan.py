@@ -130,6 +130,11 @@ class View:
         """Free blocks that one step of all decoding requests takes."""
         return len(self._roster.cramped)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether running requests end with the step in flight (only when planning ahead)."""
+        return bool(self._roster.landing)
+
     def find(self, request_id: str) -> Request | None:
         """The request, wherever it is; None when it is over."""
         return self._roster.find(request_id)
@@ -146,9 +151,10 @@ class View:
 
     def to_compute(self, request: Request) -> int:
         """Tokens the request can use in this step: for a waiting one, those after its cached
-        prefix."""
+        prefix or after what is swapped out; 0 for a running one whose end is already due."""
         if request.blocks:
-            return len(request.tokens) - request.n_computed
+            is_landing = request.id in self._roster.landing
+            return 0 if is_landing else len(request.tokens) - request.n_computed
         return len(request.tokens) - self.kv.cached_tokens(request)
 
 
@@ -257,7 +263,7 @@ def check_plan(plan: Plan, view: View) -> Plan:
     n_seqs = len(view.running) - len(plan.preempt) + n_admitted
     if n_admitted and n_seqs > view.limits.max_num_seqs:
         raise OverLimit(f"plan makes {n_seqs} sequences run, limit {view.limits.max_num_seqs}")
-    if not n_tokens and (view.running or view.waiting):
+    if not n_tokens and (view.running or view.waiting) and not view.is_ending:
         _check_wait(plan, view)
     return plan
 

@@ -7,14 +7,16 @@ those that still read their prompt, with the sums that would otherwise cost a lo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from reference_engine.sequence import Request
 
 
 class Roster:
     """Requests by id. `waiting` is the queue (preempted ones at its head), `running` is in order
-    of admission, `decoding` and `prefilling` split it, `held` are those an operator paused."""
+    of admission, `decoding` and `prefilling` split it. `held` are waiting ones whose tenant is
+    paused; `landing` are running ones whose last token is computed but not yet known (only while
+    a step is planned ahead)."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -22,6 +24,7 @@ class Roster:
         self.running: dict[str, Request] = {}
         self.decoding: dict[str, Request] = {}
         self.prefilling: dict[str, Request] = {}
+        self.landing: dict[str, Request] = {}
         self.cramped: dict[str, Request] = {}  # decoding, and the next token needs a block
         self.context_tokens = 0  # Σ n_computed of the decoding ones
 
@@ -60,6 +63,12 @@ class Roster:
         else:
             request._n_milestone = min(request.n_room, request._n_last)
 
+    def land(self, request: Request) -> None:
+        """Nothing is left to compute."""
+        self._undecode(request)
+        self.prefilling.pop(request.id, None)
+        self.landing[request.id] = request
+
     def widen(self, request: Request) -> None:
         """A decoding request was given room."""
         if self.cramped.pop(request.id, None) is not None:
@@ -86,19 +95,38 @@ class Roster:
             self.waiting.pop(request.id, None)
             self.held.pop(request.id, None)
 
+    def hold(self, request: Request) -> None:
+        """A waiting request is kept from the policy."""
+        del self.waiting[request.id]
+        self.held[request.id] = request
+
+    def release(self, requests: Iterable[Request]) -> None:
+        """Held requests return to where they would be: those that ran before at the head, the
+        others by arrival."""
+        for request in requests:
+            del self.held[request.id]
+            self.waiting[request.id] = request
+        ordered = sorted(self.waiting.values(), key=lambda r: (r.scheduled_s is None, r.arrived_s))
+        self.waiting = OrderedDict((request.id, request) for request in ordered)
+
     def _stop(self, request: Request) -> None:
         del self.running[request.id]
         self.prefilling.pop(request.id, None)
+        self.landing.pop(request.id, None)
+        self._undecode(request)
+
+    def _undecode(self, request: Request) -> None:
         if self.decoding.pop(request.id, None) is not None:
             self.context_tokens -= request.n_computed
             self.cramped.pop(request.id, None)
 
     def check(self) -> None:
         """Assert that the parts agree."""
+        assert not self.landing, f"landing between steps: {', '.join(self.landing)}"
         assert self.decoding.keys() | self.prefilling.keys() == self.running.keys()
         assert not self.decoding.keys() & self.prefilling.keys()
         for request in self.prefilling.values():
-            assert request.n_remaining > 1, f"{request.id} reads with {request.n_remaining} left"
+            assert request.n_remaining >= 1, f"{request.id} reads with nothing left"
         for request in self.decoding.values():
             assert request.n_remaining == 1, f"{request.id} decodes with {request.n_remaining} left"
             is_cramped = request.n_computed == request.n_room

@@ -89,6 +89,8 @@ class Request:
     n_room: int = 0  # tokens that `blocks` can hold
     chain: list[bytes] = field(default_factory=list)
     n_published: int = 0  # leading blocks already offered to the prefix cache
+    host_blocks: list[int] = field(default_factory=list)
+    n_swapped: int = 0  # tokens whose KV is in `host_blocks`
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None

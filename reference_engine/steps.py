@@ -49,10 +49,10 @@ class Event(NamedTuple):
     t_s: float
     step: int
     kind: str
-    request_id: str
-    tenant: str
-    actor: str
     detail: Mapping[str, object]
+    request_id: str = ""
+    tenant: str = ""
+    actor: str = ""
 
 
 def _ignore(entry: object) -> None:

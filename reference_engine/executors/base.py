@@ -49,7 +49,13 @@ class StepBatch:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.rows or self.decodes or self.copies)
+        return bool(
+            self.rows
+            or self.decodes
+            or self.copies
+            or self.padding.prefill_tokens
+            or self.padding.decode_rows
+        )
 
     def all_rows(self) -> Iterator[Row]:
         """Rows and decodes alike, in the order in which tokens are answered."""

@@ -45,6 +45,8 @@ class _TorchCpu:
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepResult:
         rows = list(batch.all_rows())
+        if not rows:
+            return StepResult()
         step = flatten(rows, self._model.block_tokens)
         sampling = [i for i in step.order if rows[i].samples]
         if not sampling:

@@ -7,7 +7,6 @@ lost, shared or overwritten by mistake changes the output, as it would in a real
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import log
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from reference_engine.executors.base import (
     Caps,
+    Copy,
     Executor,
     ExecutorKind,
     Row,
@@ -28,30 +28,34 @@ _MASK = (1 << 64) - 1
 
 
 class ToyExecutor(ExecutorKind):
-    """`step_s` seconds per step; one token in `eos_every` is a stop token (0: never)."""
+    """`step_s` seconds per step and `copy_s` per block swapped; one token in `eos_every` is a stop
+    token (0: never)."""
 
     kind: ClassVar[str] = "toy"
 
     step_s: float = Field(default=0.0, ge=0)
+    copy_s: float = Field(default=0.0, ge=0)
     eos_every: int = Field(default=0, ge=0)
 
     def build(self, site: Site) -> Executor:
-        return _Toy(self, site.n_blocks, site.block_tokens, site.pause)
+        return _Toy(self, site)
 
 
 class _Toy:
-    def __init__(
-        self, kind: ToyExecutor, n_blocks: int, block_tokens: int, pause: Callable[[float], None]
-    ) -> None:
-        self._kind, self._size, self._pause = kind, block_tokens, pause
-        self._memory = [0] * (n_blocks * block_tokens)
-        self.caps = Caps()
+    def __init__(self, kind: ToyExecutor, site: Site) -> None:
+        self._kind, self._size, self._pause = kind, site.block_tokens, site.pause
+        self._memory = [0] * (site.n_blocks * site.block_tokens)
+        self._host = [0] * (site.n_host_blocks * site.block_tokens)
+        self.caps = Caps(site.n_host_blocks, kind.copy_s)
 
     def execute(self, batch: StepBatch) -> StepResult:
+        for copy in batch.copies:
+            self._copy(copy)
         rows = list(batch.all_rows())
         contexts = [self._run(row) for row in rows]
-        if self._kind.step_s:
-            self._pause(self._kind.step_s)
+        seconds = self._kind.step_s + self._kind.copy_s * len(batch.copies)
+        if seconds:
+            self._pause(seconds)
         tokens = [
             self._token(context, row.request)
             for row, context in zip(rows, contexts, strict=True)
@@ -61,6 +65,15 @@ class _Toy:
             return StepResult(tokens)
         sampled = [context for row, context in zip(rows, contexts, strict=True) if row.samples]
         return StepResult(tokens, [_logprob(context) for context in sampled])
+
+    def _copy(self, copy: Copy) -> None:
+        size, memory, host = self._size, self._memory, self._host
+        here = slice(copy.block * size, (copy.block + 1) * size)
+        there = slice(copy.host_block * size, (copy.host_block + 1) * size)
+        if copy.is_out:
+            host[there] = memory[here]
+        else:
+            memory[here] = host[there]
 
     def _run(self, row: Row) -> int:
         """Fill a row's slots; returns the context that its next token is drawn from."""

@@ -26,6 +26,10 @@ class Policy(Plugin, ABC):
         `plan.NoProgress`)."""
 
     # The hooks are optional, hence neither abstract nor doing anything.
+    def check_arrival(self, request: Request, view: View) -> None:
+        """Asked before a request joins the queue. Raises AdmissionError with `retry_after_s` to
+        refuse it for now (a 429)."""
+
     def on_arrival(self, request: Request, view: View) -> None:
         """A request joined the queue. Also called once for every waiting and running request when
         this policy takes over a working engine."""

@@ -12,12 +12,13 @@ from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.kv import KvPool
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import Limits, Plan
+from reference_engine.plan import How, Limits, Plan
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.lengths import Predictor
 from reference_engine.sequence import Request, Sampling
 from reference_engine.step_tokens import TokenEvent
 from reference_engine.steps import StepLog
+from reference_engine.swap import HostPool
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Rig:
         for _ in range(max_steps):
             if not self.state.has_work:
                 assert self.state.kv.n_free == self.state.kv.n_blocks
+                assert self.state.host.n_free == self.state.host.n_blocks
                 return events
             events += self.step()
         raise AssertionError(f"still work after {max_steps} steps")
@@ -78,6 +80,10 @@ def rig(
     cost: CostModel | None = None,
     predictor: Predictor | None = None,
     log: StepLog | None = None,
+    n_host_blocks: int = 0,
+    how: How = How.auto,
+    async_depth: int = 0,
+    is_strict: bool = True,
     **knobs: object,
 ) -> Rig:
     """An engine of a mode, chunked by default; `knobs` are the policy's."""
@@ -85,10 +91,14 @@ def rig(
     limits = Limits(max_num_seqs, max_step_tokens, max_model_len, 320)
     if isinstance(policy, str):
         policy = POLICIES.build({"kind": policy, **knobs})
-    site = Site(resolve("nano"), n_blocks, 16, max_model_len, clock.advance)
+    site = Site(resolve("nano"), n_blocks, 16, max_model_len, clock.advance, n_host_blocks)
     runner = EXECUTORS.build({"kind": executor, **(executor_args or {})}).build(site)
     kv = KvPool(n_blocks, prefix_cache=prefix_cache)
-    state = EngineState(limits, kv, clock, policy, cost=cost, predictor=predictor, log=log)
+    state = EngineState(
+        limits, kv, clock, policy, cost=cost, predictor=predictor, log=log,
+        host=HostPool(runner.caps.n_host_blocks, runner.caps.copy_s), preempt=how,
+        async_depth=async_depth, is_strict=is_strict,
+    )  # fmt: skip
     return Rig(state, runner, clock)
 
 
@@ -117,15 +127,17 @@ def request(
     )
 
 
-def toy_output(prompt: Sequence[int], n: int) -> list[int]:
+def toy_output(prompt: Sequence[int], n: int, eos_every: int = 0, stop: int = 0) -> list[int]:
     """What the toy model must answer, straight from its definition and without any paging: a
-    64-bit hash of all tokens so far (splitmix64's finaliser), modulo 256."""
+    64-bit hash of all tokens so far (splitmix64's finaliser), modulo 256, or the stop token where
+    the hash says so."""
     state, out, mask = 0, [], 2**64 - 1
     tokens = list(prompt)
     for token in tokens:
         state = _mix(state, token, mask)
     for _ in range(n):
-        out.append(state % 256)
+        is_stop = eos_every and (state >> 8) % eos_every == 0
+        out.append(stop if is_stop else state % 256)
         state = _mix(state, out[-1], mask)
     return out
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.admission import AdmissionError
 from reference_engine.plan import Item, Plan
 from reference_engine.policies.chunked import Chunked
 from reference_engine.sequence import Sampling, State
@@ -25,54 +23,6 @@ jobs = st.lists(
 def prompt_of(family: int, n: int) -> list[int]:
     """Prompts of one family are prefixes of each other."""
     return [(family * 31 + 7 * i) % 256 for i in range(n)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    jobs=jobs,
-    n_blocks=st.integers(9, 40),
-    token_budget=st.integers(1, 64),
-    max_num_seqs=st.integers(1, 8),
-    prefix_cache=st.booleans(),
-    cancels=st.dictionaries(st.integers(0, 11), st.integers(0, 40), max_size=5),
-)
-def test_every_request_gets_its_own_tokens_whatever_happens_around_it(
-    jobs, n_blocks, token_budget, max_num_seqs, prefix_cache, cancels
-):
-    engine = rig(
-        n_blocks,
-        max_num_seqs=max_num_seqs,
-        prefix_cache=prefix_cache,
-        token_budget=token_budget,
-    )
-    requests = [
-        request(f"r{i}", prompt_of(family, n_prompt), n_out)
-        for i, (n_prompt, n_out, _, family) in enumerate(jobs)
-    ]
-    got = defaultdict(list)
-    i_step = 0
-    while i_step < 50 or engine.state.has_work:
-        for req, (_, _, arrives, _) in zip(requests, jobs, strict=True):
-            if arrives == i_step:
-                engine.admit(req)
-        for which, at in cancels.items():
-            if at == i_step and which < len(requests):
-                engine.state.end(f"r{which}", State.finished_abort)
-                engine.state.check()
-        if engine.state.has_work:
-            for event in engine.step():
-                got[event.request.id].append(event.token)
-            assert len(engine.state.roster.running) <= max_num_seqs
-        i_step += 1
-        assert i_step < 20_000, "no progress"
-    for req, (n_prompt, n_out, _, family) in zip(requests, jobs, strict=True):
-        expected = toy_output(prompt_of(family, n_prompt), n_out)
-        if req.state is State.finished_length:
-            assert got[req.id] == expected
-        else:
-            assert req.state in (State.finished_abort, State.waiting)
-            assert got[req.id] == expected[: len(got[req.id])]
-    assert engine.state.kv.n_free == n_blocks
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,20 +59,6 @@ def test_preempted_requests_return_to_the_head_of_the_queue_in_their_order():
     while engine.state.counters.preemptions < 2:
         engine.step()
     assert list(engine.state.roster.waiting) == ["c", "d", "late"]
-
-
-@pytest.mark.parametrize(
-    ("n_prompt", "max_tokens", "code"),
-    [(90, 11, "context_length_exceeded"), (64, 18, "kv_capacity_exceeded")],
-)
-def test_what_could_never_fit_is_refused_and_not_queued(n_prompt, max_tokens, code):
-    engine = rig(n_blocks=5, max_model_len=100)
-    req = request("big", range(n_prompt), max_tokens)
-    with pytest.raises(AdmissionError) as caught:
-        engine.admit(req)
-    assert caught.value.code == code
-    assert req.state is State.rejected
-    assert not engine.state.has_work
 
 
 def test_what_just_fits_an_empty_engine_is_served():

@@ -1,0 +1,74 @@
+"""What a computed step changes in its requests, but for ending them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference_engine.executors.base import Row, StepBatch
+from reference_engine.kv import KvPool
+from reference_engine.roster import Roster
+from reference_engine.sequence import Request
+
+Due = list[tuple[Request, int]]  # tokens, already appended, that may be the last of their request
+
+
+def book(batch: StepBatch, tokens: Sequence[int], roster: Roster, kv: KvPool) -> tuple[Due, int]:
+    """Append tokens and publish full blocks; (the due ones, prompt tokens computed)."""
+    n_sampled = sum(row.samples for row in batch.rows)
+    n_tokens = n_sampled + len(batch.decodes)
+    assert len(tokens) == n_tokens, f"{len(tokens)} tokens for {n_tokens} rows"
+    due, n_prompt = _book_rows(batch.rows, tokens, roster, kv)
+    late = _book_decodes(batch.decodes, tokens[n_sampled:] if n_sampled else tokens, roster)
+    n_prompt += sum(request.n_computed <= request.n_prompt for request, _ in late)
+    return due + late, n_prompt
+
+
+def seat(request: Request, roster: Roster) -> None:
+    """Put a running request where it belongs after its tokens were booked."""
+    if request.n_computed >= request.n_most:
+        roster.land(request)
+    elif request.id in roster.decoding:
+        roster.measure(request)
+    elif len(request.tokens) - request.n_computed == 1:
+        roster.decode(request)
+
+
+def _book_rows(
+    rows: Sequence[Row], tokens: Sequence[int], roster: Roster, kv: KvPool
+) -> tuple[Due, int]:
+    due: Due = []
+    n_prompt = 0
+    sampled = iter(tokens)
+    for request, start, n_tokens, samples in rows:
+        request.n_computed += n_tokens
+        n_prompt += min(max(request.n_prompt - start, 0), n_tokens)
+        kv.publish(request)
+        if request.id in roster.decoding:
+            roster.context_tokens += n_tokens
+        if samples:
+            token = next(sampled)
+            request.tokens.append(token)
+            due.append((request, token))
+        else:
+            seat(request, roster)
+    return due, n_prompt
+
+
+def _book_decodes(decodes: Sequence[Request], tokens: Sequence[int], roster: Roster) -> Due:
+    """One more token each. Nearly all only append it, so that is all the first loop does."""
+    roster.context_tokens += len(decodes)
+    special: Due = []
+    for request, token in zip(decodes, tokens, strict=True):
+        n = request.n_computed = request.n_computed + 1
+        request.tokens.append(token)
+        if n == request._n_milestone or token in request.stop_ids:
+            special.append((request, token))
+    due: Due = []
+    for entry in special:
+        request, token = entry
+        is_last = request.n_computed == request._n_last or token in request.stop_ids
+        if is_last or request.first_token_s is None:
+            due.append(entry)
+        else:
+            roster.measure(request)  # only its room is used up
+    return due

@@ -1,0 +1,57 @@
+"""Host memory for the KV of preempted requests: which of its blocks hold whose. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from reference_engine.executors.base import Copy
+from reference_engine.sequence import Request
+
+
+class HostPool:
+    """`n_blocks` blocks of the size of KV blocks; copying one takes `copy_s` seconds each way."""
+
+    def __init__(self, n_blocks: int, copy_s: float = 0.0) -> None:
+        self.n_blocks, self.copy_s = n_blocks, copy_s
+        self._free = list(range(n_blocks - 1, -1, -1))
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    def swap_out(self, request: Request, n_blocks: int) -> list[Copy]:
+        """Take room for the first `n_blocks` blocks of a request, which are still its own; there
+        must be that much."""
+        assert n_blocks <= len(self._free), f"{n_blocks} host blocks of {len(self._free)} free"
+        assert not request.host_blocks, f"{request.id} is in host memory already"
+        request.host_blocks = [self._free.pop() for _ in range(n_blocks)]
+        request.n_swapped = request.n_computed
+        return [
+            Copy(block, host_block, is_out=True)
+            for block, host_block in zip(request.blocks, request.host_blocks, strict=False)
+        ]
+
+    def swap_in(self, request: Request, n_have: int) -> list[Copy]:
+        """The copies that bring a request's KV back into its blocks, but for the first `n_have`,
+        which the prefix cache still had; the host memory is free again afterwards."""
+        host_blocks = request.host_blocks
+        copies = [
+            Copy(block, host_block, is_out=False)
+            for block, host_block in zip(
+                request.blocks[n_have:], host_blocks[n_have:], strict=False
+            )
+        ]
+        self.drop(request)
+        return copies
+
+    def drop(self, request: Request) -> None:
+        """Forget what is kept of a request."""
+        self._free += request.host_blocks
+        request.host_blocks, request.n_swapped = [], 0
+
+    def check(self, owners: Iterable[Request]) -> None:
+        """Assert that every block is either free or has one owner."""
+        owned = [block for request in owners for block in request.host_blocks]
+        assert sorted([*owned, *self._free]) == list(range(self.n_blocks)), (
+            f"host blocks: {len(owned)} owned, {len(self._free)} free of {self.n_blocks}"
+        )
