@@ -2,6 +2,7 @@
 
     run = sb.run(sb.load_scenario("quickstart"), "http://localhost:8000")
     run.requests.ttft_s.describe(); sb.summarize(run).verdict
+    sb.simulate("chat_poisson", policy=MyPolicy()); sb.testing.check_policy(MyPolicy)
 
 Names are loaded on first use, so that importing this costs nothing.
 """
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from loadgen.run import run as run
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
+    from reference_engine import policy_check as testing
 
 _HOMES = {
     "load_scenario": "loadgen.workload.scenario",
@@ -27,14 +29,17 @@ _HOMES = {
     "read_run": "loadgen.drive.store",
     "summarize": "loadgen.measure.aggregate",
 }
-__all__ = ["load_scenario", "make_schedule", "read_run", "run", "simulate", "summarize"]
+_MODULES = {"testing": "reference_engine.policy_check"}
+__all__ = ["load_scenario", "make_schedule", "read_run", "run", "simulate", "summarize", "testing"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'slobench' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    return sorted([*_HOMES, *_MODULES])

@@ -84,6 +84,7 @@ PURE = [
     "reference_engine.cost_model",
     "reference_engine.explain",
     "reference_engine.simulator",
+    "reference_engine.policy_workloads",
     "reference_engine.executors.simulated",
     "reference_engine.ledger",
     "reference_engine.roster",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from loadgen.registry import Plugin, Registry
 from reference_engine.plan import Plan, View
@@ -18,7 +18,14 @@ class Policy(Plugin, ABC):
 
     What it remembers between steps lives in pydantic `PrivateAttr`s; an engine works with a
     `fresh` copy, so that one instance may be given to many.
+
+    Two claims may be made, and `policy_check` holds a policy to them: `is_work_conserving`, no step
+    is idle while a request could run; `is_aged`, whoever has waited `starvation` (a field, seconds)
+    goes before all who came later.
     """
+
+    is_work_conserving: ClassVar[bool] = False
+    is_aged: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

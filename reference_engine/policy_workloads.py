@@ -1,0 +1,138 @@
+"""Traffic to try a batching policy on: small random workloads for a small engine, and a flood that
+starves whoever a policy likes least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from reference_engine.cost_model import StepCost
+from reference_engine.plan import Limits
+
+_COST = StepCost(
+    step_s=5e-3, seq_s=1e-4, token_s=1e-4, context_token_s=1e-6, prefill_attention_s=1e-7
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: when it arrives, what it asks, and what it ends up doing."""
+
+    name: str
+    at_s: float
+    n_prompt: int
+    n_output: int
+    max_tokens: int
+    tenant: str = "default"
+    priority: int = 0
+    ttft_slo_s: float | None = None
+    deadline_s: float | None = None  # after its arrival
+    prefix: int = 0  # prompts of the same prefix (> 0) begin alike
+    cancel_after_s: float | None = None
+
+    def __str__(self) -> str:
+        words = [
+            f"{self.name}: at {self.at_s:.4g} s, {self.n_prompt} prompt tokens, {self.n_output} of "
+            f"at most {self.max_tokens} output tokens"
+        ]
+        words += [f"tenant {self.tenant}"] * (self.tenant != "default")
+        words += [f"priority {self.priority}"] * (self.priority != 0)
+        if self.ttft_slo_s is not None:
+            words.append(f"ttft_slo {self.ttft_slo_s:g} s")
+        if self.deadline_s is not None:
+            words.append(f"deadline {self.deadline_s:g} s later")
+        if self.cancel_after_s is not None:
+            words.append(f"cancelled after {self.cancel_after_s:g} s")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests and the engine they meet."""
+
+    asks: tuple[Ask, ...]
+    n_blocks: int
+    limits: Limits
+    cost: StepCost = _COST
+
+    def renamed(self, prefix: str) -> Workload:
+        """The same requests under other ids, which sort alike."""
+        return replace(self, asks=tuple(replace(a, name=prefix + a.name) for a in self.asks))
+
+    def __str__(self) -> str:
+        limits = self.limits
+        head = (
+            f"{len(self.asks)} requests, {self.n_blocks} KV blocks of 16 tokens, "
+            f"{limits.max_num_seqs} sequences and {limits.max_step_tokens} tokens a step:"
+        )
+        shown = [f"  {ask}" for ask in self.asks[:12]]
+        more = len(self.asks) - len(shown)
+        return "\n".join([head, *shown, *([f"  … and {more} more"] if more else [])])
+
+
+def workloads(n: int, seed: int) -> Iterator[Workload]:
+    """`n` random workloads, from roomy to so tight that requests displace each other."""
+    rng = np.random.default_rng(seed)
+    for number in range(n):
+        yield _random(rng, is_tight=number % 2 == 1, n_requests=int(rng.integers(1, 28)))
+
+
+def smaller(workload: Workload) -> Iterator[Workload]:
+    """The same with requests left out: first halves, then single ones."""
+    asks = workload.asks
+    size = len(asks) // 2
+    while size:
+        for first in range(0, len(asks), size):
+            rest = asks[:first] + asks[first + size :]
+            if rest:
+                yield replace(workload, asks=rest)
+        size //= 2
+
+
+def flood(patience_s: float) -> Workload:
+    """Short, urgent requests of one tenant at 1.3 times what the engine can do, for six times
+    `patience_s`; early among them one long, unimportant request of another, named `victim`.
+
+    A step takes a hundredth of `patience_s`; four sequences run; a short request needs 9 steps.
+    """
+    step_s = patience_s / 100
+    gap_s = 9 * step_s / 4 / 1.3
+    short = [
+        Ask(f"r{k}", k * gap_s, 8, 8, 8, "a", -2, ttft_slo_s=10 * step_s, deadline_s=50 * step_s)
+        for k in range(int(6 * patience_s / gap_s))
+    ]
+    victim = Ask("victim", patience_s / 2, 64, 64, 64, "b", 2)
+    asks = tuple(sorted([*short, victim], key=lambda ask: ask.at_s))
+    return Workload(asks, 400, Limits(4, 4096, 1024, 1024), StepCost(step_s=step_s))
+
+
+def total_tokens(asks: Iterable[Ask]) -> int:
+    return sum(ask.n_prompt + ask.n_output for ask in asks)
+
+
+def _random(rng: np.random.Generator, is_tight: bool, n_requests: int) -> Workload:
+    n_blocks = int(rng.integers(24, 40)) if is_tight else 600
+    limits = Limits(int(rng.choice([2, 4, 16])), 4096, 384, 1024)
+    spread_s = float(rng.choice([0.0, 0.05, 0.5]))  # between arrivals, on average
+    at_s = np.cumsum(rng.exponential(spread_s, n_requests)) if spread_s else np.zeros(n_requests)
+    asks = []
+    for k in range(n_requests):
+        n_prompt, n_output = int(rng.integers(1, 250)), int(rng.integers(1, 60))
+        asks.append(
+            Ask(
+                name=f"r{k}",
+                at_s=float(at_s[k]),
+                n_prompt=n_prompt,
+                n_output=n_output,
+                max_tokens=n_output + int(rng.choice([0, 0, 40])),
+                tenant=str(rng.choice(["default", "a", "b"])),
+                priority=int(rng.integers(-2, 3)),
+                ttft_slo_s=float(rng.choice([0.05, 0.5])) if rng.random() < 0.5 else None,
+                deadline_s=float(rng.choice([0.2, 2.0])) if rng.random() < 0.3 else None,
+                prefix=int(rng.choice([0, 0, 1, 2])),
+                cancel_after_s=float(rng.uniform(0, 0.3)) if rng.random() < 0.1 else None,
+            )
+        )
+    return Workload(tuple(asks), n_blocks, limits)

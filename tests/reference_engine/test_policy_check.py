@@ -1,0 +1,198 @@
+"""The policy check finds what it says it finds: one deliberately broken policy per rule."""
+
+import pytest
+from pydantic import PrivateAttr
+
+from reference_engine.plan import Cause, Item, Plan, Preemption, Why
+from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.policy_check import PolicyFault, check_policy
+
+
+class Simple(Policy):
+    """First come, first served, whole prompts, all decodes: the base of all that is broken."""
+
+    kind = "simple"
+    is_work_conserving = True
+    max_num_seqs: int = 8
+
+    def plan(self, view):
+        items, free = [], view.kv.n_free - view.decode_blocks
+        for request in view.prefilling:
+            items.append(Item(request.id, view.to_compute(request)))
+            free -= view.kv.missing(request, items[-1].n_tokens)
+        slots = min(self.max_num_seqs, view.limits.max_num_seqs) - len(view.running)
+        for request in self.order(view):
+            n_tokens = view.to_compute(request)
+            need = view.kv.missing_to_admit(request, n_tokens)
+            if slots <= 0 or need > free:
+                break
+            items.append(Item(request.id, n_tokens))
+            free, slots = free - need, slots - 1
+        return Plan(tuple(items), decode_all=True, rest=Cause(Why.no_seq_slot))
+
+    def order(self, view):
+        return list(view.waiting)
+
+
+class Overfull(Simple):
+    def plan(self, view):
+        return Plan(tuple(Item(r.id, view.to_compute(r)) for r in [*view.running, *view.waiting]))
+
+
+class Stranger(Simple):
+    def plan(self, view):
+        return Plan((Item("nobody", 1),))
+
+
+class Lazy(Simple):
+    def plan(self, view):
+        return Plan(decode_all=True) if len(view.waiting) > 1 else super().plan(view)
+
+
+class Endless(Simple):
+    is_work_conserving = False
+
+    def plan(self, view):
+        return Plan(wait_until_s=float("inf"))
+
+
+class Circles(Simple):
+    is_work_conserving = False
+
+    def plan(self, view):
+        if view.running:
+            undone = tuple(Preemption(r.id) for r in view.running)
+            return Plan(preempt=undone, wait_until_s=view.now_s + 1)
+        return Plan((Item(next(iter(view.waiting)).id, 1),))
+
+
+class Meddler(Simple):
+    def on_arrival(self, request, view):
+        request.priority = 0
+
+
+class Cheat(Simple):
+    def order(self, view):
+        return sorted(view.waiting, key=lambda r: r.oracle_output_tokens)
+
+
+CALLS: list[int] = []
+
+
+class Fickle(Simple):
+    def order(self, view):
+        CALLS.append(1)
+        return sorted(view.waiting, key=lambda r: hash((r.id, len(CALLS) // 7)))
+
+
+class Unordered(Simple):
+    def order(self, view):
+        ids = {r.id for r in view.waiting}
+        return [view.find(request_id) for request_id in ids]
+
+
+class Idler(Simple):
+    def plan(self, view):
+        if not view.running and len(view.waiting) == 1 and not view.is_source_closed:
+            return Plan(wait_until_s=view.now_s + 0.01)
+        return super().plan(view)
+
+
+class Clumsy(Simple):
+    def on_finish(self, request, view):
+        raise KeyError(request.id)
+
+
+class Shortest(Simple):
+    is_aged = True
+    starvation: float = 2.0
+
+    def order(self, view):
+        return sorted(view.waiting, key=lambda r: r.n_prompt)
+
+
+class Patient(Shortest):
+    def order(self, view):
+        late_s = view.now_s - self.starvation
+        return sorted(
+            view.waiting,
+            key=lambda r: (0, r.arrived_s) if r.arrived_s <= late_s else (1, r.n_prompt),
+        )
+
+
+class Remembers(Simple):
+    _seen: dict[str, float] = PrivateAttr(default_factory=dict)
+
+    def on_arrival(self, request, view):
+        self._seen[request.id] = view.now_s
+
+    def on_finish(self, request, view):
+        del self._seen[request.id]
+
+    def order(self, view):
+        return sorted(view.waiting, key=lambda r: (r.priority, self._seen[r.id]))
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule", "message"),
+    [
+        (Overfull, "plans", "sequences run, limit"),
+        (Stranger, "plans", "plan schedules 'nobody', which neither waits nor runs"),
+        (Lazy, "progress", "wait, 0 run, and the plan is empty without wait_until_s"),
+        (Endless, "progress", "policy 'simple' waits for ever"),
+        (Circles, "progress", "not done after"),
+        (Meddler, "read-only", "on_arrival() changed r"),
+        (Cheat, "no oracle", "plan() reads request.oracle_output_tokens (test_policy_check.py:"),
+        (Fickle, "determinism", "the same workload again made another plan in step"),
+        (Unordered, "determinism", "order sets before use"),
+        (Idler, "work conservation", "claims is_work_conserving and idles at"),
+        (Clumsy, "plans", "on_finish() raised KeyError: "),
+        (Shortest, "aging", "it claims is_aged, with a patience of 2 s, and let a long"),
+    ],
+)
+def test_a_broken_policy_is_found_and_told(policy, rule, message):
+    with pytest.raises(PolicyFault) as fault:
+        check_policy(policy, n_workloads=12)
+    assert fault.value.rule == rule
+    assert message in str(fault.value)
+
+
+def test_a_fault_is_told_with_the_fewest_requests_that_show_it():
+    with pytest.raises(PolicyFault) as fault:
+        check_policy(Lazy, n_workloads=12)
+    assert "with 3 requests, " in str(fault.value)  # one to run, two to wait
+    with pytest.raises(PolicyFault) as fault:
+        check_policy(Stranger, n_workloads=12)
+    assert "with 1 requests, " in str(fault.value)
+
+
+@pytest.mark.parametrize("policy", [Simple, Patient, Remembers, Simple(max_num_seqs=2)])
+def test_a_correct_policy_passes(policy):
+    report = check_policy(policy, n_workloads=12)
+    assert report.n_workloads == 12
+    assert "work conservation" in report.rules
+    assert ("aging" in report.rules) == (policy is Patient)
+
+
+def test_a_policy_that_imports_a_clock_is_refused_before_it_runs(tmp_path):
+    from loadgen.plugins import load_plugin
+
+    plugin = tmp_path / "clocked.py"
+    plugin.write_text(
+        "import time\n"
+        "from reference_engine.policies.base import POLICIES, Policy\n"
+        "@POLICIES.register\n"
+        "class Clocked(Policy):\n"
+        "    kind = 'clocked'\n"
+        "    def plan(self, view):\n"
+        "        raise AssertionError(time.time())\n"
+    )
+    load_plugin(plugin)
+    with pytest.raises(PolicyFault, match=r"clocked\.py:1 imports time"):
+        check_policy(POLICIES.get("clocked"))
+
+
+@pytest.mark.parametrize("mode", sorted({POLICIES.get(name).kind for name in POLICIES.names()}))
+def test_every_mode_passes(mode):
+    if mode != "clocked":
+        check_policy(POLICIES.get(mode), n_workloads=6)
