@@ -10,14 +10,15 @@ import ast
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from loadgen.clock import VirtualClock
-from reference_engine.core import AdmissionError, EngineState, TokenEvent
+from reference_engine.admission import AdmissionError
+from reference_engine.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.kv import KvPool
 from reference_engine.plan import Plan, PlanError, View, check_plan
@@ -26,6 +27,7 @@ from reference_engine.policy_workloads import Ask, Workload, flood, smaller, tot
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.sequence import Request
 from reference_engine.simulator import SimulationStuck, Simulator
+from reference_engine.step_tokens import StepTokens
 from reference_engine.steps import StepRecord
 
 FORBIDDEN = frozenset(
@@ -362,7 +364,7 @@ class _Traffic:
             with suppress(AdmissionError):  # it could never run, and nobody is to blame
                 engine.submit(request)
 
-    def receive(self, events: Sequence[TokenEvent], engine: Simulator) -> None:
+    def receive(self, events: StepTokens, engine: Simulator) -> None:
         if len(self._watched.plans) % _CHECK_EVERY == 0:
             engine.state.check()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from reference_engine.plan import Limits
 from reference_engine.policies.base import Policy
 from reference_engine.predict.lengths import Predictor
 from reference_engine.sequence import Request, State
-from reference_engine.step_tokens import TokenEvent
+from reference_engine.step_tokens import StepTokens
 from reference_engine.steps import StepLog, StepRecord
 
 _LITTLE_TOLERANCE = 1e-6
@@ -49,7 +49,7 @@ class Client(Protocol):
     def act(self, engine: Simulator) -> None:
         """Everything that was due up to now: submit, cancel."""
 
-    def receive(self, events: Sequence[TokenEvent], engine: Simulator) -> None:
+    def receive(self, events: StepTokens, engine: Simulator) -> None:
         """What a step brought, at its end."""
 
 
@@ -102,9 +102,8 @@ class Simulator:
         if state.counters.steps == n_steps:
             return False
         self._present_s += n_present * (clock.now_s() - started_s)
-        for event in events:
-            if event.finish is not None:
-                self._leave(event.request.id)
+        for request in events.ends:
+            self._leave(request.id)
         client.receive(events, self)
         return True
 
@@ -202,10 +201,9 @@ class _Arrivals:
             except AdmissionError:
                 self.rejected.append(request)
 
-    def receive(self, events: Sequence[TokenEvent], engine: Simulator) -> None:
-        for event in events:
-            if event.finish is not None:
-                self.finished.append(event.request)
-                account = engine.state.explain(event.request.id)
-                assert account is not None, f"{event.request.id} left no account"
-                self.accounts.append(account)
+    def receive(self, events: StepTokens, engine: Simulator) -> None:
+        for request in events.ends:
+            self.finished.append(request)
+            account = engine.state.explain(request.id)
+            assert account is not None, f"{request.id} left no account"
+            self.accounts.append(account)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from loadgen.workload.schedule import Plan
 from reference_engine.admission import AdmissionError
 from reference_engine.sequence import Request, State
 from reference_engine.simulator import Simulator
-from reference_engine.step_tokens import TokenEvent
+from reference_engine.step_tokens import StepTokens
 
 _CHECK_S = 0.25  # between two looks at the share of failures
 _REASONS = {State.finished_stop: FinishReason.stop, State.finished_length: FinishReason.length}
@@ -63,15 +62,6 @@ class VirtualTimer:
         self._now_s = max(self._now_s, instant_s)
 
 
-@dataclass(slots=True)
-class _Live:
-    """A request on its way: its row, and when its tokens came."""
-
-    row: int
-    request: Request
-    received_s: list[float] = field(default_factory=list)
-
-
 class VirtualClient:
     """Sends a plan to a simulated engine (`reference_engine.simulator.Client`).
 
@@ -94,7 +84,9 @@ class VirtualClient:
         self._prompts = PromptIds(plan)
         self._timer = VirtualTimer()
         self._engine: Simulator | None = None
-        self._live: dict[str, _Live] = {}
+        self._live: dict[int, Request] = {}  # by row
+        self._row: dict[Request, int] = {}
+        self._received_s: dict[Request, list[float]] = {}  # when each one's tokens came
         self._chunks: list[tuple[int, list[float]]] = []
         self._errors: dict[str, int] = {"": 0}
         self._n_unreleased = len(plan.schedule)
@@ -149,17 +141,17 @@ class VirtualClient:
             self.ended = (how, reason, self._timer.now_s())
         self._dispatcher.stop(reason, drain_s)
 
-    def receive(self, events: Sequence[TokenEvent], engine: Simulator) -> None:
+    def receive(self, events: StepTokens, engine: Simulator) -> None:
         # Alarms during the step first: a request that timed out in it gets nothing more.
         self._timer.advance_to(engine.now_s)
-        now_s, live = engine.now_s, self._live
-        for request, _, finish, _ in events:
-            found = live.get(request.id)
-            if found is None:
-                continue
-            found.received_s.append(now_s)
-            if finish is not None:
-                self._answered(found, finish, now_s)
+        now_s, received_s = engine.now_s, self._received_s
+        for request in events.requests:
+            times = received_s.get(request)
+            if times is not None:
+                times.append(now_s)
+        for request, finish in events.ends.items():
+            if request in received_s:
+                self._answered(request, finish, now_s)
 
     # dispatch.Sender
     def send(self, row: int) -> None:
@@ -174,14 +166,14 @@ class VirtualClient:
             self.rows["http_status"][row] = 400
             self._end(row, Status.http_error, f"HTTP 400: {error}", now_s)
         else:
-            self._live[request.id] = _Live(row, request)
+            self._live[row], self._row[request], self._received_s[request] = request, row, []
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         assert self._engine is not None, "only a sent row is aborted"
-        request_id = self._name(row)
-        found = self._live.pop(request_id)
-        self._engine.cancel(request_id)
-        self._write_tokens(found)
+        request = self._live.pop(row)
+        del self._row[request]
+        self._engine.cancel(request.id)
+        self._write_tokens(row, self._received_s.pop(request))
         self._end(row, outcome, reason, self._timer.now_s())
 
     # dispatch.Recorder
@@ -238,10 +230,10 @@ class VirtualClient:
     def _name(self, row: int) -> str:
         return f"req-{self._schedule['request_id'][row]}"
 
-    def _answered(self, found: _Live, finish: State, now_s: float) -> None:
-        del self._live[found.request.id]
-        rows, row, request = self.rows, found.row, found.request
-        self._write_tokens(found)
+    def _answered(self, request: Request, finish: State, now_s: float) -> None:
+        rows, row = self.rows, self._row.pop(request)
+        del self._live[row]
+        self._write_tokens(row, self._received_s.pop(request))
         rows["http_status"][row] = 200
         rows["finish_reason"][row] = _REASONS[finish]
         rows["cached_tokens"][row] = request.n_cached
@@ -254,11 +246,10 @@ class VirtualClient:
         self._add_waits(row, request.id)
         self._end(row, Status.ok, "", now_s)
 
-    def _write_tokens(self, found: _Live) -> None:
-        times = found.received_s
+    def _write_tokens(self, row: int, times: list[float]) -> None:
         if not times:
             return
-        rows, row = self.rows, found.row
+        rows = self.rows
         for name in ("headers_s", "first_chunk_s", "first_token_s", "first_answer_s"):
             rows[name][row] = times[0]
         rows["last_token_s"][row] = times[-1]
