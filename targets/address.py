@@ -1,29 +1,35 @@
 """A server's base URL, taken apart once. Whatever a user pastes (with or without `/v1`, with the
 whole endpoint path) means the same base; what cannot be meant is refused in one line that never
 repeats a password.
+
+A server on a Unix domain socket is `unix:/run/server.sock`, or, with a path prefix of its API,
+`http+unix://%2Frun%2Fserver.sock/prefix` (the socket's path, percent-encoded, as the host).
 """
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from loadgen.errors import TargetFileError
 
 _ENDPOINTS = ("/chat/completions", "/completions", "/models", "/v1")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_UNIX, _HTTP_UNIX = "unix:", "http+unix://"
+_LONGEST_UNIX_PATH = 107  # bytes that sockaddr_un holds on Linux, unix(7)
 
 
 class Address(NamedTuple):
     """Where to connect and what to put before every API path. `base_path` is empty or starts with
-    `/`, no `/v1`.
+    `/`, no `/v1`. With a `unix_path` it is that socket, and host and port are but localhost's.
     """
 
     scheme: str
     host: str
     port: int
     base_path: str
+    unix_path: str = ""
 
     @property
     def ssl(self) -> bool:
@@ -37,6 +43,16 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
+        """The address as a user would write it."""
+        if not self.unix_path:
+            return self.http_url
+        if not self.base_path:
+            return _UNIX + self.unix_path
+        return f"{_HTTP_UNIX}{quote(self.unix_path, safe='')}{self.base_path}"
+
+    @property
+    def http_url(self) -> str:
+        """The base of the URLs of requests, whatever carries them."""
         return f"{self.scheme}://{self.host_header}{self.base_path}"
 
     def path(self, api_path: str) -> str:
@@ -44,11 +60,18 @@ class Address(NamedTuple):
         return self.base_path + api_path
 
 
+def is_url(text: str) -> bool:
+    """Whether a text can only be meant as a URL, not as a file's name."""
+    return "://" in text or text.lower().startswith(_UNIX)
+
+
 def parse_url(text: str) -> Address:
     """Take a base URL apart. Raises TargetFileError, one line, for what cannot be meant."""
     shown = f"target URL {_shown(text)!r}"
     if any(c.isspace() or not c.isprintable() for c in text):
         raise TargetFileError(f"{shown}: contains white space; write e.g. http://localhost:8000")
+    if text.lower().startswith((_UNIX, _HTTP_UNIX)):
+        return _parse_unix(text, shown)
     if "://" not in text:
         raise TargetFileError(f"{shown}: has no scheme; write http://{_shown(text) or 'localhost'}")
     try:
@@ -60,10 +83,35 @@ def parse_url(text: str) -> Address:
     except ValueError as error:  # a bad port, a half-open [IPv6]
         raise TargetFileError(f"{shown}: {error}; write e.g. http://localhost:8000") from None
     _refuse_unusable(shown, parts.scheme, host, port, parts.netloc, parts.query or parts.fragment)
-    path = parts.path.rstrip("/")
+    return Address(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], _base_path(parts.path))
+
+
+def _parse_unix(text: str, shown: str) -> Address:
+    """`unix:/path`, also with the three slashes of `unix:///path`, or `http+unix://%2Fpath/base`."""
+    base_path = ""
+    if text.lower().startswith(_HTTP_UNIX):
+        encoded, slash, rest = text[len(_HTTP_UNIX) :].partition("/")
+        path, base_path = unquote(encoded), _base_path(slash + rest)
+    else:
+        path = re.sub("^//(?=/)", "", text[len(_UNIX) :])
+    is_odd = path.startswith("//") or " " in path or not path.isprintable()
+    if not path or is_odd or re.search("[?#]", base_path):
+        raise TargetFileError(
+            f"{shown}: names no socket; write unix:/run/server.sock, or with a path prefix "
+            "http+unix://%2Frun%2Fserver.sock/prefix"
+        )
+    if len(path.encode()) > _LONGEST_UNIX_PATH:
+        raise TargetFileError(
+            f"{shown}: the path of a socket holds at most {_LONGEST_UNIX_PATH} bytes"
+        )
+    return Address("http", "localhost", _DEFAULT_PORTS["http"], base_path, path)
+
+
+def _base_path(path: str) -> str:
+    path = path.rstrip("/")
     for ending in _ENDPOINTS:
         path = path.removesuffix(ending).rstrip("/")
-    return Address(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], path)
+    return path
 
 
 def _refuse_unusable(

@@ -24,7 +24,7 @@ from typing import IO
 
 from loadgen.errors import MissingDependency, SlobenchError, TargetError, UsageError
 
-_READY = re.compile(rb"READY (https?://\S+)")
+_READY = re.compile(rb"READY ((?:https?://|unix:)\S+)")
 _INSTALL = re.compile(r"pip install|slobench\[|No module named|is not installed")
 
 

@@ -25,7 +25,7 @@ ENGINE_DEFAULTS: Mapping[str, str] = {
     "port": "0",
     "drain_s": "2",  # whatever still runs when a run is over is nobody's any more
 }
-MOCK_SERVER_OPTIONS = ("host", "port", "tls_cert", "tls_key")
+MOCK_SERVER_OPTIONS = ("host", "port", "tls_cert", "tls_key", "unix")
 _SECRET = ("api_key", "api-key")  # labels reach the manifest
 
 

@@ -25,9 +25,11 @@ from pydantic import (
 from loadgen.document import Document, parse_document
 from loadgen.errors import TargetFileError
 from loadgen.registry import Block
-from targets.address import Address, parse_url
+from targets.address import Address, is_url, parse_url
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
+from targets.proxies import chosen_proxy
+from targets.route import Proxy, Route
 from targets.server_text import redact
 
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
@@ -66,6 +68,7 @@ class Endpoint(Block):
     labels: Labels = Labels()
     launch: Launch | None = None
     _api_key: SecretStr | None = PrivateAttr(default=None)  # no field: in no dump, repr or file
+    _proxy: Proxy | None = PrivateAttr(default=None)
 
     @field_validator("url")
     @classmethod
@@ -112,6 +115,12 @@ class Endpoint(Block):
     def address(self) -> Address:
         return parse_url(self.url)
 
+    @property
+    def route(self) -> Route:
+        """How connections are made: to the address, or through the environment's proxy."""
+        to = self.address
+        return Route(to.host, to.port, to.unix_path, to.ssl, self.ca_cert, self._proxy)
+
     def adapter(self, **changes: Any) -> Adapter:
         """The codec of this endpoint's API with its model and extra body; `changes` are the codec's
         other fields.
@@ -126,6 +135,8 @@ class Endpoint(Block):
         named = [(name, value.get_secret_value()) for name, value in self.headers.items()]
         if self._api_key is not None and not any(n.lower() == "authorization" for n, _ in named):
             named.append(("authorization", f"Bearer {self._api_key.get_secret_value()}"))
+        if self._proxy is not None:
+            named += self.route.forwarding_headers
         return tuple(named)
 
     def redact(self, text: str) -> str:
@@ -135,33 +146,38 @@ class Endpoint(Block):
         return redact(text, self.secrets())
 
     def secrets(self) -> tuple[str, ...]:
-        """The API key and the values of extra headers, **in clear**: to be looked for and taken
-        out."""
+        """The API key, the proxy's credentials and the values of extra headers, **in clear**: to be
+        looked for and taken out."""
         key = (self._api_key,) if self._api_key is not None else ()  # also if a header replaces it
-        return tuple(value.get_secret_value() for value in (*self.headers.values(), *key))
+        named = [value.get_secret_value() for value in (*self.headers.values(), *key)]
+        proxy = self._proxy.authorization.partition(" ")[2] if self._proxy is not None else ""
+        return (*named, proxy) if proxy else tuple(named)
 
     def to_manifest(self) -> dict[str, Any]:
         """What a run records about its target: JSON, header names without values, the key's
-        variable without its value.
+        variable without its value, a proxy without its credentials.
         """
         shown = self.model_dump(mode="json", exclude={"headers", "labels", "ca_cert", "launch"})
         shown["headers"] = sorted(self.headers)
         shown["labels"] = self.labels.model_dump(exclude_none=True)
         if self.launch is not None:
             shown["launch"] = self.launch.to_manifest()
+        if self._proxy is not None:
+            shown["proxy"] = self._proxy.url
         return shown
 
 
 def load_target(spec: str, environ: Mapping[str, str]) -> Endpoint:
     """The endpoint a user names: a URL, or the path of a YAML target file.
 
-    `environ` is where the API key is looked up: under the file's `api_key_env`, else under
-    OPENAI_API_KEY if that is set. Raises TargetFileError with one line per mistake.
+    `environ` is where the API key is looked up (under the file's `api_key_env`, else under
+    OPENAI_API_KEY if that is set), and the proxy. Raises TargetFileError with one line per mistake,
+    UsageError for a proxy that cannot be used.
     """
     path = Path(spec)
-    if "://" in spec or not (path.suffix in _SUFFIXES or path.is_file()):
+    if is_url(spec) or not (path.suffix in _SUFFIXES or path.is_file()):
         try:
-            return _with_key(Endpoint(url=parse_url(spec).url), environ)
+            return _with_environment(Endpoint(url=parse_url(spec).url), environ)
         except _BadKey as problem:
             raise TargetFileError(str(problem)) from None
     try:
@@ -195,7 +211,7 @@ def read_target(
     if endpoint.launch is not None:
         endpoint = endpoint.model_copy(update={"launch": _placed(endpoint.launch, file, folder)})
     try:
-        endpoint = _with_key(endpoint, environ)
+        endpoint = _with_environment(endpoint, environ)
     except _BadKey as problem:
         file.note(("api_key_env",), str(problem))
     file.raise_mistakes()
@@ -222,15 +238,22 @@ class _BadKey(Exception):
     """The environment has no usable key; the message never holds it."""
 
 
-def _with_key(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
-    """The endpoint with its API key, if the environment has one; a variable the file names must be
-    set.
+def _with_environment(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
+    """The endpoint with its API key and its proxy, if the environment has them; a variable the file
+    names must be set.
     """
+    found = _with_key(endpoint, environ)
+    if endpoint.launch is None:  # a server of ours is on this machine
+        found._proxy = chosen_proxy(endpoint.address, environ)
+    return found
+
+
+def _with_key(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
     variable = endpoint.api_key_env or DEFAULT_KEY_ENV
     key = environ.get(variable, "").strip()
     if not key:
         if endpoint.api_key_env is None:
-            return endpoint
+            return endpoint.model_copy()
         raise _BadKey(
             f"environment variable {variable} is not set; export {variable}=… or remove the line"
         )

@@ -16,10 +16,11 @@ from types import SimpleNamespace
 import aiohttp
 
 from targets import diagnosis
+from targets.aiohttp_route import connector, request_options
 from targets.base import Adapter, Request
 from targets.diagnosis import EXAMINED, Chunking, Connections, Head, Repeats
 from targets.endpoint import Endpoint
-from targets.exchange import Answer, ask, connect, reason, tls_of
+from targets.exchange import Answer, ask, connect, reason
 from targets.preflight import Check, Preflight
 from targets.served_models import fetch_models
 from targets.server_text import strip_controls
@@ -41,9 +42,8 @@ async def examine(
 ) -> tuple[Check, ...]:
     """The checks of EXAMINED, in that order, of a server that passed its preflight."""
     tracer = _Tracer()
-    connector = aiohttp.TCPConnector(ssl=tls_of(endpoint) or True, limit=1)
     async with aiohttp.ClientSession(
-        connector=connector, trace_configs=[tracer.config()]
+        connector=connector(endpoint.route, limit=1), trace_configs=[tracer.config()]
     ) as session:
         patient = _Patient(endpoint, found, text_of, timeout_s, session, tracer)
         return tuple([await patient.check(name) for name in EXAMINED])
@@ -129,7 +129,7 @@ class _Patient:
         sent = self.adapter.encode(Request(self._text(64), 2))
         async with self.session.request(
             sent.method,
-            self.endpoint.address.url + sent.path,
+            self.endpoint.address.http_url + sent.path,
             headers=[
                 *sent.headers,
                 *self.endpoint.request_headers(),
@@ -138,6 +138,7 @@ class _Patient:
             data=sent.body,
             timeout=aiohttp.ClientTimeout(total=self.timeout_s),
             allow_redirects=False,
+            **request_options(self.endpoint.route),
         ) as response:
             await response.read()
             if response.status != 200:

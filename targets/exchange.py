@@ -12,15 +12,17 @@ import ssl
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urljoin
 
 import aiohttp
 import msgspec
 
+from targets.aiohttp_route import request_options
 from targets.base import Adapter, Delta, Request, Usage
+from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
 from targets.server_text import strip_controls
-from targets.tls import tls_context
 
 _HEAD_CHARS = 200
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
@@ -87,11 +89,6 @@ class EventReader:
         return events
 
 
-def tls_of(endpoint: Endpoint) -> ssl.SSLContext | None:
-    """The TLS settings of an https endpoint; None for http."""
-    return tls_context(endpoint.ca_cert) if endpoint.address.ssl else None
-
-
 async def ask(
     session: aiohttp.ClientSession,
     endpoint: Endpoint,
@@ -107,11 +104,12 @@ async def ask(
     try:
         async with session.request(
             sent.method,
-            endpoint.address.url + sent.path,
+            endpoint.address.http_url + sent.path,
             headers=[*sent.headers, *endpoint.request_headers()],
             data=sent.body,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,  # aiohttp takes extra headers along to another origin
+            **request_options(endpoint.route),
         ) as response:
             answer.status = response.status
             answer.content_type = endpoint.redact(strip_controls(response.content_type))
@@ -208,8 +206,13 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
     """Why no connection came about and what to do, in one line."""
     if isinstance(error, TimeoutError):
         return f"no connection within {timeout_s:g} s; is the host up, or a firewall between?"
+    route = endpoint.route
+    if isinstance(error, ProxyRefused):
+        return reason(error, endpoint)
     if isinstance(error, socket.gaierror):
-        host = endpoint.address.host
+        host = route.peer[0]
+        if route.proxy is not None:
+            return f"no such proxy '{host}' ({error.strerror}); check the environment's proxy"
         return f"no such host '{host}' ({error.strerror}); check the spelling of the URL"
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
@@ -221,8 +224,12 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
         if why in _NOT_TLS:
             return f"does not speak TLS ({why}); write http:// instead of https://"
         return f"TLS failed ({why}); does the server ask for a version or client certificate?"
-    # asyncio joins the errors of several addresses (localhost: ::1 and 127.0.0.1) into one text.
+    if isinstance(error, FileNotFoundError):
+        return f"no such socket file '{route.unix_path}'; is the server running?"
+    # The errors of several addresses (localhost: ::1 and 127.0.0.1) come joined into one text.
     if f"Errno {errno.ECONNREFUSED}" in str(error):
+        if route.proxy is not None:
+            return f"connection refused by proxy {route.proxy.url}; is it running?"
         return "connection refused; is the server running, and is the port right?"
     return f"cannot connect ({reason(error, endpoint)})"
 
@@ -231,12 +238,23 @@ async def connect(endpoint: Endpoint, timeout_s: float) -> float:
     """Open a connection, TLS included, and close it; the seconds it took. Raises what the attempt
     raised.
     """
-    address, start_s = endpoint.address, time.monotonic()
-    async with asyncio.timeout(timeout_s):
-        _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls_of(endpoint))
+    start_s = time.monotonic()
+    dialer = Dialer(asyncio.get_running_loop(), endpoint.route)
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = await dialer.dial(_Knock)
+    finally:
+        dialer.close()
     took_s = time.monotonic() - start_s
-    writer.close()
+    connection.transport.abort()  # `close` would wait for a server's part of TLS's farewell
     return took_s
+
+
+class _Knock(asyncio.Protocol):
+    """A connection opened only to see that it can be."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
 
 
 def said(body: bytes) -> str:

@@ -16,9 +16,10 @@ from typing import Protocol
 import aiohttp
 
 from loadgen.errors import nearest
+from targets.aiohttp_route import connector
 from targets.base import Adapter, Request, Usage
 from targets.endpoint import Endpoint
-from targets.exchange import Answer, ask, connect, connect_problem, is_redirect, tls_of
+from targets.exchange import Answer, ask, connect, connect_problem, is_redirect
 from targets.preflight import CHECKS, Check, Fit, Preflight, two_point_fit, without_refused
 from targets.served_models import Models, fetch_models
 
@@ -67,8 +68,7 @@ async def preflight(
     probe = _Probe(endpoint, adapter, timeout_s)
     try:
         probe.done("reachable", await probe.reach())
-        connector = aiohttp.TCPConnector(ssl=tls_of(endpoint) or True)
-        async with aiohttp.ClientSession(connector=connector) as session:
+        async with aiohttp.ClientSession(connector=connector(endpoint.route)) as session:
             await probe.choose_model(session)
             probe.check_length(max_input_tokens, max_output_tokens)
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
@@ -123,7 +123,9 @@ class _Probe:
         except (OSError, TimeoutError) as error:
             problem = connect_problem(error, self.endpoint, self.timeout_s)
             raise _Stop("reachable", problem) from None
-        return f"{self.endpoint.url}, connected in {took_s * 1e3:.1f} ms"
+        proxy = self.endpoint.route.proxy
+        through = f" through proxy {proxy.url}" if proxy else ""
+        return f"{self.endpoint.url}{through}, connected in {took_s * 1e3:.1f} ms"
 
     async def choose_model(self, session: aiohttp.ClientSession) -> None:
         """The adapter's model, else the endpoint's, else the first that is served."""

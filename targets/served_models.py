@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from targets.aiohttp_route import request_options
 from targets.endpoint import Endpoint
 from targets.exchange import is_redirect, one_line, read_body, reason, redirected, said
 from targets.server_text import strip_controls
@@ -35,10 +36,11 @@ async def fetch_models(
     """Ask once; every way to fail is in the result, none is raised."""
     try:
         async with session.get(
-            endpoint.address.url + "/v1/models",
+            endpoint.address.http_url + "/v1/models",
             headers=list(endpoint.request_headers()),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,  # aiohttp takes extra headers along to another origin
+            **request_options(endpoint.route),
         ) as response:
             body = await read_body(response, 1 << 20)
     except TimeoutError:

@@ -30,6 +30,12 @@ SECRET = "sk-do-not-show-me"
         ("HTTP://GW.example:80/v1", "http://gw.example"),
         ("http://[::1]:8000/v1", "http://[::1]:8000"),
         ("http://bücher.example", "http://xn--bcher-kva.example"),
+        ("unix:/run/a.sock", "unix:/run/a.sock"),
+        ("unix:///run/a.sock", "unix:/run/a.sock"),
+        ("UNIX:here.sock", "unix:here.sock"),
+        ("http+unix://%2Frun%2Fa.sock", "unix:/run/a.sock"),
+        ("http+unix://%2Frun%2Fa.sock/v1/", "unix:/run/a.sock"),
+        ("http+unix://%2Frun%2Fa.sock/base/v1", "http+unix://%2Frun%2Fa.sock/base"),
     ],
 )
 def test_every_way_to_write_a_base_url_means_the_same(text, url):
@@ -43,6 +49,10 @@ def test_an_address_gives_the_parts_of_a_connection():
     assert address.ssl
     assert address.host_header == "gw.example"
     assert address.path("/v1/models") == "/llm/v1/models"
+    file = parse_url("http+unix://%2Frun%2Fa.sock/base")
+    assert (file.unix_path, file.host_header, file.http_url) == (
+        "/run/a.sock", "localhost", "http://localhost/base",
+    )  # fmt: skip
     plain = parse_url("http://[::1]:8000")
     assert (plain.host, plain.port, plain.ssl, plain.base_path) == ("::1", 8000, False, "")
     assert plain.host_header == "[::1]:8000"
@@ -66,6 +76,12 @@ def test_an_address_gives_the_parts_of_a_connection():
         ("http://host/?api-version=1", "query or fragment"),
         (f"http://me:{SECRET}@host", "user name or password"),
         (f"http://host?key={SECRET}", "query or fragment"),
+        ("unix:", "names no socket"),
+        ("unix:////run/a.sock", "names no socket"),
+        ("http+unix:///run/a.sock", "names no socket"),
+        ("http+unix://%2Fa%20b", "names no socket"),
+        ("http+unix://%2Fa/base?key=1", "names no socket"),
+        ("unix:/" + 107 * "a", "at most 107 bytes"),
         ("missing.yaml", "target file missing.yaml: No such file"),
     ],
 )
@@ -81,6 +97,8 @@ def test_a_wrong_url_is_one_line_that_says_what_is_wrong(text, problem):
 @example("http://\u2028")
 @example("http://a%00b:1/%zz")
 @example("//a")
+@example("unix:a?b#c")
+@example("http+unix://%2F%ff/%20")
 def test_any_text_is_an_address_or_one_line(text):
     said = ""
     try:
@@ -250,6 +268,28 @@ def test_a_target_file_that_is_not_text_is_one_line(tmp_path):
     (tmp_path / "t.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(TargetFileError, match=r"t\.yaml: is not UTF-8 text"):
         load_target(str(tmp_path / "t.yaml"), {})
+
+
+def test_the_route_goes_through_the_proxy_of_the_environment_without_showing_its_password():
+    environ = {"https_proxy": f"http://me:{SECRET}@proxy:3128", "no_proxy": "localhost"}
+    endpoint = load_target("https://gw.example", environ)
+    proxy = endpoint.route.proxy
+    assert proxy is not None
+    assert endpoint.to_manifest()["proxy"] == "http://proxy:3128"
+    assert endpoint.route.is_tunnelled
+    shown = [repr(endpoint), repr(endpoint.route), str(endpoint.route), repr(proxy)]
+    token = proxy.authorization.removeprefix("Basic ")
+    assert not [text for text in shown if SECRET in text or token in text]
+    assert endpoint.redact(f"got {token}") == "got [redacted]"
+    assert load_target("https://localhost", environ).route.proxy is None
+    assert "proxy" not in load_target("unix:/a.sock", environ).to_manifest()
+
+
+def test_a_proxy_that_forwards_gets_its_credentials_with_every_request():
+    forwarded = load_target("http://h", {"http_proxy": "http://me:pw@proxy:3128"})
+    assert forwarded.request_headers() == (("proxy-authorization", "Basic bWU6cHc="),)
+    tunnelled = load_target("https://h", {"https_proxy": "http://me:pw@proxy:3128"})
+    assert tunnelled.request_headers() == ()
 
 
 def test_an_endpoint_cannot_be_changed():

@@ -231,6 +231,26 @@ def test_an_untrusted_certificate_can_be_named(tmp_path):
         assert probe(url, lines=f"ca_cert: {cert}").fatal is None
 
 
+def test_a_server_on_a_socket_file_passes_every_check(tmp_path):
+    path = tmp_path / "s.sock"
+    with mock({"ttft": "2ms", "itl": "1ms", "unix": str(path)}, tmp_path) as served:
+        assert served.endpoint.url == f"unix:{path}"
+        found = probe(served.endpoint.url).or_raise()
+    assert [c.check for c in found.checks if not c.ok] == ["max_model_len"]
+    gone = probe(f"unix:{path}")
+    assert gone.fatal == f"unix:{path}: no such socket file '{path}'; is the server running?"
+
+
+def test_a_proxy_of_the_environment_carries_the_probe_too(mock_url):
+    """The mock takes any path, so it can stand in for a proxy that forwards what it is sent."""
+    found = probe("http://nowhere.invalid", environ={"http_proxy": f"{mock_url}"}).or_raise()
+    assert f"through proxy {mock_url}" in check(found, "reachable").detail
+    refused = probe("http://nowhere.invalid", environ={"http_proxy": "http://127.0.0.1:9"})
+    assert "refused by proxy http://127.0.0.1:9; is it running?" in str(refused.fatal)
+    unknown = probe("http://h", environ={"http_proxy": "http://nowhere.invalid:1"})
+    assert "no such proxy 'nowhere.invalid'" in str(unknown.fatal)
+
+
 def test_each_reason_for_no_connection_reads_differently():
     endpoint = read_target("url: http://nowhere.example:81", "t.yaml", {})
     errors = [
