@@ -108,6 +108,9 @@ def run(
     workers: Annotated[
         str, typer.Option(help="Load-generating processes, or auto: by the asked token rate.")
     ] = "auto",
+    transport: Annotated[
+        str, typer.Option(help="fast, or aiohttp: plain, slower, to check the fast one by.")
+    ] = "fast",
     confidence: Confidence = None,
     plugin: Plugin = None,
     print_scenario: Annotated[
@@ -130,11 +133,11 @@ def run(
     if print_scenario:
         typer.echo(chosen.to_yaml(), nl=False)
         return
-    raise typer.Exit(
-        command.run(
-            chosen, target, model, engine, out, force, workers, confidence, plugin or [], json
-        )
-    )
+    exit_code = command.run(
+        chosen, target, model, engine, out, force, workers, transport, confidence, plugin or [],
+        json,
+    )  # fmt: skip
+    raise typer.Exit(exit_code)
 
 
 @app.command(rich_help_panel=_MEASURE, epilog="Example: slobench preview quickstart")
@@ -334,9 +337,10 @@ def simulate(
         duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
     )  # fmt: skip
     settings = f"mode={mode},shape={shape},hardware={hardware},{engine}"
-    raise typer.Exit(
-        command.run(chosen, "sim", "", settings, out, force, "auto", confidence, plugin or [], json)
+    exit_code = command.run(
+        chosen, "sim", "", settings, out, force, "auto", "fast", confidence, plugin or [], json
     )
+    raise typer.Exit(exit_code)
 
 
 @app.command("list", rich_help_panel=_EXTEND, epilog="Example: slobench list arrivals")

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
@@ -75,6 +75,7 @@ def run(
     out: Path | None,
     force: bool,
     workers: str,
+    transport: str,
     confidence: float | None,
     plugins: Sequence[Path],
     as_json: bool,
@@ -93,6 +94,7 @@ def run(
         out_dir=out,
         force=force,
         n_workers=_workers(workers),
+        transport=_transport(transport),
         engine=engine,
         model=model,
         confidence=_confidence(confidence),
@@ -394,6 +396,14 @@ def _duration_s(flag: str, text: str) -> float:
         return parse_duration_s(text)
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None
+
+
+def _transport(word: str) -> Literal["fast", "aiohttp"]:
+    known: tuple[Literal["fast"], Literal["aiohttp"]] = ("fast", "aiohttp")
+    for transport in known:
+        if word == transport:
+            return transport
+    raise UsageError(f"--transport {word}: {nearest(word, known)}")
 
 
 def _confidence(value: float | None) -> float | None:

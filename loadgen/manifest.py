@@ -130,7 +130,7 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import version as installed
 
     found = {"python": sys.version.split()[0]}
-    for package in ("numpy", "uvloop", "httptools", "msgspec", "pyarrow", "torch"):
+    for package in ("numpy", "uvloop", "httptools", "aiohttp", "msgspec", "pyarrow", "torch"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = installed(package)
     return found

@@ -76,6 +76,7 @@ class Recording:
             self._plan,
             self._target,
             self._options.n_workers,
+            self._options.transport,
             self._salt,
             self._directory.name,
             parts_dir,
@@ -103,6 +104,7 @@ class Recording:
             self._salt,
             self._options.command,
         )
+        said["transport"] = self._options.transport
         nothing, no_chunks = empty_requests(self._schedule), np.empty(0, CHUNKS)
         return Run(said, self._schedule, nothing, no_chunks, self._plan.edges, self._names)
 

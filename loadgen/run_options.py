@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,14 +13,16 @@ class RunOptions:
     """What the command line, or a caller of `slobench.run`, may choose.
 
     `engine` are settings of a server of ours, `mode=chunked,shape=tiny`. `n_workers` 0 means:
-    as many as the asked token rate needs. `command` is what the user typed, for the report.
-    `cache_dir` keeps what is slow to make (the plotting bundle); None keeps nothing. `plugins` are
-    Python files that were loaded here and must be in the load-generating processes too.
+    as many as the asked token rate needs. `transport` carries the requests: docs/connections.md.
+    `command` is what the user typed, for the report. `cache_dir` keeps what is slow to make (the
+    plotting bundle); None keeps nothing. `plugins` are Python files that were loaded here and must
+    be in the load-generating processes too.
     """
 
     out_dir: Path | None = None
     force: bool = False
     n_workers: int = 0
+    transport: Literal["fast", "aiohttp"] = "fast"
     engine: str = ""
     model: str = ""
     confidence: float | None = None

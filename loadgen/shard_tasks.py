@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from loadgen.workload.classes import DEFAULT_TENANT
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, split_plan
+from targets.endpoint import Endpoint
 
 _EVENTS_PER_WORKER = 50_000.0  # token events a second one core holds; CLIENT measurements: 100 k
 _MOST_PREOPENED = 256
@@ -28,6 +30,7 @@ def shard_tasks(
     plan: Plan,
     target: Target,
     n_workers: int,
+    transport: Literal["fast", "aiohttp"],
     salt: bytes,
     run_name: str,
     parts_dir: Path,
@@ -37,18 +40,14 @@ def shard_tasks(
     cap = scenario.limits.max_concurrency
     n_shards = n_workers or workers_needed(plan.schedule, scenario.horizon_s)
     n_shards = min(n_shards, len(plan.schedule), cap)
-    address = endpoint.address
     n_preopen = math.ceil(2 * len(plan.schedule) / scenario.horizon_s) + 4
     return [
         ShardTask(
             shard=number,
             schedule=part.schedule,
             edges=part.edges,
-            host=address.host,
-            port=address.port,
-            is_tls=address.ssl,
-            ca_cert=endpoint.ca_cert,
-            head=HttpHead(address.host_header, address.base_path, endpoint.request_headers()),
+            route=endpoint.route,
+            head=_head(endpoint),
             adapter=target.adapter,
             prompts=Prompts(scenario.prompts, scenario.seed, salt),
             fit=target.fit,
@@ -61,6 +60,7 @@ def shard_tasks(
                 horizon_s=scenario.horizon_s,
                 drain_s=scenario.phases.drain,
             ),
+            transport=transport,
             connections=endpoint.connections,
             n_preopen=min(
                 cap // n_shards,
@@ -72,6 +72,14 @@ def shard_tasks(
         )
         for number, part in enumerate(split_plan(plan, n_shards))
     ]
+
+
+def _head(endpoint: Endpoint) -> HttpHead:
+    """A proxy that forwards requests is told the whole URL (RFC 9112 section 3.2.2)."""
+    address, route = endpoint.address, endpoint.route
+    is_forwarded = route.proxy is not None and not route.is_tunnelled
+    before = address.http_url if is_forwarded else address.base_path
+    return HttpHead(address.host_header, before, endpoint.request_headers())
 
 
 def workers_needed(schedule: Schedule, horizon_s: float) -> int:

@@ -72,7 +72,8 @@ class CommandLine:
     lenient = LENIENT
 
     def __init__(self, cache: Path) -> None:
-        self.environ = os.environ | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
+        direct = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        self.environ = direct | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
 
     def __call__(self, *args, cwd, environ=None, timeout_s=90):
         return subprocess.run(

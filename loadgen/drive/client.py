@@ -8,32 +8,18 @@ after the request (`decode`), away from the measured moments.
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Literal, cast
+from typing import cast
 
 import httptools
 
 from loadgen.drive.exchange import Exchange
+from loadgen.drive.pool import Pool
+from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
 from loadgen.records import Status
-
-OnEnd = Callable[[Exchange], None]
-MAX_BODY_BYTES = 256 << 20  # a runaway response is cut here, so that one request cannot eat the run
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to connect. `tls` None means plain TCP."""
-
-    host: str
-    port: int
-    tls: ssl.SSLContext | None = None
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+from targets.dialer import Dialer
+from targets.rotation import show
 
 
 class Connection(asyncio.Protocol):
@@ -52,8 +38,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        peer = transport.get_extra_info("peername")
-        self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self.remote = show(transport.get_extra_info("peername"))
 
     def data_received(self, data: bytes) -> None:
         self._read_ns = monotonic_ns()
@@ -169,50 +154,49 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """The connections of one shard to one address.
+    """The connections of one shard to one target, opened by `dialer`.
 
     `connections`: `reuse` keeps them for whoever is next, `per_session` for the same session,
-    `never` opens one for each request. Set `on_end` before the first `send`: it is called once
-    per sent exchange, on the loop.
+    `never` opens one for each request. A `Transport`.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        address: Address,
+        dialer: Dialer,
         *,
         looks_like_token: Callable[[bytes], bool],
-        connections: Literal["reuse", "per_session", "never"] = "reuse",
+        connections: Connections = "reuse",
     ) -> None:
-        self._loop, self._address = loop, address
+        self._loop, self._dialer = loop, dialer
         self.on_end: OnEnd = lambda exchange: None
         self.looks_like_token = looks_like_token
         self._mode = connections
-        self._idle: dict[int, list[Connection]] = defaultdict(list)
+        self._idle: Pool[Connection] = Pool()
         self._busy: dict[int, Connection] = {}
         self._connecting: dict[int, tuple[Exchange, asyncio.Task[None]]] = {}
         self.n_opened = 0
         self.n_reused = 0
 
+    @property
+    def known(self) -> list[str]:
+        return self._dialer.known
+
     async def open(self, n: int) -> int:
-        """Open connections before the clock starts; returns how many it got (failures are silent
-        here, the first request that needs a connection reports them)."""
+        """Failures are silent here: the first request that needs a connection reports them."""
         if self._mode != "reuse":
             return 0
         made = await asyncio.gather(*(self._connect() for _ in range(n)), return_exceptions=True)
         for connection in made:
             if isinstance(connection, Connection):
-                self._idle[0].append(connection)
+                self._idle.put(connection)
         return sum(isinstance(connection, Connection) for connection in made)
 
     def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
-        """Send now on a kept connection, or on one opened for it. `is_last`: no later request of
-        this session will want the connection."""
+        """Send now on a kept connection, or on one opened for it."""
         exchange = Exchange(row)
         key = self._key(session)
-        idle = self._idle.get(key) or []
-        while idle:
-            connection = idle.pop()
+        while (connection := self._idle.take(key)) is not None:
             if connection.is_usable():
                 exchange.reused = True
                 self.n_reused += 1
@@ -226,7 +210,6 @@ class Client:
         self._connecting[row] = (exchange, task)
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
-        """End a request from our side; a request that is already over is left as it is."""
         if (connection := self._busy.get(row)) is not None:
             connection.fail(outcome, reason)
         elif row in self._connecting:
@@ -235,46 +218,42 @@ class Client:
             exchange.fail(outcome, f"{reason} (while connecting)", monotonic_ns())
             self.on_end(exchange)
 
-    def close(self) -> None:
-        idle, self._idle = self._idle, defaultdict(list)  # so that nobody looks for his place in it
-        for connections in idle.values():
-            for connection in connections:
-                connection.abort()
-        for _, task in self._connecting.values():
+    async def close(self) -> None:
+        idle, self._idle = self._idle.all(), Pool()  # so that nobody looks for his place in it
+        for connection in idle:
+            connection.abort()
+        connecting = [task for _, task in self._connecting.values()]
+        for task in connecting:
             task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        self._dialer.close()
 
     # called by connections
     def ended(self, connection: Connection, exchange: Exchange, *, reusable: bool) -> None:
         self._busy.pop(exchange.row, None)
         if reusable and connection.key >= 0:
-            self._idle[connection.key].append(connection)
+            self._idle.put(connection)
         else:
             connection.abort()
         self.on_end(exchange)
 
     def forget(self, connection: Connection) -> None:
-        idle = self._idle.get(connection.key)
-        if idle and connection in idle:
-            idle.remove(connection)
+        self._idle.discard(connection)
 
     def _key(self, session: int) -> int:
         return session + 1 if self._mode == "per_session" else 0
 
     async def _connect(self) -> Connection:
-        _, connection = await self._loop.create_connection(
-            lambda: Connection(self), self._address.host, self._address.port, ssl=self._address.tls
-        )
+        connection = await self._dialer.dial(lambda: Connection(self))
         self.n_opened += 1
         return connection
 
     async def _connect_and_start(self, exchange: Exchange, payload: bytes, key: int) -> None:
         try:
             connection = await self._connect()
-        except OSError as error:  # refused, unreachable, DNS, TLS
+        except OSError as error:  # refused, unreachable, DNS, TLS, the proxy
             del self._connecting[exchange.row]
-            what = error.strerror or str(error) or type(error).__name__
-            reason = f"connect to {self._address}: {what}"
-            exchange.fail(Status.connect_error, reason, monotonic_ns())
+            exchange.fail(Status.connect_error, connect_reason(self._dialer, error), monotonic_ns())
             self.on_end(exchange)
             return
         del self._connecting[exchange.row]
@@ -282,3 +261,8 @@ class Client:
         connection.key = key
         self._busy[exchange.row] = connection
         connection.start(exchange, payload)
+
+
+def connect_reason(to: object, error: OSError) -> str:
+    """Why there is no connection, in one line."""
+    return f"connect to {to}: {error.strerror or str(error) or type(error).__name__}"

@@ -36,7 +36,7 @@ class HttpHead:
     def redact(self, text: str) -> str:
         """A text of the server's without what `headers` hold: some echo the key they refuse."""
         for _, value in self.headers:
-            for secret in (value, value.removeprefix("Bearer ")):
+            for secret in (value, value.partition(" ")[2]):  # with and without "Bearer"
                 if len(secret) >= _SHORTEST_SECRET:
                     text = text.replace(secret, "[redacted]")
         return text

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadgen.drive.client import Address, Client
+from loadgen.drive.client import Client
 from loadgen.records import Status
+from targets.dialer import Dialer
+from targets.route import Route
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 2\r\n\r\n{}"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -47,9 +49,8 @@ async def exchange_with(server, n=1, act=None, **options):
     listener = await asyncio.start_server(tracked, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     loop = asyncio.get_running_loop()
-    client = Client(
-        loop, Address("127.0.0.1", port), looks_like_token=lambda data: b"token" in data, **options
-    )
+    dialer = Dialer(loop, Route("127.0.0.1", port))
+    client = Client(loop, dialer, looks_like_token=lambda data: b"token" in data, **options)
     ended: list[Any] = []
     try:
         for row in range(n):
@@ -59,7 +60,7 @@ async def exchange_with(server, n=1, act=None, **options):
                 await act(client)
             await asyncio.wait_for(over.wait(), 5)
     finally:
-        client.close()
+        await client.close()
         listener.close()
         await asyncio.gather(*served, return_exceptions=True)
     return ended, client
@@ -195,7 +196,9 @@ def test_refused_connections_are_connect_errors_naming_the_address(run):
         await listener.wait_closed()
         ended: list[Any] = []
         loop = asyncio.get_running_loop()
-        client = Client(loop, Address("127.0.0.1", port), looks_like_token=lambda data: False)
+        client = Client(
+            loop, Dialer(loop, Route("127.0.0.1", port)), looks_like_token=lambda data: False
+        )
         over = ends(client, ended)
         client.send(0, REQUEST)
         await asyncio.wait_for(over.wait(), 5)

@@ -1,0 +1,247 @@
+"""The plain transport: the same requests over aiohttp on asyncio's own loop, a task for each.
+
+It is there to be read and to be held against `client`: the two agree on every request. It costs
+more CPU per event, stamps a read only when its task gets to run, and opens no connection ahead, so
+its latencies are the larger ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from time import monotonic_ns
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from loadgen.drive.exchange import Exchange
+from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
+from loadgen.records import Status
+from targets.aiohttp_route import connector, request_options
+from targets.rotation import Lookup, Rotation, show
+from targets.route import Route
+
+_IDLE_S = 3600.0  # a kept connection is closed by the server, or at the end of the run
+_NOT_OURS = ("user-agent", "accept", "accept-encoding", "content-type")  # as the payload has them
+
+
+class AiohttpClient:
+    """A `Transport`. One session of aiohttp's for everybody or, with `per_session`, for each of
+    the schedule's sessions."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        route: Route,
+        *,
+        looks_like_token: Callable[[bytes], bool],
+        connections: Connections = "reuse",
+        lookup: Lookup | None = None,
+        first: int = 0,
+    ) -> None:
+        self._loop, self._route, self._mode = loop, route, connections
+        self.on_end: OnEnd = lambda exchange: None
+        self._looks_like_token = looks_like_token
+        self._resolver = _Resolver(Rotation(*route.peer, lookup, first))
+        self._sessions: dict[int, aiohttp.ClientSession] = {}
+        self._running: dict[int, tuple[Exchange, asyncio.Task[None]]] = {}
+        self.n_opened = 0
+        self.n_reused = 0
+
+    @property
+    def known(self) -> list[str]:
+        return self._resolver.rotation.known
+
+    async def open(self, n: int) -> int:
+        return 0
+
+    def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
+        exchange = Exchange(row, sent_ns=monotonic_ns())
+        task = self._loop.create_task(self._run(exchange, payload, session, is_last))
+        self._running[row] = (exchange, task)
+
+    def abort(self, row: int, outcome: Status, reason: str) -> None:
+        if row not in self._running:
+            return
+        exchange, task = self._running.pop(row)
+        task.cancel()  # and with it its connection, for the response was not read to its end
+        is_connecting = not (exchange.connected_ns or exchange.reused)
+        where = " (while connecting)" if is_connecting else ""
+        exchange.fail(outcome, reason + where, monotonic_ns())
+        self.on_end(exchange)
+
+    async def close(self) -> None:
+        running = [task for _, task in self._running.values()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for session in self._sessions.values():
+            await session.close()
+        self._resolver.rotation.close()
+
+    async def _run(self, exchange: Exchange, payload: bytes, session: int, is_last: bool) -> None:
+        key = session + 1 if self._mode == "per_session" else 0
+        try:
+            await self._exchange(exchange, payload, self._session(key))
+        except (aiohttp.ClientError, OSError, _Broken) as error:
+            exchange.fail(*failure(exchange, error, self._route), monotonic_ns())
+        exchange.done_ns = exchange.done_ns or monotonic_ns()
+        if key and is_last:
+            await self._sessions.pop(key).close()
+        del self._running[exchange.row]
+        self.on_end(exchange)
+
+    async def _exchange(
+        self, exchange: Exchange, payload: bytes, session: aiohttp.ClientSession
+    ) -> None:
+        method, target, headers, body = parse_request(payload)
+        async with session.request(
+            method,
+            URL(target if "://" in target else self._origin + target, encoded=True),
+            headers=headers,
+            data=body,
+            skip_auto_headers=_NOT_OURS,
+            allow_redirects=False,
+            trace_request_ctx=exchange,
+            **request_options(self._route),
+        ) as response:
+            if response.status == 101:
+                raise _Broken("the server switched protocols")
+            exchange.headers_ns = monotonic_ns()
+            exchange.http_status = response.status
+            exchange.content_type = response.headers.get("content-type", "")
+            exchange.content_encoding = response.headers.get("content-encoding", "").strip().lower()
+            if isinstance(response, _Response):
+                exchange.remote = response.remote
+            await self._read(exchange, response)
+
+    async def _read(self, exchange: Exchange, response: aiohttp.ClientResponse) -> None:
+        while data := await response.content.readany():
+            now_ns = monotonic_ns()
+            exchange.times.append(now_ns)
+            exchange.parts.append(data)
+            exchange.n_bytes += len(data)
+            if not exchange.first_guess_ns and self._looks_like_token(data):
+                exchange.first_guess_ns = now_ns
+            if exchange.n_bytes > MAX_BODY_BYTES:
+                raise _Broken(f"response body over {MAX_BODY_BYTES >> 20} MiB")
+
+    @property
+    def _origin(self) -> str:
+        route = self._route
+        host = f"[{route.host}]" if ":" in route.host else route.host
+        return f"{'https' if route.is_tls else 'http'}://{host}:{route.port}"
+
+    def _session(self, key: int) -> aiohttp.ClientSession:
+        if key not in self._sessions:
+            self._sessions[key] = aiohttp.ClientSession(
+                connector=self._connector(),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(),  # none: the dispatcher's deadlines hold
+                auto_decompress=False,
+                response_class=_Response,
+                trace_configs=[self._trace()],
+            )
+        return self._sessions[key]
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        options: dict[str, Any] = {"limit": 0}
+        if self._mode == "never":
+            options["force_close"] = True
+        else:
+            options["keepalive_timeout"] = _IDLE_S
+        if not self._route.unix_path:
+            options |= {"resolver": self._resolver, "use_dns_cache": False}
+        return connector(self._route, **options)
+
+    def _trace(self) -> aiohttp.TraceConfig:
+        """What aiohttp tells of its connections, written into the exchange."""
+
+        async def reused(session: Any, context: SimpleNamespace, params: Any) -> None:
+            exchange: Exchange = context.trace_request_ctx
+            exchange.reused, exchange.sent_ns = True, monotonic_ns()
+            self.n_reused += 1
+
+        async def opened(session: Any, context: SimpleNamespace, params: Any) -> None:
+            context.trace_request_ctx.connected_ns = monotonic_ns()
+            self.n_opened += 1
+
+        config = aiohttp.TraceConfig()
+        config.on_connection_reuseconn.append(reused)
+        config.on_connection_create_end.append(opened)
+        return config
+
+
+class _Response(aiohttp.ClientResponse):
+    """Remembers its connection's address: aiohttp lets go of a connection as soon as it can."""
+
+    remote = ""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        if connection.transport is not None:
+            self.remote = show(connection.transport.get_extra_info("peername"))
+        return await super().start(connection)
+
+
+class _Resolver(AbstractResolver):
+    """aiohttp's question, answered by the policy that both transports share."""
+
+    def __init__(self, rotation: Rotation) -> None:
+        self.rotation = rotation
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(info[4][0]),
+                port=port,
+                family=info[0],
+                proto=info[2],
+                flags=socket.AI_NUMERICHOST,
+            )
+            for info in await self.rotation.order()
+        ]
+
+    async def close(self) -> None:
+        """The rotation outlives one session's connector."""
+
+
+class _Broken(Exception):
+    """An answer that is given up; leaves `AiohttpClient` as a row's outcome."""
+
+
+def failure(exchange: Exchange, error: Exception, route: Route) -> tuple[Status, str]:
+    """What became of a request that raised, in the words of the other transport."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        assert route.proxy is not None, "a proxy answered where there is none"
+        said = f"proxy {route.proxy.url} answered {error.status} {error.message} to CONNECT"
+        return Status.connect_error, f"connect to {route}: {said}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause: Exception = error.os_error
+        what = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        return Status.connect_error, f"connect to {route}: {what}"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return Status.stream_error, f"not HTTP/1.1: {' '.join(error.message.split())}"
+    if isinstance(error, _Broken):
+        return Status.stream_error, str(error)
+    if exchange.headers_ns:
+        return Status.stream_error, f"connection closed in the middle of the response ({error})"
+    if exchange.reused:
+        closed = "the server closed a kept-alive connection instead of answering"
+        return Status.stream_error, f"{closed} ({error})"
+    return Status.stream_error, f"connection closed without an answer ({error})"
+
+
+def parse_request(payload: bytes) -> tuple[str, str, list[tuple[str, str]], bytes]:
+    """(method, request target, header fields, body) of an HTTP/1.1 request of our own making."""
+    head, _, body = payload.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
+    fields = (line.partition(": ") for line in lines)
+    return method, target, [(name, value) for name, _, value in fields], body

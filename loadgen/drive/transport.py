@@ -1,0 +1,40 @@
+"""What a shard needs of whatever carries its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from loadgen.drive.exchange import Exchange
+from loadgen.records import Status
+
+OnEnd = Callable[[Exchange], None]
+Connections = Literal["reuse", "per_session", "never"]
+MAX_BODY_BYTES = 256 << 20  # a runaway response is cut here, so that one request cannot eat the run
+
+
+class Transport(Protocol):
+    """Sends requests that are written out already, and tells how each went.
+
+    `on_end` is set before the first `send`; it is called once per sent exchange, on the loop.
+    """
+
+    on_end: OnEnd
+    n_opened: int
+    n_reused: int
+
+    @property
+    def known(self) -> list[str]:
+        """The addresses that the target's name is known to have; empty where nobody asked."""
+
+    async def open(self, n: int) -> int:
+        """Open connections before the clock starts; returns how many it got."""
+
+    def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
+        """Send now. `is_last`: no later request of this session will want the connection."""
+
+    def abort(self, row: int, outcome: Status, reason: str) -> None:
+        """End a request from our side; one that is already over is left as it is."""
+
+    async def close(self) -> None:
+        """Close every connection."""
