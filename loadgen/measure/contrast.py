@@ -1,0 +1,232 @@
+"""How far two sets of runs are apart, how sure that is, and how many runs would be needed.
+
+The unit of observation is the *run*: one number per run and metric (its mean, its P99). What equal
+runs differ by, for whatever reason, is then in the interval, the noise of their requests included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.measure.stats import Interval, Values
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What equal runs differ by: the standard deviation of a run's number, from `df` + 1 runs."""
+
+    sd: float
+    df: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """`difference` = B − A with its standard error on `df` degrees of freedom (Student's t).
+
+    `noise` is the standard deviation of one run that the error was made from. Without any degree of
+    freedom the error is NaN: there is a difference, and no telling what it is worth.
+    """
+
+    difference: float
+    error: float
+    df: float
+    noise: float
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there is an error to hold the difference against."""
+        return self.df > 0 and math.isfinite(self.error) and math.isfinite(self.difference)
+
+    def p_value(self) -> float:
+        """Two-sided, of no difference; NaN where there is no error to hold it against."""
+        from scipy.special import stdtr
+
+        if not self.is_judged:
+            return math.nan
+        if self.error == 0:
+            return 1.0 if self.difference == 0 else 0.0
+        return float(2 * stdtr(self.df, -abs(self.difference) / self.error))
+
+    def interval(self, confidence: float) -> Interval:
+        """The difference between two ends, each left out with (1 − confidence) / 2."""
+        from scipy.special import stdtrit
+
+        if not self.is_judged:
+            return Interval(self.difference)
+        half = float(stdtrit(self.df, (1 + confidence) / 2)) * self.error
+        return Interval(self.difference, self.difference - half, self.difference + half)
+
+    def equivalence_p(self, low: float, high: float) -> float:
+        """p-value of two one-sided tests (TOST) that the true difference is outside (low, high):
+        small means that the two are alike to within the margin.
+
+        Source: Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987.
+        """
+        from scipy.special import stdtr
+
+        if not self.is_judged:
+            return math.nan
+        if self.error == 0:
+            return 0.0 if low < self.difference < high else 1.0
+        below = stdtr(self.df, -(self.difference - low) / self.error)
+        above = stdtr(self.df, -(high - self.difference) / self.error)
+        return float(max(below, above))
+
+
+def contrast(
+    a: Values,
+    b: Values,
+    blocks: tuple[Sequence[Hashable], Sequence[Hashable]] | None = None,
+    known: Noise | None = None,
+) -> Contrast:
+    """B − A of one number per run.
+
+    `blocks` names for each run of A and of B what it shares with others (its schedule): only
+    differences within a block count (additive model, least squares). Without blocks, sides of equal
+    size share one variance; of unequal size each has its own (Welch), unless one has a single run.
+    `known` is noise measured on equal runs before: it is pooled by degrees of freedom, and makes
+    single runs comparable.
+
+    Source: Welch, Biometrika 34, 1947; two-way layout without interaction, Scheffé 1959, §4.2.
+    """
+    n_a, n_b = len(a), len(b)
+    if not n_a or not n_b:
+        return Contrast(math.nan, math.nan, 0.0, math.nan)
+    if blocks is not None and len({*blocks[0], *blocks[1]}) > 1:
+        return _blocked(a, b, blocks, known)
+    difference = float(b.mean() - a.mean())
+    squares_a, squares_b = (float(np.square(v - v.mean()).sum()) for v in (a, b))
+    if known is None and n_a != n_b and min(n_a, n_b) > 1:
+        return _welch(difference, squares_a / (n_a - 1), n_a, squares_b / (n_b - 1), n_b)
+    return _pooled(difference, squares_a + squares_b, n_a + n_b - 2, 1 / n_a + 1 / n_b, known)
+
+
+def _pooled(
+    difference: float, squares: float, df: float, per_run: float, known: Noise | None
+) -> Contrast:
+    """`squares` on `df` degrees of freedom and those of the known noise; error² = s² · per_run."""
+    if known is not None:
+        squares, df = squares + known.df * known.sd**2, df + known.df
+    if df <= 0:
+        return Contrast(difference, math.nan, 0.0, math.nan)
+    noise = math.sqrt(squares / df)
+    return Contrast(difference, noise * math.sqrt(per_run), df, noise)
+
+
+def _welch(difference: float, var_a: float, n_a: int, var_b: float, n_b: int) -> Contrast:
+    part_a, part_b = var_a / n_a, var_b / n_b
+    total = part_a + part_b
+    noise = math.sqrt((var_a + var_b) / 2)
+    if total == 0:
+        return Contrast(difference, 0.0, n_a + n_b - 2, 0.0)
+    df = total**2 / (part_a**2 / (n_a - 1) + part_b**2 / (n_b - 1))
+    return Contrast(difference, math.sqrt(total), df, noise)
+
+
+def _blocked(
+    a: Values,
+    b: Values,
+    blocks: tuple[Sequence[Hashable], Sequence[Hashable]],
+    known: Noise | None,
+) -> Contrast:
+    names = list(dict.fromkeys([*blocks[0], *blocks[1]]))
+    where = np.array([names.index(name) for name in (*blocks[0], *blocks[1])])
+    is_b = np.r_[np.zeros(len(a)), np.ones(len(b))]
+    values = np.r_[a, b]
+    # Within-block deviations carry all that the side can be estimated from (Frisch and Waugh).
+    sizes = np.bincount(where)
+    side = is_b - (np.bincount(where, is_b) / sizes)[where]
+    rest = values - (np.bincount(where, values) / sizes)[where]
+    weight = float(side @ side)
+    if weight == 0:
+        return Contrast(math.nan, math.nan, 0.0, math.nan)
+    difference = float(side @ rest) / weight
+    squares = float(np.square(rest - difference * side).sum())
+    return _pooled(difference, squares, len(values) - len(names) - 1, 1 / weight, known)
+
+
+def noise_of(values: Values, blocks: Sequence[Hashable] | None = None) -> Noise | None:
+    """What equal runs differ by, within blocks; None where no two runs share one."""
+    where = np.unique(list(map(str, blocks)), return_inverse=True)[1] if blocks else None
+    groups = [values] if where is None else [values[where == k] for k in range(where.max() + 1)]
+    df = sum(len(group) - 1 for group in groups)
+    if df <= 0:
+        return None
+    squares = sum(float(np.square(group - group.mean()).sum()) for group in groups)
+    return Noise(math.sqrt(squares / df), df)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Each p-value made larger so that, of all of them together, one is below α by chance in at
+    most a share α of cases. Those that are 1 whatever the sides (no variation at all) and NaN take
+    no part.
+
+    Source: Holm, Scand. J. Statist. 6, 1979; leaving out the hopeless, Tarone, Biometrics 46, 1990.
+    """
+    taking_part = sorted((p, name) for name, p in p_values.items() if p < 1)
+    adjusted = {name: p for name, p in p_values.items() if not p < 1}
+    floor = 0.0
+    for k, (p, name) in enumerate(taking_part):
+        floor = max(floor, min(1.0, (len(taking_part) - k) * p))
+        adjusted[name] = floor
+    return adjusted
+
+
+def power(noise: Noise, difference: float, n_runs: int, alpha: float) -> float:
+    """How often `n_runs` runs a side would find a true `difference`, two-sided at α.
+
+    The noise is itself an estimate: power is averaged over what it may truly be,
+    σ² = s²·ν / χ²(ν), so that few pilot runs make for a careful answer.
+    """
+    from scipy.special import chdtri, nctdtr, stdtrit
+
+    if noise.sd == 0:
+        return 1.0
+    if n_runs < 2:
+        return 0.0
+    levels = (np.arange(64) + 0.5) / 64
+    sigma = noise.sd * np.sqrt(noise.df / chdtri(noise.df, levels))
+    df = 2 * n_runs - 2
+    critical = float(stdtrit(df, 1 - alpha / 2))
+    shift = np.minimum(abs(difference) / (sigma * math.sqrt(2 / n_runs)), 30.0)
+    found = 1 - np.nan_to_num(nctdtr(df, shift, critical), nan=0.0)
+    return float(found.mean())
+
+
+def runs_needed(
+    noise: Noise, difference: float, alpha: float, asked: float = 0.9, most: int = 10_000
+) -> int | None:
+    """The fewest runs a side that find a true `difference` with `asked` power, if `most` do."""
+    if difference == 0:
+        return None
+    low, high = 1, 2
+    while power(noise, difference, high, alpha) < asked:
+        low, high = high, 2 * high
+        if low > most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(noise, difference, middle, alpha) >= asked else (
+            middle, high)  # fmt: skip
+    return high
+
+
+def smallest_effect(noise: Noise, n_runs: int, alpha: float, asked: float = 0.9) -> float:
+    """The smallest true difference that `n_runs` runs a side find with `asked` power; +inf where
+    none."""
+    if noise.sd == 0:
+        return 0.0
+    low, high = 0.0, noise.sd
+    while power(noise, high, n_runs, alpha) < asked:
+        low, high = high, 2 * high
+        if high > 1e6 * noise.sd:
+            return math.inf
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(noise, middle, n_runs, alpha) >= asked else (
+            middle, high)  # fmt: skip
+    return high
