@@ -31,6 +31,8 @@ def test_the_blocked_bootstrap_knows_that_rows_of_a_run_are_alike():
         runs = [rng.normal(0, 1) + rng.normal(0, 1, 30) for _ in range(16)]
         for how, given_runs in (("runs", runs), ("rows", [np.concatenate(runs)])):
             found = blocked_bootstrap(given_runs, mean, rng, n_draws=200)
+            assert found.low is not None
+            assert found.high is not None
             covered[how] += found.low <= 0 <= found.high
     assert covered["runs"] / 150 >= 0.85
     assert covered["rows"] / 150 < 0.6  # what ignoring the runs would do
