@@ -120,6 +120,9 @@ def run(
         bool,
         typer.Option("--print-launch", help="Print the target file's server command and stop."),
     ] = False,
+    scrape: Annotated[
+        bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Fire a scenario at a target, measure every token, and say whether the promise was kept."""
@@ -135,7 +138,7 @@ def run(
         return
     exit_code = command.run(
         chosen, target, model, engine, out, force, workers, transport, confidence, plugin or [],
-        json,
+        json, scrape,
     )  # fmt: skip
     raise typer.Exit(exit_code)
 

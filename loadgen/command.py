@@ -79,6 +79,7 @@ def run(
     confidence: float | None,
     plugins: Sequence[Path],
     as_json: bool,
+    scrape: bool = True,
 ) -> int:
     """Run, print the table and the verdict, and return the exit code."""
     from loadgen.run import execute
@@ -102,6 +103,7 @@ def run(
         environ=dict(os.environ),
         cache_dir=cache_dir(os.environ),
         plugins=plugins,
+        scrape=scrape,
     )
     finished = execute(scenario, chosen, options, Console(stderr=True, highlight=False))
     _tell(finished.summary, as_json)

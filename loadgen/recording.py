@@ -26,12 +26,13 @@ from loadgen.drive.shards import Outcome, Shards
 from loadgen.drive.stop_rules import ErrorRate
 from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
-from loadgen.records import CHUNKS, Run, empty_requests
+from loadgen.records import CHUNKS, SERVER, Run, empty_requests
 from loadgen.run_options import RunOptions
 from loadgen.shard_tasks import shard_tasks
 from loadgen.target import Target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
+from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
 _DEAD_DRAIN_S = 1.0  # for answers on their way from a server that has ended
@@ -62,6 +63,7 @@ class Recording:
         self._progress = Progress(
             console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
         )
+        self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
         limits = scenario.stop_when
         self._error_rate = ErrorRate(limits.error_rate, limits.over) if limits else None
 
@@ -82,6 +84,7 @@ class Recording:
             parts_dir,
         )
         with (
+            self._scraping() as scraped,
             Shards(tasks, self._directory / "logs", self._options.plugins) as shards,
             self._interruptible(),
         ):
@@ -91,6 +94,7 @@ class Recording:
                     self._on_beat(shards), self._on_start, lambda: self._obey(shards), limit_s
                 )
             run = self._put_together(planned.manifest | self._ending(outcome), tasks, outcome)
+            run = _with_server(run, scraped())
             store.write_run(self._directory, run, derived(run))
         shutil.rmtree(parts_dir)
         return run
@@ -119,6 +123,21 @@ class Recording:
 
     def _on_start(self, epoch_ns: int) -> None:
         self._epoch_ns = epoch_ns
+        if self._scraper is not None:
+            self._scraper.start(epoch_ns)
+
+    @contextlib.contextmanager
+    def _scraping(self) -> Iterator[Callable[[], Scraped]]:
+        """What the server said of itself, to be asked for after the run; reading ends then, or with
+        the block."""
+
+        def stop() -> Scraped:
+            return Scraped() if self._scraper is None else self._scraper.stop()
+
+        try:
+            yield stop
+        finally:
+            stop()
 
     def _on_beat(self, shards: Shards) -> Callable[[int, dict[str, Any]], None]:
         def beat(shard: int, message: dict[str, Any]) -> None:
@@ -191,3 +210,19 @@ class Recording:
             self._scenario, self._ended, reason, self._ended_s, outcome.epoch_ns, now_ns, now_utc
         )
         return said | {"server_ended_s": self._server_ended_s}
+
+
+def _with_server(run: Run, scraped: Scraped) -> Run:
+    """The run with what its server said of itself, and how often that worked."""
+    if not scraped.n_scrapes:
+        return run
+    series = tuple(dict.fromkeys(name for _, name, _ in scraped.rows))
+    number = {name: k for k, name in enumerate(series)}
+    rows = np.array([(t_s, number[name], value) for t_s, name, value in scraped.rows], SERVER)
+    said = {"n": scraped.n_scrapes, "n_failed": scraped.n_failed, "reason": scraped.reason}
+    return replace(
+        run,
+        manifest=run.manifest | {"scrapes": said},
+        names=replace(run.names, series=series),
+        server_rows=rows,
+    )

@@ -77,10 +77,13 @@ CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown
 
+SERVER = np.dtype([("t_s", "f8"), ("series_id", "u2"), ("value", "f8")])
+
 Schedule = NDArray[np.void]  # dtype SCHEDULE, sorted by request_id
 Edges = NDArray[np.void]  # dtype EDGES
 Requests = NDArray[np.void]  # dtype REQUESTS, sorted by request_id, one row per scheduled id
 Chunks = NDArray[np.void]  # dtype CHUNKS, grouped by request_id, in order of arrival within it
+ServerRows = NDArray[np.void]  # dtype SERVER, in order of time: what the server said of itself
 Times = NDArray[np.float64]  # seconds since the run epoch
 
 
@@ -133,6 +136,7 @@ class Names:
     tenants: tuple[str, ...] = ("default",)
     errors: tuple[str, ...] = ("",)
     remotes: tuple[str, ...] = ("",)
+    series: tuple[str, ...] = ()
 
 
 NAMED = {
@@ -140,6 +144,7 @@ NAMED = {
     "tenant_id": ("tenant", "tenants"),
     "error_id": ("error", "errors"),
     "remote_id": ("remote_address", "remotes"),
+    "series_id": ("series", "series"),
 }
 """Id column → (what the column of strings is called, the field of Names that has them)."""
 
@@ -160,6 +165,7 @@ class Run:
     edge_rows: Edges = field(default_factory=lambda: np.empty(0, EDGES))
     names: Names = field(default_factory=Names)
     instrument: dict[str, Any] = field(default_factory=dict)
+    server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
 
     @cached_property
     def schedule(self) -> pd.DataFrame:
@@ -179,6 +185,11 @@ class Run:
     @cached_property
     def chunks(self) -> pd.DataFrame:
         return _frame(self.chunk_rows, self.names)
+
+    @cached_property
+    def server(self) -> pd.DataFrame:
+        """The server's own metrics: `t_s`, `series`, `value`, a row per scrape and series."""
+        return _frame(self.server_rows, self.names)
 
 
 def empty_requests(schedule: Schedule) -> Requests:

@@ -16,7 +16,7 @@ class RunOptions:
     as many as the asked token rate needs. `transport` carries the requests: docs/connections.md.
     `command` is what the user typed, for the report. `cache_dir` keeps what is slow to make (the
     plotting bundle); None keeps nothing. `plugins` are Python files that were loaded here and must
-    be in the load-generating processes too.
+    be in the load-generating processes too. `scrape` reads the server's own metrics once a second.
     """
 
     out_dir: Path | None = None
@@ -30,3 +30,4 @@ class RunOptions:
     environ: Mapping[str, str] = field(default_factory=dict)
     cache_dir: Path | None = None
     plugins: Sequence[Path] = ()
+    scrape: bool = True

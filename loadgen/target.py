@@ -25,8 +25,9 @@ from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
 from targets.launch import launched
 from targets.mock_options import split_options
-from targets.preflight import Preflight
+from targets.preflight import Check, Preflight
 from targets.probe import preflight
+from targets.scrape import find_metrics
 
 T = TypeVar("T")
 OURS = ("reference", "mock")
@@ -37,18 +38,21 @@ _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked for: `spec` as after `--target`, `engine` as after `--engine`."""
+    """What the user asked for: `spec` as after `--target`, `engine` as after `--engine`; `scrape`
+    whether to read the server's own metrics."""
 
     spec: str
     engine: str = ""
     model: str = ""
     environ: Mapping[str, str] | None = None
+    scrape: bool = True
 
 
 @dataclass(frozen=True)
 class Target:
     """A server that passed its preflight; `adapter` asks only for what it accepts. `ended` says how
-    a server of ours ended, None while it runs or where it is somebody else's.
+    a server of ours ended, None while it runs or where it is somebody else's. `metrics` are the
+    URLs of its own metrics, none where they cannot be read.
     """
 
     kind: str
@@ -57,6 +61,7 @@ class Target:
     fit: PromptFit
     checks: list[dict[str, Any]]
     ended: Callable[[], str | None] = lambda: None
+    metrics: tuple[str, ...] = ()
 
     def to_manifest(self) -> dict[str, Any]:
         """What a run records of its target. Holds no secret."""
@@ -66,6 +71,7 @@ class Target:
             "model": self.adapter.model,
             "ignore_eos": self.adapter.ignore_eos,
             "prompt_fit": [self.fit.overhead, self.fit.step],
+            "metrics": [url.partition("?")[0] for url in self.metrics],
             "prompt_words": 0 if self.fit.words is None else len(self.fit.words.words),
         }
 
@@ -83,7 +89,7 @@ def open_target(
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
         found = _probed(server.kind, endpoint, choice.model, scenario, schedule, console)
-        yield replace(found, ended=server.ended)
+        yield _with_metrics(replace(found, ended=server.ended), choice.scrape, console)
 
 
 def launch_line(spec: str, environ: Mapping[str, str]) -> str:
@@ -209,6 +215,17 @@ def _probed(
     return Target(kind, endpoint, found.adapter, calibration.fit, checks)
 
 
+def _with_metrics(target: Target, is_wanted: bool, console: Console) -> Target:
+    """The target and, if they are wanted and there, where its metrics are read."""
+    if not is_wanted:
+        return target
+    check, is_there = finish(find_metrics(target.endpoint))
+    _tell_check(check, console)
+    checks = [*target.checks, {"check": check.check, "ok": check.ok, "detail": check.detail}]
+    urls = target.endpoint.metrics_urls() if is_there else ()
+    return replace(target, checks=checks, metrics=urls)
+
+
 def finish(probing: Coroutine[Any, Any, T]) -> T:
     """Run a probe to its end, also where a loop is running already (a notebook)."""
     with ThreadPoolExecutor(1) as thread:
@@ -218,6 +235,10 @@ def finish(probing: Coroutine[Any, Any, T]) -> T:
 def _tell(found: Preflight, console: Console) -> None:
     """One line per check; what could not be known is dim."""
     for check in found.checks:
-        style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
-        line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
-        console.print(line, style=style, soft_wrap=True, markup=False)
+        _tell_check(check, console)
+
+
+def _tell_check(check: Check, console: Console) -> None:
+    style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
+    line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
+    console.print(line, style=style, soft_wrap=True, markup=False)

@@ -145,16 +145,21 @@ def _far_limit_layers(limits: Sequence[Record]) -> list[Spec]:
 
 
 def timeline(frames: Frames) -> Spec:
-    """Arrivals, requests in flight, TTFT and tokens over one time axis; the top strip zooms all."""
+    """Arrivals, requests in flight, TTFT, tokens and, where the server tells them, its queue and KV
+    use over one time axis; the top strip zooms all."""
+    has_server = bool(frames.server)
+    tokens = _step("output_tokens", "tokens/s", GREEN)
     panels = [
         _panel(frames, "arrivals per s", _arrivals(), is_overview=True),
         _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
         _ttft_panel(frames),
-        _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN), True),
+        _panel(frames, "output tokens per s", tokens, not has_server),
+        *(_server_panels(frames) if has_server else []),
     ]
     spec: Spec = {
         "datasets": {
             "seconds": _closed(frames.seconds),
+            **({"server": _closed(frames.server)} if has_server else {}),
             "window": [{"from_s": frames.window_s[0], "to_s": frames.window_s[1]}],
             "warmup": [{"from_s": 0.0, "to_s": frames.window_s[0]}],
         },
@@ -169,15 +174,52 @@ def _closed(bins: Sequence[Record]) -> list[Record]:
     return [*bins, *({**last, "from_s": last["to_s"]} for last in bins[-1:])]
 
 
+def _server_panels(frames: Frames) -> list[Spec]:
+    """The server's own account: requests running and waiting, and the share of its KV in use."""
+    told = {name for record in frames.server for name in record if record[name] is not None}
+    kv = _step("kv_usage", "KV in use", ORANGE)
+    kv[0]["encoding"]["y"] |= {"scale": {"domain": [0, 1]}}
+    kv[0]["encoding"]["y"]["axis"] |= {"format": "%"}
+    has_kv = "kv_usage" in told
+    panels = []
+    if told & {"running", "waiting"}:
+        title = "in the server: running, waiting"
+        panels.append(_panel(frames, title, _running_and_waiting(), not has_kv, data="server"))
+    if has_kv:
+        panels.append(_panel(frames, "in the server: KV cache in use", kv, True, data="server"))
+    return panels
+
+
+def _running_and_waiting() -> list[Spec]:
+    """Running as a filled step, waiting as a line upon it."""
+    y = {"type": "quantitative", "title": "running ▆  waiting —", "axis": {"minExtent": 46}}
+    tooltip = [
+        {"field": "from_s", "title": "from s"},
+        {"field": "running", "type": "quantitative", "title": "running"},
+        {"field": "waiting", "type": "quantitative", "title": "waiting"},
+    ]
+    mark = {"interpolate": "step-after", "clip": True}
+    return [
+        {
+            "mark": {"type": "area", "color": BLUE, "opacity": 0.35, **mark},
+            "encoding": {"y": {**y, "field": "running"}},
+        },
+        {
+            "mark": {"type": "line", "color": RED, "strokeWidth": 1.5, **mark},
+            "encoding": {"y": {**y, "field": "waiting"}, "tooltip": tooltip},
+        },
+    ]
+
+
 def _panel(
     frames: Frames,
     title: str,
     layers: Sequence[Spec],
     has_axis: bool = False,
     is_overview: bool = False,
+    data: str = "seconds",
 ) -> Spec:
-    data = {"name": "seconds"}
-    drawn = [{"data": data, **layer} for layer in layers]
+    drawn: list[Spec] = [{"data": {"name": data}, **layer} for layer in layers]
     if is_overview:
         drawn[-1]["params"] = [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}}]
     x = _time_axis(frames, has_axis or is_overview, not is_overview)

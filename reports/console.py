@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.server import in_words
 from loadgen.measure.stats import Percentile
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
@@ -111,5 +112,6 @@ def _rates(summary: Summary) -> list[str]:
         f"rate offered {say(summary.offered_rate_per_s, 'per_s')}, achieved"
         f" {say(summary.achieved_rate_per_s, 'per_s')}; output tokens"
         f" {say(rates.output_tokens_per_s, 'per_s')}; {failed or 'nothing due'}",
+        *([] if summary.server is None else [f"server: {in_words(summary.server)}"]),
         "* fewer than ten samples lie beyond this percentile; … an end these samples cannot give",
     ]

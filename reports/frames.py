@@ -16,6 +16,7 @@ from loadgen.measure.load import mean_in_flight
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
+from loadgen.measure.server import points
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.stats import percentile
 from loadgen.measure.summary import PERCENTILES, Summary
@@ -24,6 +25,7 @@ from reports.redaction import redact
 
 Record = dict[str, Any]
 
+SERVER_SERIES = ("running", "waiting", "kv_usage")
 SPECTRUM_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 MAX_BINS = 600
 MAX_POINTS = 3000
@@ -52,6 +54,8 @@ class Frames:
 
     `spectra[metric]`: tail (= log10 1/(1−q)), quantile, value, low, high, series. `seconds`: per
     time bin from_s, to_s, asked, sent (per second), in_flight (mean), output_tokens (per second).
+    `server`: the server's own account in the same bins, from_s, to_s, running, waiting, kv_usage
+    (the largest of each bin, None where nothing was read); empty where it tells nothing.
     `points`: released_s, ttft_s, status; failures stand at the time they were given up.
     `limits[metric]`: the SLOs a spectrum shows, quantile None where asked of each request.
     """
@@ -65,6 +69,7 @@ class Frames:
     window_s: tuple[float, float]
     end_s: float
     failures: Sequence[Failures]
+    server: Sequence[Record] = ()
 
 
 def frames(run: Run, summary: Summary) -> Frames:
@@ -83,6 +88,7 @@ def frames(run: Run, summary: Summary) -> Frames:
         window_s=(summary.window.start_s, summary.window.end_s),
         end_s=end_s,
         failures=_failures(run, due),
+        server=_server(run, end_s),
     )
 
 
@@ -167,8 +173,7 @@ def _limits(summary: Summary) -> dict[str, list[Record]]:
 
 def _seconds(run: Run, columns: PerRequest, end_s: float) -> list[Record]:
     """Rates per time bin of at least a second; the last bin may reach beyond the end."""
-    width_s = max(1.0, math.ceil(end_s / MAX_BINS))
-    n_bins = max(1, math.ceil(end_s / width_s))
+    width_s, n_bins = _bins(end_s)
     rows = run.request_rows
     planned_s = np.where(
         run.schedule_rows["n_parents"] == 0, run.schedule_rows["scheduled_s"], rows["released_s"]
@@ -185,6 +190,32 @@ def _seconds(run: Run, columns: PerRequest, end_s: float) -> list[Record]:
             "sent": float(sent[k]) / width_s,
             "in_flight": float(flight[k]),
             "output_tokens": float(tokens[k]) / width_s,
+        }
+        for k in range(n_bins)
+    ]
+
+
+def _bins(end_s: float) -> tuple[float, int]:
+    """Width and number of the time bins."""
+    width_s = max(1.0, math.ceil(end_s / MAX_BINS))
+    return width_s, max(1, math.ceil(end_s / width_s))
+
+
+def _server(run: Run, end_s: float) -> list[Record]:
+    """The server's queue and memory per time bin, the largest reading of each."""
+    known = {name: points(run, name) for name in SERVER_SERIES}
+    if not any(len(times_s) for times_s, _ in known.values()):
+        return []
+    width_s, n_bins = _bins(end_s)
+    most = {name: np.full(n_bins, -np.inf) for name in known}
+    for name, (times_s, values) in known.items():
+        bins = np.clip((times_s / width_s).astype(np.int64), 0, n_bins - 1)
+        np.maximum.at(most[name], bins, values)
+    return [
+        {
+            "from_s": k * width_s,
+            "to_s": (k + 1) * width_s,
+            **{n: float(v[k]) if np.isfinite(v[k]) else None for n, v in most.items()},
         }
         for k in range(n_bins)
     ]

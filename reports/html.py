@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.server import in_words
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run
@@ -49,6 +50,7 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
         level=f"{100 * summary.confidence:g} %",
         say=say,
         say_count=say_count,
+        in_words=in_words,
         metrics=METRICS,
         provenance=_provenance(run),
         scenario_text=redact(str(_of(run, "scenario").get("text", ""))),

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from loadgen.errors import TargetFileError
 
 _ENDPOINTS = ("/chat/completions", "/completions", "/models", "/v1")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 _UNIX, _HTTP_UNIX = "unix:", "http+unix://"
 _LONGEST_UNIX_PATH = 107  # bytes that sockaddr_un holds on Linux, unix(7)
 
@@ -39,7 +39,7 @@ class Address(NamedTuple):
     def host_header(self) -> str:
         """RFC 9110 §7.2: the default port is left out, an IPv6 literal keeps its brackets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -83,7 +83,20 @@ def parse_url(text: str) -> Address:
     except ValueError as error:  # a bad port, a half-open [IPv6]
         raise TargetFileError(f"{shown}: {error}; write e.g. http://localhost:8000") from None
     _refuse_unusable(shown, parts.scheme, host, port, parts.netloc, parts.query or parts.fragment)
-    return Address(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], _base_path(parts.path))
+    return Address(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], _base_path(parts.path))
+
+
+def parse_metrics_url(text: str) -> Address:
+    """The address of a URL of metrics, its whole path as the base. Raises TargetFileError, one line
+    that repeats neither user information nor a query."""
+    parts = urlsplit(text)
+    shown = f"{parts.scheme}://{parts.hostname or ''}"
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
+        raise TargetFileError(f"{shown} is no http URL; write http://localhost:8000/metrics or off")
+    if "@" in parts.netloc:
+        raise TargetFileError(f"{shown} holds a user name or password, which no file is to hold")
+    port = parts.port or DEFAULT_PORTS[parts.scheme]
+    return Address(parts.scheme, parts.hostname, port, parts.path)
 
 
 def _parse_unix(text: str, shown: str) -> Address:
@@ -104,7 +117,7 @@ def _parse_unix(text: str, shown: str) -> Address:
         raise TargetFileError(
             f"{shown}: the path of a socket holds at most {_LONGEST_UNIX_PATH} bytes"
         )
-    return Address("http", "localhost", _DEFAULT_PORTS["http"], base_path, path)
+    return Address("http", "localhost", DEFAULT_PORTS["http"], base_path, path)
 
 
 def _base_path(path: str) -> str:
@@ -117,7 +130,7 @@ def _base_path(path: str) -> str:
 def _refuse_unusable(
     shown: str, scheme: str, host: str, port: int | None, netloc: str, extra: str
 ) -> None:
-    if scheme not in _DEFAULT_PORTS:
+    if scheme not in DEFAULT_PORTS:
         raise TargetFileError(f"{shown}: scheme '{scheme}' is neither http nor https")
     if not host:
         raise TargetFileError(f"{shown}: has no host; write e.g. {scheme}://localhost:8000")

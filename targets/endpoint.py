@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     ConfigDict,
@@ -25,7 +26,7 @@ from pydantic import (
 from loadgen.document import Document, parse_document
 from loadgen.errors import TargetFileError
 from loadgen.registry import Block
-from targets.address import Address, is_url, parse_url
+from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
 from targets.proxies import chosen_proxy
@@ -67,6 +68,7 @@ class Endpoint(Block):
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     labels: Labels = Labels()
     launch: Launch | None = None
+    metrics_url: tuple[str, ...] | None = None  # None: where it usually is; (): nowhere
     _api_key: SecretStr | None = PrivateAttr(default=None)  # no field: in no dump, repr or file
     _proxy: Proxy | None = PrivateAttr(default=None)
 
@@ -92,6 +94,23 @@ class Endpoint(Block):
                 raise ValueError(f"{name!r} is not a header name")
             _check_header(f"header {name}", value.get_secret_value())
         return headers
+
+    @field_validator("metrics_url", mode="before")
+    @classmethod
+    def _several_or_off(cls, value: Any) -> Any:
+        if value == "off":
+            return ()
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("metrics_url")
+    @classmethod
+    def _metrics_urls(cls, urls: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for url in urls or ():
+            try:
+                parse_metrics_url(url)
+            except TargetFileError as error:
+                raise ValueError(str(error)) from None
+        return urls
 
     @model_validator(mode="after")
     def _has_one_place(self) -> Endpoint:
@@ -139,6 +158,17 @@ class Endpoint(Block):
             named += self.route.forwarding_headers
         return tuple(named)
 
+    def metrics_urls(self) -> tuple[str, ...]:
+        """Where the server tells its metrics, or may."""
+        usual = f"{self.address.http_url}/metrics"
+        return (usual,) if self.metrics_url is None else self.metrics_url
+
+    def is_own(self, url: str) -> bool:
+        """Whether a URL is of this endpoint's origin: its headers and its way are for that."""
+        own, parts = self.address, urlsplit(url)
+        port = parts.port or DEFAULT_PORTS.get(parts.scheme)
+        return (parts.scheme, parts.hostname, port) == (own.scheme, own.host, own.port)
+
     def redact(self, text: str) -> str:
         """`text` without the secrets of the requests (`server_text.redact`): for whatever a server
         wrote, before it is shown or kept. A server may repeat the key it was sent.
@@ -157,7 +187,9 @@ class Endpoint(Block):
         """What a run records about its target: JSON, header names without values, the key's
         variable without its value, a proxy without its credentials.
         """
-        shown = self.model_dump(mode="json", exclude={"headers", "labels", "ca_cert", "launch"})
+        shown = self.model_dump(
+            mode="json", exclude={"headers", "labels", "ca_cert", "launch", "metrics_url"}
+        )
         shown["headers"] = sorted(self.headers)
         shown["labels"] = self.labels.model_dump(exclude_none=True)
         if self.launch is not None:

@@ -37,7 +37,7 @@ ALLOWED: dict[str, list[str]] = {
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
     "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
-    "loadgen.recording": [*WORDS, "loadgen"],
+    "loadgen.recording": [*WORDS, "loadgen", "targets.scrape"],
     "loadgen.shard_tasks": [
         *WORDS,
         "loadgen.drive",

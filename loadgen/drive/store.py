@@ -1,7 +1,7 @@
 """The run directory: three Parquet tables, a manifest, and parts of shards on their way to them.
 
     manifest.json  schedule.parquet  edges.parquet  requests.parquet  chunks.parquet
-    summary.json  report.html  logs/
+    server.parquet (where the server tells its metrics)  summary.json  report.html  logs/
 
 Parquet files read well in a notebook: status, class, tenant, error and remote address are
 dictionary strings, and `ttft_s tpot_s e2e_s slo_met` stand beside the instants they come from.
@@ -26,6 +26,7 @@ from loadgen.records import (
     REQUESTS,
     SCHEDULE,
     SCHEMA,
+    SERVER,
     Chunks,
     FinishReason,
     Names,
@@ -110,6 +111,8 @@ def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> No
     """Everything measured. `derived` are extra columns of the requests table (ttft_s, …)."""
     write_manifest(directory, {**run.manifest, "instrument": run.instrument})
     _write_table(directory / "chunks.parquet", run.chunk_rows, run.names, {})
+    if len(run.server_rows):
+        _write_table(directory / "server.parquet", run.server_rows, run.names, {})
     # Last: where this file stands, the shards' parts are no longer needed (`read_run`).
     _write_table(directory / "requests.parquet", run.request_rows, run.names, derived)
 
@@ -142,12 +145,15 @@ def read_run(directory: Path | str) -> Run:
         else:
             requests, names = _read_table(directory / "requests.parquet", REQUESTS, names)
             chunks, _ = _read_table(directory / "chunks.parquet", CHUNKS, names)
+        server = np.empty(0, SERVER)
+        if (directory / "server.parquet").exists():
+            server, names = _read_table(directory / "server.parquet", SERVER, names)
     except FileNotFoundError as error:
         raise UsageError(f"{directory}: this run was never finished ({error})") from None
     except (OSError, ValueError, KeyError) as error:
         raise RunInvalid(f"{directory}: damaged run directory: {error}") from error
     instrument = manifest.pop("instrument", {})
-    return Run(manifest, schedule, requests, chunks, edges, names, instrument)
+    return Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
 
 
 def _renumber(

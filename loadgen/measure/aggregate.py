@@ -27,6 +27,7 @@ from loadgen.measure.load import load_through
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
+from loadgen.measure.server import server_findings, server_summary
 from loadgen.measure.slo import Slo, parse_slo, ungrounded
 from loadgen.measure.stats import Interval, Percentile, wilson
 from loadgen.measure.summary import (
@@ -102,8 +103,12 @@ def summarize(
         window=window,
         **whole.fields(),
         validity=Validity(is_trusted(found), tuple(found)),
-        findings=tuple(findings(run, columns, due, window, everything, found)),
+        findings=(
+            *findings(run, columns, due, window, everything, found),
+            *server_findings(run, columns),
+        ),
         classes=classes,
+        server=server_summary(run, columns, window),
     )
 
 

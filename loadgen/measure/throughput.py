@@ -30,7 +30,7 @@ def throughput(run: Run, columns: PerRequest, window: Window) -> Throughput:
     counted, planned = rows["input_tokens"][begun], run.schedule_rows["input_tokens"][begun]
     return Throughput(
         requests_per_s=per_second(float(n_finished), window),
-        output_tokens_per_s=per_second(_tokens_received(run, columns, window), window),
+        output_tokens_per_s=per_second(tokens_received(run, columns, window), window),
         input_tokens_per_s=per_second(float(np.where(counted > 0, counted, planned).sum()), window),
     )
 
@@ -45,7 +45,7 @@ def per_second(count: float, window: Window) -> float:
     return count / window.length_s if window.length_s > 0 else math.nan
 
 
-def _tokens_received(run: Run, columns: PerRequest, window: Window) -> float:
+def tokens_received(run: Run, columns: PerRequest, window: Window) -> float:
     """Tokens of the chunks received inside the window; n evenly over chunks without a count."""
     chunks, rows = run.chunk_rows, run.request_rows
     within = inside(np.ascontiguousarray(chunks["received_s"]), window)

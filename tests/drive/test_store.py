@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from loadgen.records import (
     CHUNKS,
     EDGES,
     SCHEDULE,
+    SERVER,
     FinishReason,
     Names,
     Run,
@@ -78,7 +80,9 @@ def recorded(tmp_path):
     requests["finish_reason"][1] = FinishReason.length
     edges = np.array([(2, 0), (2, 1)], EDGES)
     manifest = {"schema": 1, "run": "r", "slobench": "0.1.0"}
-    run = Run(manifest, schedule, requests, chunks, edges, names, {"shards": []})
+    names = replace(names, series=("running", 'wait_s{reason="kv"}'))
+    server = np.array([(-0.04, 0, 3.0), (-0.04, 1, 0.5), (1.0, 0, 4.0)], SERVER)
+    run = Run(manifest, schedule, requests, chunks, edges, names, {"shards": []}, server)
     store.write_schedule(tmp_path, run)
     store.write_run(tmp_path, run, {"ttft_s": np.array([0.1, 0.2, np.nan])})
     return run, tmp_path
@@ -87,11 +91,20 @@ def recorded(tmp_path):
 def test_a_run_reads_back_as_it_was_written(recorded):
     run, directory = recorded
     again = store.read_run(directory)
-    for name in ("schedule_rows", "request_rows", "chunk_rows", "edge_rows"):
+    for name in ("schedule_rows", "request_rows", "chunk_rows", "edge_rows", "server_rows"):
         assert getattr(again, name).tobytes() == getattr(run, name).tobytes(), name
     assert again.manifest == run.manifest
     assert again.instrument == run.instrument
     assert again.names == run.names
+
+
+def test_the_servers_metrics_read_well_in_a_notebook(recorded):
+    server = store.read_run(recorded[1]).server
+    assert server.columns.tolist() == ["t_s", "value", "series"]
+    assert server[server.series == "running"].value.tolist() == [3.0, 4.0]
+    assert pd.read_parquet(recorded[1] / "server.parquet").series.tolist()[1] == (
+        'wait_s{reason="kv"}'
+    )
 
 
 def test_the_file_reads_well_in_a_notebook(recorded):

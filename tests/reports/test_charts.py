@@ -2,13 +2,15 @@
 
 import copy
 import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import vl_convert
 
 from loadgen.measure.aggregate import summarize
-from loadgen.records import Run
+from loadgen.records import SERVER, Run
 from reports.charts import figures
 from reports.frames import frames
 from tests.runs import measured_run
@@ -46,6 +48,26 @@ def test_a_spectrum_shows_its_limit_in_the_words_it_was_written_in() -> None:
     assert "p99(ttft) &lt;= 300ms" in svg
     assert re.search(r">99 %<", svg)
     assert re.search(r">90 %<", svg)
+
+
+def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
+    run = measured_run()
+    assert len(figures_of(run)["timeline"]["vconcat"]) == 4
+    rows = [(t, 0, 5.0) for t in range(20)] + [(t, 1, 0.5) for t in range(20)]
+    told = replace(
+        run,
+        server_rows=np.array(sorted(rows), SERVER),
+        names=replace(run.names, series=("waiting", "kv_usage")),
+    )
+    timeline = figures_of(told)["timeline"]
+    titles = [panel["title"]["text"] for panel in timeline["vconcat"][4:]]
+    assert titles == ["in the server: running, waiting", "in the server: KV cache in use"]
+    values = timeline["datasets"]["server"]
+    assert [v["waiting"] for v in values[:20]] == [5.0] * 20
+    assert values[-1]["waiting"] is None, "nothing was read at the end"
+    svg = drawn(timeline)
+    assert "NaN" not in svg
+    assert "100%" in svg
 
 
 def test_the_timeline_marks_as_many_points_as_there_are_requests() -> None:

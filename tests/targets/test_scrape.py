@@ -1,0 +1,187 @@
+"""Reading a server's metrics beside a run: at once, at the end, and never in its way."""
+
+import asyncio
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+from loadgen.errors import TargetFileError
+from targets.endpoint import Endpoint, read_target
+from targets.scrape import Scraper, find_metrics
+
+
+def found_metrics(endpoint):
+    return asyncio.run(find_metrics(endpoint))
+
+
+class Exporter(http.server.ThreadingHTTPServer):
+    """Answers `replies` in turn, the last one again and again; remembers what it was asked."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.replies: list[tuple[int, str]] = [(200, "vllm:num_requests_waiting 3\n")]
+        self.asked: list[tuple[str, str | None]] = []
+        self.was_asked = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Exporter
+
+    def do_GET(self):
+        exporter = self.server
+        exporter.asked.append((self.path, self.headers.get("authorization")))
+        status, text = exporter.replies[min(len(exporter.asked), len(exporter.replies)) - 1]
+        self.send_response(status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+        exporter.was_asked.set()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def exporter():
+    with Exporter() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def scraped(exporter, urls=None, epoch_ns=None):
+    """One reading at the start and one at the end, without waiting for a second."""
+    endpoint = Endpoint(url=exporter.url)
+    scraper = Scraper(urls or endpoint.metrics_urls(), endpoint)
+    scraper.start(time.monotonic_ns() if epoch_ns is None else epoch_ns)
+    assert exporter.was_asked.wait(10)
+    return scraper.stop()
+
+
+def test_the_state_before_and_after_is_always_there(exporter):
+    exporter.replies = [
+        (200, "vllm:generation_tokens_total 5\n"),
+        (200, "vllm:generation_tokens_total 75\n"),
+    ]
+    found = scraped(exporter)
+    assert [(name, value) for _, name, value in found.rows] == [
+        ("generation_tokens", 5.0),
+        ("generation_tokens", 75.0),
+    ]
+    assert (found.n_scrapes, found.n_failed) == (2, 0)
+    assert [path for path, _ in exporter.asked] == ["/metrics", "/metrics"]
+
+
+def test_readings_are_stamped_on_the_clock_of_the_run(exporter):
+    now_ns = time.monotonic_ns()
+    found = scraped(exporter, epoch_ns=now_ns - 100_000_000_000)
+    took_s = (time.monotonic_ns() - now_ns) * 1e-9
+    times_s = [t_s for t_s, _, _ in found.rows]
+    assert times_s == sorted(times_s)
+    assert 100.0 <= times_s[0] <= times_s[-1] <= 100.0 + took_s
+
+
+def test_readings_come_on_the_seconds_of_the_run(exporter):
+    """The epoch lies so that a second is over in a hundredth of one."""
+    endpoint = Endpoint(url=exporter.url)
+    scraper = Scraper(endpoint.metrics_urls(), endpoint)
+    scraper.start(time.monotonic_ns() - 6_900_000_000)
+    deadline_s = time.monotonic() + 10
+    while len(exporter.asked) < 2 and time.monotonic() < deadline_s:
+        exporter.was_asked.wait(0.01)
+    found = scraper.stop()
+    assert len(found.rows) >= 3
+    assert 7.0 <= found.rows[1][0] < 7.9
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ((503, "loading"), "answered 503"),
+        ((200, "vllm:num_requests_waiting{ 3\n"), ""),
+    ],
+)
+def test_a_reading_that_fails_is_counted_with_its_reason(exporter, reply, reason):
+    exporter.replies = [reply, (200, "vllm:num_requests_waiting 3\n")]
+    found = scraped(exporter)
+    assert (found.n_scrapes, found.n_failed) == (2, 1)
+    assert found.reason
+    assert reason in found.reason
+    assert len(found.rows) == 1
+
+
+def test_a_server_that_is_gone_costs_readings_and_nothing_else(exporter):
+    endpoint = Endpoint(url="http://127.0.0.1:9")
+    scraper = Scraper(endpoint.metrics_urls(), endpoint)
+    scraper.start(time.monotonic_ns())
+    found = scraper.stop()
+    assert found.rows == []
+    assert found.n_failed == found.n_scrapes >= 1
+    assert "Cannot connect" in found.reason
+
+
+def test_several_sources_are_one_reading(exporter):
+    found = scraped(exporter, [f"{exporter.url}/metrics", f"{exporter.url}/other?x=1"])
+    assert {value for _, _, value in found.rows} == {6.0}
+    assert {path for path, _ in exporter.asked} == {"/metrics", "/other?x=1"}
+
+
+def test_the_key_goes_to_the_endpoints_own_origin_only(exporter):
+    with Exporter() as other:
+        thread = threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        text = f"url: {exporter.url}/v1\nmetrics_url: ['{exporter.url}/metrics', '{other.url}/m']"
+        endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": "sk-own"})
+        check, is_there = found_metrics(endpoint)
+        other.shutdown()
+        thread.join()
+    assert is_there
+    assert check.ok
+    assert exporter.asked == [("/metrics", "Bearer sk-own")]
+    assert other.asked == [("/m", None)]
+
+
+def test_where_there_are_none_nobody_is_alarmed_unless_a_file_named_them(exporter):
+    exporter.replies = [(404, "no")]
+    usual, is_there = found_metrics(Endpoint(url=exporter.url))
+    assert (usual.ok, is_there) == (None, False)
+    assert "answered 404: the server's queue and KV use will not be known" in usual.detail
+    named = Endpoint(url=exporter.url, metrics_url=(f"{exporter.url}/m",))
+    check, is_there = found_metrics(named)
+    assert (check.ok, is_there) == (False, True)
+
+
+def test_metrics_of_something_else_are_none(exporter):
+    exporter.replies = [(200, "go_goroutines 12\n")]
+    check, is_there = found_metrics(Endpoint(url=exporter.url))
+    assert (check.ok, is_there) == (None, False)
+    assert "says nothing that is known here" in check.detail
+
+
+def test_metrics_can_be_switched_off_in_the_file():
+    endpoint = read_target("url: http://h\nmetrics_url: off", "t.yaml", {})
+    assert endpoint.metrics_urls() == ()
+    assert found_metrics(endpoint)[1] is False
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("localhost:8000", "is no http URL"),
+        ("ftp://h/metrics", "is no http URL"),
+        ("http://user:pw@h/metrics", "holds a user name"),
+        ([3], "must be text"),
+    ],
+)
+def test_a_metrics_url_that_cannot_be_meant_is_one_line(value, problem):
+    with pytest.raises(TargetFileError, match=r"^t.yaml:2: metrics_url") as caught:
+        read_target(f"url: http://h\nmetrics_url: {json.dumps(value)}", "t.yaml", {})
+    assert problem in str(caught.value)
+    assert "pw" not in str(caught.value)
