@@ -120,7 +120,7 @@ def _curve(population: Population, series: str, confidence: float) -> list[Recor
         return []
     last = math.log10(2 * n)  # the grid ends at the largest sample
     marks = [tail_position(q) for q in PERCENTILES.values() if 1 - q >= 1 / n]
-    tails = np.unique(np.r_[np.linspace(0.0, last, N_QUANTILES), marks])
+    tails = np.array(sorted({*np.linspace(0.0, last, N_QUANTILES).tolist(), *marks}))
     worth = _worth_along(population, tails)
     records = []
     for tail, samples_worth in zip(tails.tolist(), worth.tolist(), strict=True):

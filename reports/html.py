@@ -35,7 +35,7 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     seen = frames(run, summary)
     drawn = figures(seen)
     scripts = [vega_bundle(cache_dir), asset("static/page.js")]
-    page = environment().get_template("report.html.j2")
+    page = environment(cache_dir).get_template("report.html.j2")
     return page.render(
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,

@@ -9,15 +9,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
 
-def environment() -> jinja2.Environment:
-    """Templates of this package; every value is escaped, and one that is missing is an error."""
+def environment(cache_dir: Path | None = None) -> jinja2.Environment:
+    """Templates of this package; every value is escaped, and one that is missing is an error.
+    `cache_dir` keeps them compiled, which takes longer than filling them in."""
     loader = jinja2.FunctionLoader(lambda name: asset(f"templates/{name}"))
     return jinja2.Environment(
         loader=loader,
@@ -25,7 +29,20 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=_bytecode_cache(cache_dir),
     )
+
+
+def _bytecode_cache(cache_dir: Path | None) -> jinja2.BytecodeCache | None:
+    """None where nothing can be kept; then templates are compiled anew."""
+    if cache_dir is None:
+        return None
+    directory = cache_dir / f"jinja2-{version('jinja2')}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return jinja2.FileSystemBytecodeCache(str(directory)) if os.access(directory, os.W_OK) else None
 
 
 def asset(name: str) -> str:

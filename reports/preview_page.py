@@ -33,7 +33,7 @@ def render(
     warmup_s = float(facts["window"]["warmup_s"])
     drawn = figures(schedule, classes, warmup_s, float(facts["duration_s"]))
     scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
-    template = page.environment().get_template("preview.html.j2")
+    template = page.environment(cache_dir).get_template("preview.html.j2")
     return template.render(
         facts=facts,
         duration=format_duration(facts["duration_s"]),

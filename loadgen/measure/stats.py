@@ -9,13 +9,16 @@ they count as the smaller number of independent ones they are worth (`effective_
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from loadgen.measure.binomial import at_least, at_most, share_where, tails
 
 Values = NDArray[np.float64]
 
@@ -49,6 +52,7 @@ def has_few(n: float, quantile: float) -> bool:
     return n * (1 - quantile) < 10 - 1e-9
 
 
+@lru_cache(4096)  # the figures ask for the same ones again
 def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None, int | None]:
     """1-based ranks (l, u) with P(X₍l₎ > ξ) ≤ α/2 and P(X₍u₎ < ξ) ≤ α/2; None where no rank does.
 
@@ -57,12 +61,8 @@ def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None,
 
     Source: David & Nagaraja, Order Statistics (3rd ed.), §7.1.
     """
-    from scipy.special import bdtr, bdtrc
-
-    tail = (1 - confidence) / 2
-    low = bisect_right(range(1, n + 1), tail, key=lambda rank: bdtr(rank - 1, n, quantile))
-    high = bisect_left(range(1, n + 1), -tail, key=lambda rank: -bdtrc(rank - 1, n, quantile))
-    return low or None, high + 1 if high < n else None
+    low, high = tails(n, quantile, (1 - confidence) / 2)
+    return low or None, high if high <= n else None
 
 
 def percentile(
@@ -130,12 +130,11 @@ def wilson(hits: int, n: int, confidence: float) -> Interval:
 
 def exact_bounds(hits: int, n: int, confidence: float) -> Interval:
     """The share hits / n with two one-sided Clopper-Pearson bounds, each good at `confidence`."""
-    from scipy.special import betaincinv
-
     if n == 0:
         return Interval(math.nan)
-    low = float(betaincinv(hits, n - hits + 1, 1 - confidence)) if hits > 0 else 0.0
-    high = float(betaincinv(hits + 1, n - hits, confidence)) if hits < n else 1.0
+    tail = 1 - confidence
+    low = share_where(lambda share: at_least(hits, n, share) > tail) if hits > 0 else 0.0
+    high = share_where(lambda share: at_most(hits, n, share) < tail) if hits < n else 1.0
     return Interval(hits / n, low, high)
 
 
@@ -186,16 +185,12 @@ def needed_n(misses: int, n: int, quantile: float, confidence: float) -> int | N
 
 def _proves(misses: int, n: int, allowed: float, confidence: float) -> bool:
     """Whether ≤ `misses` of n would be too rare at a miss share of `allowed`."""
-    from scipy.special import bdtr
-
-    return bool(misses < n and bdtr(misses, n, allowed) <= 1 - confidence)
+    return misses < n and at_most(misses, n, allowed) <= 1 - confidence
 
 
 def _refutes(misses: int, n: int, allowed: float, confidence: float) -> bool:
     """Whether ≥ `misses` of n would be too rare at a miss share of `allowed`."""
-    from scipy.special import bdtrc
-
-    return bool(misses > 0 and bdtrc(misses - 1, n, allowed) <= 1 - confidence)
+    return misses > 0 and at_least(misses, n, allowed) <= 1 - confidence
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int | None:

@@ -221,6 +221,8 @@ def _n_dry(run: Run) -> int:
     """Users of a closed loop whose last planned request was released: they had more time than
     requests."""
     schedule, rows = run.schedule_rows, run.request_rows
+    if not schedule["after_failure"].any():
+        return 0
     in_loop = np.unique(schedule["session_id"][schedule["after_failure"]])
     reversed_sessions = schedule["session_id"][::-1]
     _, last_from_end = np.unique(reversed_sessions, return_index=True)
