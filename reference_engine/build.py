@@ -8,17 +8,23 @@ from dataclasses import dataclass
 from loadgen.clock import MonotonicClock
 from loadgen.errors import UsageError
 from reference_engine.core import EngineState
-from reference_engine.executors.base import Executor, Site
+from reference_engine.cost_model import CPU_COSTS, CostModel, Machine, StepCost, machine
+from reference_engine.executors.base import Executor, ExecutorKind, Site
+from reference_engine.executors.simulated import SimulatedExecutor
+from reference_engine.executors.toy import ToyExecutor
 from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.config import ModelConfig, ModelSource
 from reference_engine.model.zoo import resolve
 from reference_engine.plan import Limits
+from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.serve_options import ServeOptions, executor_of, policy_of
 from reference_engine.service import Service
+from reference_engine.swap import HostPool
 from reference_engine.tokenizer import Tokenizer, load_tokenizer
 
 _KV_BYTES = 1 << 30
+_CONTEXT, _SIMULATED_CONTEXT = 4096, 32_768
 _MAX_NUM_SEQS = 256
 _STEP_TOKENS = 1 << 15
 
@@ -43,14 +49,41 @@ def build(options: ServeOptions) -> Engine:
     """The engine that `options` describe. Raises UsageError or MissingDependency naming the
     option."""
     model = resolve(options.shape)
-    max_model_len = min(options.max_model_len or 4096, model.config.max_model_len)
-    if options.max_model_len is not None and options.max_model_len > model.config.max_model_len:
+    kind = executor_of(options)
+    found = machine(model, kind.hardware) if isinstance(kind, SimulatedExecutor) else None
+    longest = model.config.max_model_len if found is None else _SIMULATED_CONTEXT
+    max_model_len = options.max_model_len or min(longest, _CONTEXT if found is None else longest)
+    if max_model_len > longest:
         raise UsageError(
-            f"max_model_len: {options.max_model_len} is above the {model.config.max_model_len} "
-            f"positions of '{model.name}'"
+            f"max_model_len: {max_model_len} is above the {longest} positions of '{model.name}'"
         )
-    n_blocks = options.kv_blocks or _default_blocks(model.config, max_model_len)
+    n_blocks = options.kv_blocks or _default_blocks(model.config, max_model_len, found)
     policy = policy_of(options.mode, options, options.policy_args)
+    limits = _limits(options, policy, max_model_len, model.config.vocab_size)
+    clock = MonotonicClock()
+    tokenizer = load_tokenizer(
+        model.directory, options.printable and model.directory is None, model.config.eos_ids
+    )
+    site = Site(model, n_blocks, BLOCK_TOKENS, max_model_len, time.sleep, options.swap_blocks)
+    executor = kind.build(site)
+    if options.swap_blocks and not executor.caps.can_swap:
+        raise UsageError(f"swap_blocks: the device '{options.device}' cannot swap")
+    state = EngineState(
+        limits,
+        KvPool(n_blocks, prefix_cache=options.prefix_cache),
+        clock,
+        policy,
+        cost=_cost(model, kind),
+        predictor=QuantilePredictor(),
+        host=HostPool(executor.caps.n_host_blocks, executor.caps.copy_s),
+        preempt=options.preempt,
+        async_depth=options.async_depth,
+        is_strict=False,  # a plan that cannot be is counted, not the end of the server
+    )
+    return Engine(model, limits, state, executor, tokenizer, clock)
+
+
+def _limits(options: ServeOptions, policy: Policy, max_model_len: int, vocab_size: int) -> Limits:
     budget = getattr(policy, "token_budget", None)
     if options.token_budget is not None and budget is None:
         raise UsageError(f"token_budget: the mode '{options.mode}' has none")
@@ -58,23 +91,21 @@ def build(options: ServeOptions) -> Engine:
     max_num_seqs = options.max_num_seqs or max(_MAX_NUM_SEQS, getattr(policy, "max_num_seqs", 0))
     # The mode has its own budget; this is what memory for one step is made for.
     most_tokens = max(budget if isinstance(budget, int) else 0, max_model_len, _STEP_TOKENS)
-    limits = Limits(
-        max_num_seqs=max_num_seqs,
-        max_step_tokens=most_tokens + max_num_seqs,
-        max_model_len=max_model_len,
-        vocab_size=model.config.vocab_size,
-    )
-    clock = MonotonicClock()
-    tokenizer = load_tokenizer(
-        model.directory, options.printable and model.directory is None, model.config.eos_ids
-    )
-    site = Site(model, n_blocks, BLOCK_TOKENS, max_model_len, time.sleep)
-    executor = executor_of(options).build(site)
-    kv = KvPool(n_blocks, prefix_cache=options.prefix_cache)
-    state = EngineState(limits, kv, clock, policy, predictor=QuantilePredictor())
-    return Engine(model, limits, state, executor, tokenizer, clock)
+    return Limits(max_num_seqs, most_tokens + max_num_seqs, max_model_len, vocab_size)
 
 
-def _default_blocks(config: ModelConfig, max_model_len: int) -> int:
+def _cost(model: ModelSource, kind: ExecutorKind) -> CostModel | None:
+    """What policies are told that steps cost; None where nobody measured it."""
+    if isinstance(kind, SimulatedExecutor):
+        return machine(model, kind.hardware).cost
+    if isinstance(kind, ToyExecutor):
+        return StepCost(step_s=kind.step_s)
+    return CPU_COSTS.get(model.name)
+
+
+def _default_blocks(config: ModelConfig, max_model_len: int, found: Machine | None) -> int:
+    full = -(-max_model_len // BLOCK_TOKENS)
+    if found is not None:
+        return max(full, found.kv_tokens // BLOCK_TOKENS)
     affordable = _KV_BYTES // (config.kv_bytes_per_token() * BLOCK_TOKENS)
-    return max(-(-max_model_len // BLOCK_TOKENS), min(4096, affordable))
+    return max(full, min(4096, affordable))

@@ -1,8 +1,9 @@
 """The thread that owns the engine: `EngineState`, detokenizers and stop strings.
 
-Loop → engine is a deque of callables and a wake-up; engine → loop is one `call_soon_threadsafe`
-per step with everything the step produced, because one per token would be tens of thousands of
-wake-ups a second. Nothing else is shared, except what never changes and single numbers.
+Loop → engine is a deque of callables and a wake-up. Engine → loop is one `call_soon_threadsafe` per
+step with everything the step produced, because one per token would be tens of thousands of wake-ups
+a second, and one for all that arrived between two steps. Nothing else is shared, except what never
+changes and single numbers.
 
 An exception in the thread ends it: it is logged and told to the loop, which fails every stream.
 """
@@ -19,6 +20,7 @@ from math import inf
 from typing import NamedTuple
 
 from loadgen.clock import Clock
+from reference_engine.admission import AdmissionError
 from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Executor
 from reference_engine.metrics import EngineMetrics
@@ -32,13 +34,18 @@ from reference_engine.wire.answer import Chosen
 
 log = logging.getLogger(__name__)
 
+# Idle for so long, the engine checks its books: a leaked block is a bug to be told, not to be kept.
+_CHECK_AFTER_S = 1.0
+
 Deltas = list[tuple[TokenStream, Delta]]
+Verdict = tuple[TokenStream, AdmissionError | None]  # taken, or why not
 
 
 class Listener(NamedTuple):
-    """Where the thread's news go, all called on the loop: the deltas of a step, and what ended
-    the thread."""
+    """Where the thread's news go, all called on the loop: who was taken or refused, the deltas of a
+    step, and what ended the thread."""
 
+    on_verdicts: Callable[[list[Verdict]], None]
     on_deltas: Callable[[Deltas], None]
     on_failure: Callable[[str], None]
 
@@ -68,6 +75,7 @@ class EngineThread:
         self._wake = threading.Event()
         self._is_stopped = False
         self._live: dict[str, Live] = {}
+        self._verdicts: list[Verdict] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # --- called on the loop
@@ -90,8 +98,13 @@ class EngineThread:
     # --- jobs
 
     def admit(self, live: Live) -> None:
+        try:
+            self._state.admit(live.request)
+        except AdmissionError as error:
+            self._verdicts.append((live.stream, error))
+            return
         self._live[live.request.id] = live
-        self._state.admit(live.request)
+        self._verdicts.append((live.stream, None))
 
     def cancel(self, request_id: str) -> None:
         self._live.pop(request_id, None)
@@ -102,6 +115,7 @@ class EngineThread:
     # --- the thread
 
     def _run(self) -> None:
+        is_checked = True
         try:
             while not self._is_stopped:
                 # Cleared before the inbox is read: a job posted in between costs one idle turn,
@@ -110,6 +124,10 @@ class EngineThread:
                 self._work_off_inbox()
                 if self._state.has_work:
                     self._publish(step(self._state, self._executor))
+                    is_checked = False
+                elif not is_checked and not self._wake.wait(_CHECK_AFTER_S):
+                    self._state.check()
+                    is_checked = True
                 self._wake.wait(self._idle_s())
             self._work_off_inbox()
         except BaseException as error:  # the thread's boundary: recorded, and told to every stream
@@ -120,6 +138,9 @@ class EngineThread:
     def _work_off_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
+        if self._verdicts:
+            self._loop.call_soon_threadsafe(self._listener.on_verdicts, self._verdicts)
+            self._verdicts = []
 
     def _idle_s(self) -> float | None:
         if not self._state.has_work:

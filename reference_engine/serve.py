@@ -35,6 +35,7 @@ from reference_engine.steps import Event, StepRecord
 log = logging.getLogger("reference_engine")
 
 _SWITCH_INTERVAL_S = 5e-4
+_SEND_BYTES = 1 << 17
 
 
 def run(options: ServeOptions) -> int:
@@ -84,10 +85,10 @@ async def _serve(options: ServeOptions, listener: socket.socket, guard: Guard) -
 
 
 def wire_up(
-    engine: Engine, options: ServeOptions, files: StepFiles | None = None, outbox: int = 1024
+    engine: Engine, options: ServeOptions, files: StepFiles | None = None
 ) -> tuple[Service, list[web.RouteDef]]:
     """The engine's service, not started, and everything the server answers with it."""
-    service = engine.service(outbox, options.max_queue)
+    service = engine.service(options.outbox_tokens, options.max_queue)
     state = engine.state
     state.log.on_step, state.log.on_event = _listeners(service.metrics, files)
     about = About(
@@ -170,6 +171,8 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Inherited by every connection. Left alone it grows to megabytes of tokens that nobody reads.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -12,18 +12,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from loadgen.errors import MissingDependency, UsageError, nearest
 from loadgen.registry import Plugin
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
+from reference_engine.plan import How
 from reference_engine.policies.base import POLICIES, Policy
 
 K = TypeVar("K", bound=Plugin)
 
-DEVICES: Mapping[str, str] = {"cpu": "torch_cpu", "toy": "toy"}
+DEVICES: Mapping[str, str] = {"cpu": "torch_cpu", "toy": "toy", "sim": "simulated"}
 
 
 class ServeOptions(BaseModel):
     """The keys of `--engine`, of `slobench serve` and of `python -m reference_engine`.
 
     `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context;
-    `max_num_seqs` and `token_budget` None leave it to the mode. `policy_args` and `executor_args`
+    `max_num_seqs` and `token_budget` None leave it to the mode. With `swap_blocks` of host memory,
+    preempted requests may keep their KV there (`preempt`). `async_depth` 1 plans a step while the
+    one before it is under way. A reader who falls `outbox_tokens`
+    behind is cut off. `policy_args` and `executor_args`
     are further knobs of the mode and of the executor.
     """
 
@@ -39,8 +43,12 @@ class ServeOptions(BaseModel):
     kv_blocks: int | None = Field(default=None, ge=1)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
+    swap_blocks: int = Field(default=0, ge=0)
+    preempt: How = How.auto
+    async_depth: int = Field(default=0, ge=0, le=1)
     max_queue: int = Field(default=10_000, ge=1)
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    outbox_tokens: int = Field(default=1024, ge=1)
     seed: int = Field(default=0, ge=0)
     model_name: str | None = None
     printable: bool = True

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from loadgen.clock import Clock
 from loadgen.errors import SlobenchError
 from reference_engine.core import EngineState
-from reference_engine.engine_thread import Deltas, EngineThread, Listener, Live
+from reference_engine.engine_thread import Deltas, EngineThread, Listener, Live, Verdict
 from reference_engine.executors.base import Executor
 from reference_engine.intake import Intake
 from reference_engine.metrics import EngineMetrics
@@ -68,7 +68,7 @@ class Service:
     def start(self) -> None:
         """Begin; call it on the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start(self._loop, Listener(self._deliver, self._fail))
+        self._thread.start(self._loop, Listener(self._admit, self._deliver, self._fail))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s`, cancel the rest, end the thread."""
@@ -141,17 +141,23 @@ class Service:
     def _check_room(self) -> None:
         if self.n_waiting < self._max_queue:
             return
-        self.n_refused["queue_full"] += 1
         wait_s = self._thread.departures.wait_s(self.n_waiting, self.clock.now_s())
-        raise WireError(
+        raise self._refusal(
             f"{self.n_waiting} requests are waiting, which is the most this server queues",
+            "queue_full",
+            wait_s,
+        )
+
+    def _refusal(self, what: str, reason: str, wait_s: float | None) -> WireError:
+        """A 429, counted."""
+        self.n_refused[reason] += 1
+        wait_ms = None if wait_s is None else round(wait_s * 1e3)
+        return WireError(
+            what,
             status=429,
             type_="rate_limit_error",
-            code="queue_full",
-            more={
-                "reason": "queue_full",
-                "predicted_wait_ms": None if wait_s is None else round(wait_s * 1e3),
-            },
+            code=reason,
+            more={"reason": reason, "predicted_wait_ms": wait_ms},
             retry_after_s=max(1, ceil(wait_s or 0.0)),
         )
 
@@ -172,11 +178,21 @@ class Service:
         if not self._streams:
             self._is_idle.set()
 
+    def _admit(self, verdicts: list[Verdict]) -> None:
+        for stream, error in verdicts:
+            if error is None:
+                stream.admit()
+            elif error.retry_after_s is None:
+                stream.fail(WireError(str(error), code=error.code))
+            else:
+                stream.fail(self._refusal(str(error), error.code, error.retry_after_s))
+
     def _deliver(self, deltas: Deltas) -> None:
         for stream, delta in deltas:
             if stream.request.id not in self._streams:
                 continue  # closed while the step ran
-            if stream.put(delta) > self._outbox:
+            # Behind because of the socket, not because this loop is late.
+            if stream.put(delta) > self._outbox and stream.is_blocked:
                 self.n_slow_readers += 1
                 log.warning(
                     "request %s cut off: reader %d deltas behind", stream.request.id, self._outbox

@@ -33,10 +33,19 @@ class TokenStream:
         self.request = request
         self.on_cut_off: Callable[[], None] | None = None
         self.is_over = False
+        self.is_blocked = False  # what was fetched last waits for the socket to take it
         self._close = close
         self._deltas: deque[Delta] = deque()
         self._ready = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._refusal: Exception | None = None
         self._broken: Exception | None = None
+
+    async def admitted(self) -> None:
+        """Wait until the engine took the request or refused it, which is raised here."""
+        await self._settled.wait()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         while not self.is_over or self._deltas:
@@ -71,6 +80,10 @@ class TokenStream:
             return "failed"
         return "ok" if self.is_over else "disconnected"
 
+    def admit(self) -> None:
+        """The engine has taken the request."""
+        self._settled.set()
+
     def put(self, delta: Delta) -> int:
         """Hand over a delta; returns how many the reader has not fetched."""
         self._deltas.append(delta)
@@ -82,6 +95,9 @@ class TokenStream:
         """End the stream with an exception, unless it ended by itself."""
         if not self.is_over:
             self._broken = why
+            if not self._settled.is_set():
+                self._refusal = why
+                self._settled.set()
             self._ready.set()
 
     def cut_off(self) -> None:

@@ -54,6 +54,7 @@ class CompletionRoutes:
         stream = self._service.submit(call, request_id(request), arrived_s)
         encoder = Encoder(call, self._answer_id(call), self._about.model, int(time.time()))
         try:
+            await stream.admitted()
             if call.stream:
                 return await _stream(request, call, stream, encoder)
             body = await _whole(stream, encoder)
@@ -114,7 +115,9 @@ async def _write_events(
         if stream.is_over:
             out += encoder.end(stream.usage(n_output) if call.include_usage else None)
         if out:
+            stream.is_blocked = True
             await response.write(out)
+            stream.is_blocked = False
             out = b""
     await response.write_eof()
 

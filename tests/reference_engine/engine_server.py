@@ -78,13 +78,12 @@ def toy_options(**options: Any) -> ServeOptions:
 async def serving(
     engine: Engine | None = None,
     api_key: str | None = None,
-    outbox: int = 1024,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """The engine (a toy of these `options` by default) behind HTTP until the block ends."""
     chosen = toy_options(**{"max_body_bytes": 1 << 18, **options})
     engine = engine or build(chosen)
-    service, routes = wire_up(engine, chosen, outbox=outbox)
+    service, routes = wire_up(engine, chosen)
     service.start()
     app = Guard(api_key, chosen.max_body_bytes).app(routes)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)

@@ -14,6 +14,7 @@ import pytest
 
 from loadgen.errors import UsageError
 from reference_engine.build import build
+from reference_engine.cost_model import StepShape
 from reference_engine.serve_options import ServeOptions, choose
 
 ENGINE = [sys.executable, "-m", "reference_engine"]
@@ -171,6 +172,23 @@ def test_knobs_are_found_by_name_wherever_they_belong():
     assert (options.kv_blocks, options.seed) == (100, 3)
     assert build(options).state.policy.model_dump()["watermark"] == 0.05
     assert choose(given, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+
+
+def test_a_simulated_device_has_the_memory_and_the_prices_of_its_hardware():
+    engine = build(ServeOptions(device="sim", shape="8b", executor_args={"hardware": "h200"}))
+    assert engine.limits.max_model_len == 32_768
+    # 90 % of 141 GB less 16.1 GB of weights, at 131 072 bytes per token in bfloat16.
+    assert 40_000 < engine.state.kv.n_blocks < 60_000
+    shape = StepShape(n_seqs=1, n_decode=1, context_tokens=100)
+    # One step reads 16 GB at 4.3 TB/s and little else.
+    assert 3e-3 < engine.state.view().cost.estimate(shape) < 8e-3
+
+
+def test_host_memory_and_planning_ahead_reach_the_engine():
+    given = {"device": "toy", "shape": "nano"}
+    state = build(choose(given, ["swap_blocks=9", "preempt=swap", "async_depth=1"])).state
+    assert (state.host.n_blocks, state.preempt, state.async_depth) == (9, "swap", 1)
+    assert not state.is_strict
 
 
 def test_what_is_not_said_is_left_to_the_mode():

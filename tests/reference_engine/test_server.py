@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from reference_engine.admission import AdmissionError
+from reference_engine.policies.chunked import Chunked
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
@@ -370,7 +372,7 @@ def test_a_client_that_hangs_up_in_the_queue_is_never_run():
 
 def test_a_reader_that_stops_reading_is_cut_off_and_counted():
     async def scene():
-        async with serving(outbox=8) as server:
+        async with serving(outbox_tokens=8) as server:
             stuck = socket.socket()
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             stuck.connect(("127.0.0.1", server.port))
@@ -437,3 +439,119 @@ def test_many_clients_at_once_get_their_own_answers():
         expected = printable(toy_output(body["prompt"].encode(), body["max_tokens"]))
         assert (status, answer["choices"][0]["text"]) == (200, expected)
     assert sizes["finished"] == 40
+
+
+class Picky(Chunked):
+    """Takes nobody of the tenant `red`, and never a prompt of more than 40 tokens."""
+
+    def check_arrival(self, request, view):
+        if request.tenant == "red":
+            raise AdmissionError("red has spent its budget", "tenant_budget", retry_after_s=2.5)
+        if request.n_prompt > 40:
+            raise AdmissionError("too long for this mode", "mode_limit")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_policy_that_refuses_is_a_429_or_a_400(stream):
+    async def scene():
+        engine = toy_engine()
+        engine.state.policy = Picky()
+        async with serving(engine) as server:
+            red = {"prompt": "x", "max_tokens": 3, "tenant": "red", "stream": stream}
+            async with server.session.post(COMPLETIONS, json=red) as response:
+                refused = response.status, response.headers["Retry-After"], await response.json()
+            long = await server.post(
+                COMPLETIONS, {"prompt": "x" * 41, "max_tokens": 3, "stream": stream}
+            )
+            taken, _ = await server.post(COMPLETIONS, {**red, "tenant": "blue", "stream": False})
+            await server.idle()
+            return refused, long, taken, await server.text("/metrics")
+
+    (status, retry_after, body), long, taken, metrics = asyncio.run(scene())
+    assert (status, retry_after) == (429, "3")
+    assert body["error"]["code"] == body["error"]["reason"] == "tenant_budget"
+    assert body["error"]["predicted_wait_ms"] == 2500
+    assert (long[0], long[1]["error"]["code"]) == (400, "mode_limit")
+    assert taken == 200
+    line = 'ref:refused_requests_total{engine="0",model_name="nano",reason="tenant_budget"} 1.0'
+    assert line in metrics
+
+
+def test_a_mode_is_switched_without_draining():
+    async def scene():
+        async with serving(executor_args={"step_s": 0.001}) as server:
+            body = {"prompt": "abc", "max_tokens": 200, "temperature": 0}
+            running = asyncio.create_task(server.post(COMPLETIONS, body))
+            while (await server.get("/debug/engine"))[1]["running"] == 0:
+                pass
+            wish = {"mode": "continuous", "knobs": {"max_num_seqs": 3}, "actor": "me"}
+            switched = await server.ask("PUT", "/debug/policy", wish)
+            found = await server.get("/debug/policy")
+            status, answer = await running
+            metrics = await server.text("/metrics")
+            events = await server.service.ask(lambda state: list(state.log.events))
+            return switched, found, status, answer, metrics, events
+
+    switched, found, status, answer, metrics, events = asyncio.run(scene())
+    assert switched[0] == 200
+    assert switched[1]["before"]["mode"] == "chunked"
+    assert switched[1]["mode"] == found[1]["mode"] == "continuous"
+    assert found[1]["knobs"]["max_num_seqs"] == 3
+    assert status == 200
+    assert answer["choices"][0]["text"] == printable(toy_output(b"abc", 200))
+    assert 'ref:interventions_total{engine="0",kind="switch_policy",model_name="nano"}' in metrics
+    assert 'mode="continuous"' in metrics
+    (event,) = (event for event in events if event.kind == "switch_policy")
+    assert event.actor == "me"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("/debug/policy", {"mode": "chunkd"}, "mode", "did you mean 'chunked'"),
+        ("/debug/policy", {}, "mode", "must name"),
+        ("/debug/policy", {"mode": "chunked", "knobs": [1]}, "knobs", "must be an object"),
+        (
+            "/debug/policy",
+            {"mode": "chunked", "knobs": {"waterline": 1}},
+            "knobs",
+            "did you mean 'watermark'",
+        ),
+        ("/debug/requests/x/priority", {"priority": "high"}, "priority", "an integer"),
+        ("/debug/requests/x/priority", {}, "priority", "an integer"),
+    ],
+)
+def test_an_intervention_that_cannot_be_names_the_field(path, body, param, words):
+    async def scene():
+        async with serving() as server:
+            return await server.ask("PUT", path, body)
+
+    status, answer = asyncio.run(scene())
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert words in answer["error"]["message"]
+
+
+def test_a_paused_tenant_waits_and_a_priority_is_changed():
+    async def scene():
+        async with serving() as server:
+            paused = await server.ask("POST", "/debug/tenants/red/pause", {"actor": "me"})
+            body = {"prompt": "abc", "max_tokens": 3, "tenant": "red"}
+            held = asyncio.create_task(server.post(COMPLETIONS, body, **{"x-request-id": "run-1"}))
+            others = await server.post(COMPLETIONS, {**body, "tenant": "blue"})
+            while (await server.get("/debug/engine"))[1]["held"] == 0:
+                pass
+            raised = await server.ask("PUT", "/debug/requests/run-1/priority", {"priority": -5})
+            account = await server.get("/debug/requests/run-1")
+            resumed = await server.ask("POST", "/debug/tenants/red/resume")
+            status, _ = await held
+            gone = await server.ask("PUT", "/debug/requests/run-1/priority", {"priority": 1})
+            return paused, others[0], raised, account[1], resumed, status, gone
+
+    paused, others, raised, account, resumed, status, gone = asyncio.run(scene())
+    assert paused == (200, {"tenant": "red", "is_paused": True, "held": 0})
+    assert others == 200
+    assert raised == (200, {"request_id": "run-1", "priority": -5})
+    assert account["waits"][-1]["why"] == "paused_by_operator"
+    assert resumed == (200, {"tenant": "red", "is_paused": False, "held": 0})
+    assert status == 200
+    assert (gone[0], gone[1]["error"]["code"]) == (404, "request_not_found")
