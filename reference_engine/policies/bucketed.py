@@ -108,7 +108,7 @@ class Bucketed(Policy):
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
         request, buckets = view.find(request_id), self._known(view)
-        if request is None:
+        if request is None or request_id not in buckets.patience:
             return {}
         bucket = buckets.of(request.n_tokens)
         return {

@@ -75,7 +75,7 @@ class Deadline(Policy):
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
         request = view.find(request_id)
-        if request is None:
+        if request is None or request_id not in self._ranking:
             return {}
         return {
             "due_in_s": self._due_s(request) - view.now_s,

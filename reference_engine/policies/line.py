@@ -85,6 +85,9 @@ class Patience:
         self._line = Line()
         self._instants: dict[str, float] = {}
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._instants
+
     def put(self, request: Request, until_s: float) -> None:
         """`until_s` is an instant; infinity is for ever."""
         self._instants[request.id] = until_s
@@ -116,6 +119,10 @@ class Ranking:
         self.patience = Patience()
         self._line = Line()
         self._keys: dict[str, Key] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether it was ever filed, and is not over."""
+        return request_id in self._keys
 
     def put(self, request: Request, key: Key, overdue_s: float = inf) -> None:
         """File it under `key`, overdue from the instant `overdue_s` on."""

@@ -101,7 +101,7 @@ class Mlfq(Policy):
         return self._levels.ranking.worse(view, request)
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
-        if view.find(request_id) is None:
+        if request_id not in self._levels.ranking:
             return {}
         levels = self._levels
         level = levels.level(request_id)

@@ -108,7 +108,7 @@ class Priority(Policy):
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
         request, scores = view.find(request_id), self._scores
-        if request is None:
+        if request is None or request_id not in self._patience:
             return {}
         score = scores.running if view.is_running(request_id) else scores.waiting
         return {

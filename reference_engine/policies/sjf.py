@@ -86,7 +86,7 @@ class Sjf(Policy):
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
         request = view.find(request_id)
-        if request is None:
+        if request is None or request_id not in self._ranking:
             return {}
         return {
             "score": self._ranking.key(request_id)[0] - self.aging * view.now_s,

@@ -70,6 +70,6 @@ class WeightedNaive(Policy):
         return self._ranking.worse(view, request)
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
-        if view.find(request_id) is None:
+        if request_id not in self._ranking:
             return {}
         return {"score": self.wait_weight * view.now_s - self._ranking.key(request_id)[0]}

@@ -55,6 +55,7 @@ class Moment:
     n_running: int
     shares: dict[str, int]  # tokens per request, as planned
     admitted: set[str]  # by the core
+    wrote: list[str]  # who got a token
     n_preempted: int
 
     @property
@@ -124,11 +125,12 @@ def _step(engine: Rig) -> Moment:
     shares = {req.id: 1 for req in decoding if req.id not in left_out} | named
     batch = state.apply(plan)
     admitted = {req.id for req in waiting if view.is_running(req.id)}
-    state.commit(plan, batch, engine.executor.execute(batch) if batch.has_work else StepResult())
+    result = engine.executor.execute(batch) if batch.has_work else StepResult()
+    wrote = [event.request.id for event in state.commit(plan, batch, result)]
     state.check()
     until_s = state.wait_until_s
     if until_s is not None and engine.clock.now_s() == before_s:
         assert until_s > before_s
         engine.clock.advance(min(until_s - before_s, STEP_S))
     n_preempted = state.counters.preemptions - n_before
-    return Moment(before_s, plan, waiting, n_running, shares, admitted, n_preempted)
+    return Moment(before_s, plan, waiting, n_running, shares, admitted, wrote, n_preempted)
