@@ -26,11 +26,11 @@ def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path
         yield chosen
     except BaseException as error:
         if not (chosen / "manifest.json").is_file():
-            kept = _keep_server_log(chosen)
+            kept = _keep_server_log(chosen) if isinstance(error, TargetError) else None
             shutil.rmtree(chosen, ignore_errors=True)
             if replaced is not None:
                 replaced.rename(chosen)
-            if kept is not None and isinstance(error, TargetError):
+            if kept is not None:
                 raise TargetError(f"{error}\nall that it wrote is in {kept}") from None
         raise
     if replaced is not None:

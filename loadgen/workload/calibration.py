@@ -183,14 +183,15 @@ class Calibration:
         """Ask the shortest and the longest prompt of the schedule, `is_again` the longest alone;
         how it went, None if no count came. Prompts that have to be longer than asked are not looked
         at."""
-        roots = self._schedule[self._schedule["context"] == 0]
-        fits = roots[self.fit.is_reachable(roots["input_tokens"])]
+        asked = self._schedule["input_tokens"]
+        stands_alone = self._schedule["context"] == Context.none
+        (fits,) = np.nonzero(stands_alone & self.fit.is_reachable(asked))
         if not len(fits):
             return None
         off, lengths = 0, list[str]()
-        shortest, longest = np.argmin(fits["input_tokens"]), np.argmax(fits["input_tokens"])
+        shortest, longest = fits[np.argmin(asked[fits])], fits[np.argmax(asked[fits])]
         for place in (longest,) if is_again else (shortest, longest):
-            row = fits[int(place)].copy()
+            row = self._schedule[place].copy()
             row["input_tokens"] = planned = min(int(row["input_tokens"]), limit_tokens)
             if str(planned) in lengths:
                 continue
