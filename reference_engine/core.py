@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from loadgen.clock import Clock
 from reference_engine.admission import AdmissionError, check_admission
 from reference_engine.booking import Due, book, seat
+from reference_engine.books import Books
 from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import Executor, StepBatch, StepResult
-from reference_engine.explain import Account, Accounts, account
+from reference_engine.explain import Account, Accounts
+from reference_engine.forecast import Forecast
 from reference_engine.kv import KvPool
-from reference_engine.ledger import Ledger
 from reference_engine.placement import Placement
 from reference_engine.plan import Cause, How, Limits, Plan, PlanError, View, Why, check_plan
 from reference_engine.planned import Outset, PlannedStep
@@ -26,8 +27,9 @@ from reference_engine.predict.lengths import Predictor
 from reference_engine.roster import Roster
 from reference_engine.sequence import Request, State
 from reference_engine.step_tokens import StepTokens
-from reference_engine.steps import Event, StepLog
+from reference_engine.steps import Event, StepLog, told
 from reference_engine.swap import HostPool
+from reference_engine.tenants import Tenants
 
 PAUSED = Cause(Why.paused_by_operator)
 
@@ -97,14 +99,13 @@ class EngineState:
         self.policy = policy.fresh()
         self.roster = Roster()
         self.counters = Counters()
-        self.accounts = Accounts()
         self.log = log or StepLog()
         self.wait_until_s: float | None = None
         self.paused: set[str] = set()
-        self._ledger = Ledger()
         self._view = View(
             clock.now_s(), self.roster, kv, limits, cost, predictor, assign=self._assign
         )
+        self._books = Books(self.roster, limits, self._view.cost)
         self._n_planned = 0
         self._outset = Outset(clock.now_s(), 0.0, 0, 0, 0, 0, ())
         self._ahead: PlannedStep | None = None
@@ -144,8 +145,8 @@ class EngineState:
             request.state = State.rejected
             self._note("reject", request, code=error.code)
             raise
-        self.roster.waiting[request.id] = request
-        self._ledger.enter(request.id, request.arrived_s)
+        self._books.arrive(request, self._view.now_s)
+        self.roster.enter(request)
         self.counters.admitted += 1
         self._note("arrival", request)
         if request.tenant in self.paused:
@@ -194,15 +195,16 @@ class EngineState:
         placed = Placement(
             plan, self.policy, self._view, self.roster, self.kv, self.host, self.preempt
         )
+        for request, cost in self._books.start(placed.admitted, now_s):
+            self._log("jump", cost, request_id=request.id, tenant=request.tenant)
         for request in placed.admitted:
-            self._ledger.leave(request.id, now_s)
             if request.scheduled_s is None:
                 request.scheduled_s, request.n_cached = now_s, request.n_computed
                 self.counters.cached_tokens += request.n_cached
         for request, by in placed.preempted:
             self._requeue(request, by, now_s)
         causes = (*plan.causes, *placed.left_out) if placed.left_out else plan.causes
-        self._ledger.note(now_s, causes, plan.segments, plan.rest)
+        self._books.note(plan, causes, now_s)
         self._outset = self._look(len(placed.preempted), now_s)
         return StepBatch(
             tuple(placed.rows.values()),
@@ -235,6 +237,8 @@ class EngineState:
         duration_s = now_s - began_s if result.duration_s is None else result.duration_s
         record = planned.record(self._n_planned, self.policy.kind, self.log.level, duration_s)
         self._n_planned += 1
+        if planned.outset.n_waiting:
+            self._books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
         ends = self._judge(due, now_s)
         batch = planned.batch
         requests = [row.request for row in batch.rows if row.samples]
@@ -257,7 +261,7 @@ class EngineState:
         before = _described(self.policy)
         self.policy = policy.fresh()
         view = self.view()
-        self._ledger.unassign(view.now_s)
+        self._books.ledger.unassign(view.now_s)
         for request in [*view.running, *view.waiting]:
             self.policy.on_arrival(request, view)
         self._unannounced.update(self.roster.held)
@@ -284,7 +288,7 @@ class EngineState:
         resumed = [r for r in self.roster.held.values() if r.tenant == tenant]
         self.roster.release(resumed)
         for request in resumed:
-            self._ledger.release(request.id, view.now_s)
+            self._books.release(request, view.now_s)
             if request.id in self._unannounced:
                 self._unannounced.discard(request.id)
                 self.policy.on_arrival(request, view)
@@ -315,9 +319,27 @@ class EngineState:
         """The account of a live or recently finished request."""
         request = self.roster.find(request_id)
         if request is None:
-            return self.accounts.get(request_id)
-        now_s = self._clock.now_s()
-        return account(request, self._ledger.waits(request_id, now_s), now_s)
+            return self._books.accounts.get(request_id)
+        return self._books.explain(request, self._clock.now_s())
+
+    def forecast(self, n_prompt: int) -> Forecast:
+        """What a request of so many prompt tokens would be told if it arrived now."""
+        return self._books.forecast(n_prompt, self._clock.now_s())
+
+    @property
+    def accounts(self) -> Accounts:
+        """Of the requests that ended last."""
+        return self._books.accounts
+
+    @property
+    def tenants(self) -> Tenants:
+        """What each tenant got, waited for and cost the others."""
+        return self._books.tenants
+
+    @property
+    def forecast_errors_s(self) -> Sequence[float]:
+        """How much later than foretold the latest requests started."""
+        return self._books.pace.errors
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
@@ -360,7 +382,7 @@ class EngineState:
             n_waiting=len(self.roster.waiting),
             kv_used_blocks=self.kv.n_blocks - self.kv.n_free,
             n_preempted=n_preempted,
-            causes=self._ledger.counts(),
+            causes=self._books.ledger.counts(),
         )
 
     def _context(self, decodes: Sequence[Request]) -> int:
@@ -371,7 +393,7 @@ class EngineState:
     def _requeue(self, request: Request, by: str, now_s: float) -> None:
         self.counters.preemptions += 1
         self.counters.swaps += request.state is State.swapped
-        self._ledger.enter(request.id, now_s, Cause(Why.preempted_by, by))
+        self._books.requeue(request, now_s, Cause(Why.preempted_by, by))
         if request.tenant in self.paused:
             self._hold(request, now_s)
         else:
@@ -379,7 +401,7 @@ class EngineState:
 
     def _hold(self, request: Request, now_s: float) -> None:
         self.roster.hold(request)
-        self._ledger.hold(request.id, now_s, PAUSED)
+        self._books.hold(request, now_s, PAUSED)
 
     def _judge(self, due: Due, now_s: float) -> dict[Request, State]:
         """Whether tokens, already appended, end their requests; returns those that did."""
@@ -402,28 +424,24 @@ class EngineState:
         request.state, request.finished_s = finish, now_s
         self.counters.finished += 1
         self._unannounced.discard(request.id)
-        self._ledger.leave(request.id, now_s)
-        self.accounts.add(account(request, self._ledger.pop(request.id), now_s))
+        self._books.end(request, now_s)
         if finish is not State.finished_abort:
             self._view.predictor.observe(request)
         self._note("cancel" if finish is State.finished_abort else "finish", request)
 
     def _note(self, kind: str, request: Request, **more: object) -> None:
-        detail = {
-            "n_prompt": request.n_prompt,
-            "max_tokens": request.max_tokens,
-            "n_output": request.n_output,
-            "n_cached": request.n_cached,
-            "state": request.state.name,
-            **more,
-        }
-        self._log(kind, detail, request_id=request.id, tenant=request.tenant)
+        self._log(
+            kind,
+            more | told(kind, request, self.log.level),
+            request_id=request.id,
+            tenant=request.tenant,
+        )
 
     def _log(self, kind: str, detail: Mapping[str, object], **who: str) -> None:
         self.log.note(Event(self._clock.now_s(), self._n_planned, kind, detail=detail, **who))
 
     def _assign(self, request_id: str, segment: str) -> None:
-        self._ledger.assign(request_id, segment, self._view.now_s)
+        self._books.ledger.assign(request_id, segment, self._view.now_s)
 
 
 def _described(policy: Policy) -> dict[str, object]:

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from reference_engine.forecast import Forecast
 from reference_engine.plan import Cause
 from reference_engine.sequence import Request
 
 _KEPT = 1024
+_N_TOLD = 4  # causes in a sentence
+
+
+class Blocker(NamedTuple):
+    """A request that others waited for."""
+
+    request_id: str
+    n_prompt: int
+    tenant: str
+
+    def __str__(self) -> str:
+        tenant = "" if self.tenant == "default" else f", tenant {self.tenant}"
+        return f"{self.request_id} ({_grouped(self.n_prompt)} prompt tokens{tenant})"
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is remembered of a request: its times (s), sizes (tokens) and the causes of its
-    waits."""
+    """What is remembered of a request: its times (s), sizes (tokens), promises, and the causes of
+    its waits.
+
+    `tokens_ahead` and `predicted_start_s` were said at its arrival; `start_error_s` is how much
+    later it started. `displaced_s` is what it cost others that came before it and were let in after
+    it (summed over them), `pushed_back_s` what others cost it.
+    """
 
     request_id: str
     tenant: str
@@ -22,31 +43,59 @@ class Account:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    max_tokens: int
+    priority: int
     n_preemptions: int
     arrived_s: float
     queue_s: float
     ttft_s: float | None
+    tpot_s: float | None
     e2e_s: float | None
+    ttft_slo_s: float | None
+    tpot_slo_s: float | None
+    deadline_s: float | None
+    tokens_ahead: int | None
+    predicted_start_s: float | None
+    start_error_s: float | None
+    n_displaced: int
+    displaced_s: float
+    pushed_back_s: float
     waits: tuple[tuple[Cause, float], ...]
+    blockers: tuple[Blocker, ...]
 
     def sentence(self) -> str:
-        """`waited 1.84 s: 1.61 s behind req-17, 0.23 s for token budget`, the longest wait
-        first."""
-        total_s = sum(seconds for _, seconds in self.waits)
-        parts = [
-            f"{seconds:.3g} s {cause.why}{' ' + cause.blocker if cause.blocker else ''}"
-            for cause, seconds in sorted(self.waits, key=lambda wait: -wait[1])
-            if seconds > 0
-        ]
-        return f"waited {total_s:.3g} s: {', '.join(parts)}" if parts else "did not wait"
+        """`waited 1.84 s: 1.61 s behind req-17 (16 384 prompt tokens, tenant B), 0.23 s token
+        budget`, the longest wait first."""
+        waits = sorted((w for w in self.waits if w[1] > 0), key=lambda wait: -wait[1])
+        if not waits:
+            return "did not wait"
+        parts = [f"{seconds:.3g} s {self._reason(cause)}" for cause, seconds in waits[:_N_TOLD]]
+        if len(waits) > _N_TOLD:
+            others_s = sum(seconds for _, seconds in waits[_N_TOLD:])
+            parts.append(f"{others_s:.3g} s {len(waits) - _N_TOLD} other causes")
+        total_s = sum(seconds for _, seconds in waits)
+        return f"waited {total_s:.3g} s: {', '.join(parts)}"
+
+    def _reason(self, cause: Cause) -> str:
+        known = {blocker.request_id: str(blocker) for blocker in self.blockers}
+        blocker = known.get(cause.blocker, cause.blocker)
+        return f"{cause.why} {blocker}" if blocker else str(cause.why)
 
 
-def account(request: Request, waits: dict[Cause, float], now_s: float) -> Account:
-    """The account of a request as it stands at `now_s`."""
-    arrived_s = request.arrived_s
-    queued_until_s = next(
-        (t for t in (request.scheduled_s, request.finished_s) if t is not None), now_s
-    )
+def account(
+    request: Request,
+    waits: Mapping[Cause, float],
+    now_s: float,
+    known: Mapping[str, Blocker],
+    pushed_back_s: float | None = None,
+) -> Account:
+    """The account of a request as it stands at `now_s`; `known` are the blockers there may be."""
+    arrived_s, forecast = request.arrived_s, request.forecast or Forecast(0, None, None)
+    predicted_s, scheduled_s = forecast.start_s, request.scheduled_s
+    queued_until_s = next((t for t in (scheduled_s, request.finished_s) if t is not None), now_s)
+    late_s = None
+    if predicted_s is not None and scheduled_s is not None:
+        late_s = scheduled_s - predicted_s
     return Account(
         request_id=request.id,
         tenant=request.tenant,
@@ -54,12 +103,25 @@ def account(request: Request, waits: dict[Cause, float], now_s: float) -> Accoun
         input_tokens=request.n_prompt,
         cached_tokens=request.n_cached,
         output_tokens=request.n_output,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
         n_preemptions=request.n_preemptions,
         arrived_s=arrived_s,
         queue_s=queued_until_s - arrived_s,
         ttft_s=None if request.first_token_s is None else request.first_token_s - arrived_s,
+        tpot_s=_tpot_s(request),
         e2e_s=None if request.finished_s is None else request.finished_s - arrived_s,
+        ttft_slo_s=request.ttft_slo_s,
+        tpot_slo_s=request.tpot_slo_s,
+        deadline_s=request.deadline_s,
+        tokens_ahead=None if request.forecast is None else forecast.tokens_ahead,
+        predicted_start_s=predicted_s,
+        start_error_s=late_s,
+        n_displaced=request.n_displaced,
+        displaced_s=request.displaced_s,
+        pushed_back_s=request.pushed_back_s if pushed_back_s is None else pushed_back_s,
         waits=tuple(waits.items()),
+        blockers=tuple(known[name] for name in {c.blocker: None for c in waits} if name in known),
     )
 
 
@@ -78,3 +140,28 @@ class Accounts:
 
     def get(self, request_id: str) -> Account | None:
         return self._by_id.get(request_id)
+
+
+class Blockers:
+    """Requests that were named as somebody's blocker lately; the oldest is forgotten first."""
+
+    def __init__(self, n_kept: int = 4 * _KEPT) -> None:
+        self._n_kept = n_kept
+        self.known: OrderedDict[str, Blocker] = OrderedDict()
+
+    def add(self, request: Request) -> None:
+        self.known[request.id] = Blocker(request.id, request.n_prompt, request.tenant)
+        while len(self.known) > self._n_kept:
+            self.known.popitem(last=False)
+
+
+def _tpot_s(request: Request) -> float | None:
+    """(last − first token) / (tokens − 1); None before there are two and an end."""
+    first_s, last_s = request.first_token_s, request.finished_s
+    if first_s is None or last_s is None or request.n_output < 2:
+        return None
+    return (last_s - first_s) / (request.n_output - 1)
+
+
+def _grouped(n: int) -> str:
+    return f"{n:,}".replace(",", " ")

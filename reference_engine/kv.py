@@ -20,6 +20,7 @@ from hashlib import blake2b
 from reference_engine.sequence import Request
 
 BLOCK_TOKENS = 16
+_HASH_BYTES = 16
 
 
 class KvPool:
@@ -99,16 +100,17 @@ class KvPool:
         if n_missing > len(self._free):
             return False
         request.n_room += n_missing * self.block_tokens
-        request.blocks += [self._take() for _ in range(n_missing)]
+        request.blocks += self._take(n_missing)
         return True
 
     def extend(self, requests: Collection[Request]) -> bool:
         """One more block for each; False, and nothing changed, when there are too few."""
         if len(requests) > len(self._free):
             return False
-        for request in requests:
-            request.blocks.append(self._take())
-            request.n_room += self.block_tokens
+        size = self.block_tokens
+        for request, block in zip(requests, self._take(len(requests)), strict=True):
+            request.blocks.append(block)
+            request.n_room += size
         return True
 
     def publish(self, request: Request) -> None:
@@ -131,12 +133,13 @@ class KvPool:
         tail is freed first, so that it is also evicted first: a prefix is worth more than what
         follows it."""
         self.publish(request)
+        references, free, hash_of = self._references, self._free, self._hash_of
         for block in reversed(request.blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
-                if block not in self._hash_of:
-                    self._free.move_to_end(block, last=False)
+            left = references[block] = references[block] - 1
+            if left == 0:
+                free[block] = None
+                if block not in hash_of:
+                    free.move_to_end(block, last=False)
         request.blocks = []
         request.n_computed = request.n_room = request.n_published = 0
 
@@ -163,14 +166,16 @@ class KvPool:
     def _available(self, request: Request, hits: Sequence[int]) -> int:
         return max(len(hits) * self.block_tokens, request.n_swapped)
 
-    def _take(self) -> int:
-        """The free block least worth keeping; what it held is forgotten."""
-        block, _none = self._free.popitem(last=False)
-        if block in self._hash_of:
-            del self._block_of[self._hash_of.pop(block)]
-            self._n_index_changes += 1
-        self._references[block] = 1
-        return block
+    def _take(self, n: int) -> list[int]:
+        """The free blocks least worth keeping; what they held is forgotten."""
+        references, hash_of, pop = self._references, self._hash_of, self._free.popitem
+        taken = [pop(last=False)[0] for _ in range(n)]
+        for block in taken:
+            references[block] = 1
+            if block in hash_of:
+                del self._block_of[hash_of.pop(block)]
+                self._n_index_changes += 1
+        return taken
 
     def _hits(self, request: Request) -> list[int]:
         """Cached blocks of the longest prefix; asked for several times per plan, so remembered
@@ -194,14 +199,14 @@ class KvPool:
         stay valid."""
         chain, size = request.chain, self.block_tokens
         if len(chain) < n:
-            before = chain[-1] if chain else _digest(request.tenant.encode())
+            before = chain[-1] if chain else _salt(request.tenant)
             data = array("I", request.tokens[len(chain) * size : n * size]).tobytes()
             step = len(data) // (n - len(chain))
             for at in range(0, len(data), step):
-                before = _digest(before + data[at : at + step])
+                before = blake2b(before + data[at : at + step], digest_size=_HASH_BYTES).digest()
                 chain.append(before)
         return chain
 
 
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()
+def _salt(tenant: str) -> bytes:
+    return blake2b(tenant.encode(), digest_size=_HASH_BYTES).digest()

@@ -19,6 +19,7 @@ from itertools import chain
 from reference_engine.plan import Cause, Why
 
 ARRIVED = Cause(Why.step_in_flight)
+Ticks = dict[Cause, int]
 _TICKS_PER_S = 1 << 40
 _KEPT = 1024
 
@@ -27,7 +28,7 @@ class Ledger:
     """Causes of waiting, per request. `enter` and `leave` bracket each stay in the queue."""
 
     def __init__(self) -> None:
-        self._waits: dict[str, Counter[Cause]] = {}  # ticks of the stays that are over
+        self._waits: dict[str, Ticks] = {}  # ticks of the stays that are over
         self._named: dict[str, tuple[Cause, int]] = {}  # cause of its own, since
         self._held: dict[str, tuple[Cause, int]] = {}  # as named, whatever plans say
         self._following: dict[str, tuple[str, int]] = {}  # follows a segment, since
@@ -39,7 +40,7 @@ class Ledger:
 
     def enter(self, request_id: str, now_s: float, cause: Cause = ARRIVED) -> None:
         """Begin to wait; `cause` holds until the next plan."""
-        self._waits.setdefault(request_id, Counter())
+        self._waits.setdefault(request_id, {})
         self._named[request_id] = (cause, _ticks(now_s))
 
     def assign(self, request_id: str, segment: str, now_s: float) -> None:
@@ -98,12 +99,12 @@ class Ledger:
     def pop(self, request_id: str) -> dict[Cause, float]:
         """Seconds per cause of a request that is over, which is then forgotten."""
         self._segments.pop(request_id, None)
-        return _seconds(self._waits.pop(request_id, Counter()))
+        return _seconds(self._waits.pop(request_id, {}))
 
     def waits(self, request_id: str, now_s: float) -> dict[Cause, float]:
         """Seconds per cause so far, an open interval included."""
-        waits = Counter(self._waits.get(request_id, Counter()))
-        waits.update(self._open(request_id, _ticks(now_s)))
+        waits = dict(self._waits.get(request_id, {}))
+        _add(waits, self._open(request_id, _ticks(now_s)))
         return _seconds(waits)
 
     def cause(self, request_id: str) -> Cause | None:
@@ -134,7 +135,7 @@ class Ledger:
         self._following[request_id] = (segment, now)
         self._n_followers[segment] += 1
 
-    def _open(self, request_id: str, now: int) -> dict[Cause, int]:
+    def _open(self, request_id: str, now: int) -> Ticks:
         for causes in (self._named, self._held):
             if request_id in causes:
                 cause, since = causes[request_id]
@@ -145,8 +146,7 @@ class Ledger:
         return {}
 
     def _close(self, request_id: str, now: int) -> None:
-        charged = self._open(request_id, now)
-        self._waits.setdefault(request_id, Counter()).update(charged)
+        _add(self._waits.setdefault(request_id, {}), self._open(request_id, now))
         self._named.pop(request_id, None)
         self._held.pop(request_id, None)
         if request_id in self._following:
@@ -190,9 +190,9 @@ class _Timeline:
         self._spans[cause] = (starts, before)
         self.n_turns += 1
 
-    def between(self, since: int, now: int) -> dict[Cause, int]:
+    def between(self, since: int, now: int) -> Ticks:
         """Ticks of each cause in [since, now]."""
-        charged: dict[Cause, int] = {}
+        charged: Ticks = {}
         for cause in reversed(self._spans):
             starts, before = self._spans[cause]
             total = before[-1] + (now - self.since if cause == self.cause else 0)
@@ -224,5 +224,10 @@ def _ticks(instant_s: float) -> int:
     return round(instant_s * _TICKS_PER_S)
 
 
-def _seconds(ticks: Counter[Cause]) -> dict[Cause, float]:
+def _add(waits: Ticks, more: Ticks) -> None:
+    for cause, ticks in more.items():
+        waits[cause] = waits.get(cause, 0) + ticks
+
+
+def _seconds(ticks: Ticks) -> dict[Cause, float]:
     return {cause: n / _TICKS_PER_S for cause, n in ticks.items() if n}

@@ -20,22 +20,22 @@ from reference_engine.sequence import Request
 
 
 class Why(StrEnum):
-    """Why a waiting request was not scheduled; the value completes "waited 0.2 s …"."""
+    """Why a waiting request was not scheduled; the value completes "waited: 0.2 s …"."""
 
-    step_in_flight = "for the running step to end"
-    no_token_budget = "for token budget"
-    no_seq_slot = "for a sequence slot"
-    no_kv_blocks = "for KV blocks"
+    step_in_flight = "step in flight"
+    no_token_budget = "token budget"
+    no_seq_slot = "sequence slots"
+    no_kv_blocks = "KV blocks"
     behind = "behind"
-    lower_priority = "with lower priority than"
-    tenant_budget = "for the tenant's budget"
-    bucket_not_ready = "for its bucket to fill"
-    window_open = "for the batching window to close"
-    static_group_running = "for the running batch, held up by"
-    smdp_wait = "because the policy table said wait"
-    preempted_by = "after preemption by"
-    admission_limit = "for the admission limit"
-    paused_by_operator = "while paused by the operator"
+    lower_priority = "lower priority than"
+    tenant_budget = "tenant's budget"
+    bucket_not_ready = "bucket not full"
+    window_open = "batching window open"
+    static_group_running = "running batch, whose slowest is"
+    smdp_wait = "policy table says wait"
+    preempted_by = "preempted by"
+    admission_limit = "admission limit"
+    paused_by_operator = "paused by the operator"
 
 
 @dataclass(frozen=True, slots=True)

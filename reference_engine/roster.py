@@ -26,6 +26,7 @@ class Roster:
         self.prefilling: dict[str, Request] = {}
         self.landing: dict[str, Request] = {}
         self.cramped: dict[str, Request] = {}  # decoding, and the next token needs a block
+        self.queued_tokens = 0  # Σ tokens of the waiting ones
         self.context_tokens = 0  # Σ n_computed of the decoding ones
 
     def find(self, request_id: str) -> Request | None:
@@ -40,9 +41,14 @@ class Roster:
         yield from self.waiting.values()
         yield from self.held.values()
 
+    def enter(self, request: Request) -> None:
+        """To the end of the queue."""
+        self.waiting[request.id] = request
+        self.queued_tokens += len(request.tokens)
+
     def start(self, request: Request) -> None:
         """From the queue into the batch."""
-        del self.waiting[request.id]
+        self._leave_queue(request)
         self.running[request.id] = request
         self.prefilling[request.id] = request
 
@@ -84,20 +90,19 @@ class Roster:
     def requeue(self, request: Request) -> None:
         """From the batch to the head of the queue."""
         self._stop(request)
-        self.waiting[request.id] = request
+        self.enter(request)
         self.waiting.move_to_end(request.id, last=False)
 
     def remove(self, request: Request) -> None:
         """Out, from wherever it is."""
         if request.id in self.running:
             self._stop(request)
-        else:
-            self.waiting.pop(request.id, None)
-            self.held.pop(request.id, None)
+        elif self.held.pop(request.id, None) is None:
+            self._leave_queue(request)
 
     def hold(self, request: Request) -> None:
         """A waiting request is kept from the policy."""
-        del self.waiting[request.id]
+        self._leave_queue(request)
         self.held[request.id] = request
 
     def release(self, requests: Iterable[Request]) -> None:
@@ -105,9 +110,13 @@ class Roster:
         others by arrival."""
         for request in requests:
             del self.held[request.id]
-            self.waiting[request.id] = request
+            self.enter(request)
         ordered = sorted(self.waiting.values(), key=lambda r: (r.scheduled_s is None, r.arrived_s))
         self.waiting = OrderedDict((request.id, request) for request in ordered)
+
+    def _leave_queue(self, request: Request) -> None:
+        del self.waiting[request.id]
+        self.queued_tokens -= len(request.tokens)
 
     def _stop(self, request: Request) -> None:
         del self.running[request.id]
@@ -131,4 +140,5 @@ class Roster:
             assert request.n_remaining == 1, f"{request.id} decodes with {request.n_remaining} left"
             is_cramped = request.n_computed == request.n_room
             assert (request.id in self.cramped) == is_cramped, f"{request.id}: room {is_cramped}"
+        assert self.queued_tokens == sum(r.n_tokens for r in self.waiting.values())
         assert self.context_tokens == sum(r.n_computed for r in self.decoding.values())

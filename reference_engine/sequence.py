@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from reference_engine.forecast import Forecast
+
 
 class State(Enum):
     """Where a request is; the value of a finished state is its OpenAI `finish_reason`."""
@@ -94,6 +96,11 @@ class Request:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+    arrival: int = 0  # number in the order of arrival
+    forecast: Forecast | None = None  # said at arrival
+    n_displaced: int = 0  # requests that came earlier and were let in later, counted per jump
+    displaced_s: float = 0.0  # what that cost them, summed
+    pushed_back_s: float = 0.0  # what others' jumps cost this one
     # `n_computed` of a decoding request at which something other than one more token happens: its
     # room is used up, or the answer is as long as it may get (`_n_last`).
     _n_milestone: int = 0

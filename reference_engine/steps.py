@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from reference_engine.sequence import Request
+
 Level = Literal["sizes", "full"]
 
 _KEPT = 4096
@@ -43,8 +45,9 @@ class StepRecord(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened before step number `step`: `arrival`, `finish`, `cancel`, `reject`
-    or an intervention. `actor` is who did it, `detail` its numbers."""
+    """Something that happened before step number `step`: `arrival`, `finish`, `cancel`, `reject`,
+    `jump` (let in before others that came earlier), `rejected_plan` or an intervention. `actor` is
+    who did it, `detail` its numbers."""
 
     t_s: float
     step: int
@@ -53,6 +56,30 @@ class Event(NamedTuple):
     request_id: str = ""
     tenant: str = ""
     actor: str = ""
+
+
+def told(kind: str, request: Request, level: Level) -> dict[str, object]:
+    """What an event says of its request: at its arrival and refusal what it asks, which is all a
+    policy may read (with the prompt's ids at level "full", so that prefix hits can be replayed);
+    later what became of it."""
+    if kind not in ("arrival", "reject"):
+        return {
+            "state": request.state.name,
+            "n_output": request.n_output,
+            "n_cached": request.n_cached,
+            "n_preemptions": request.n_preemptions,
+        }
+    asked: dict[str, object] = {
+        "n_prompt": request.n_prompt,
+        "max_tokens": request.max_tokens,
+        "min_tokens": request.min_tokens,
+        "priority": request.priority,
+        "arrived_s": request.arrived_s,
+        "ttft_slo_s": request.ttft_slo_s,
+        "tpot_slo_s": request.tpot_slo_s,
+        "deadline_s": request.deadline_s,
+    }
+    return asked | {"tokens": request.tokens[: request.n_prompt]} if level == "full" else asked
 
 
 def _ignore(entry: object) -> None:

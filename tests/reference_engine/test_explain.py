@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_engine.explain import Account, Blocker
+from reference_engine.plan import Cause, Why
 from reference_engine.sequence import State
 from tests.reference_engine.engine_kit import request, rig
 
@@ -17,7 +21,7 @@ def test_a_request_that_waits_for_a_slot_is_told_so():
     entry = engine.state.explain("second")
     assert entry is not None
     assert entry.queue_s == 2.0
-    assert entry.sentence() == "waited 2 s: 2 s for a sequence slot"
+    assert entry.sentence() == "waited 2 s: 2 s sequence slots"
 
 
 def test_a_request_behind_one_that_needs_kv_blocks_names_it():
@@ -32,8 +36,59 @@ def test_a_request_behind_one_that_needs_kv_blocks_names_it():
     wide, small = engine.state.explain("wide"), engine.state.explain("small")
     assert wide is not None
     assert small is not None
-    assert wide.sentence() == "waited 4 s: 4 s for KV blocks"
-    assert small.sentence() == "waited 4 s: 4 s behind wide"
+    assert wide.sentence() == "waited 4 s: 4 s KV blocks"
+    assert small.sentence() == "waited 4 s: 4 s behind wide (50 prompt tokens)"
+
+
+def test_the_sentence_names_blockers_with_their_size_and_tenant():
+    blockers = (Blocker("req-17", 16384, "B"), Blocker("req-18", 12, "default"))
+    waits = (
+        (Cause(Why.no_token_budget), 0.23),
+        (Cause(Why.behind, "req-17"), 1.61),
+        (Cause(Why.step_in_flight), 0.0),
+    )
+    entry = replace(_account(), waits=waits, blockers=blockers)
+    assert entry.sentence() == (
+        "waited 1.84 s: 1.61 s behind req-17 (16 384 prompt tokens, tenant B), 0.23 s token budget"
+    )
+    others = ((Cause(Why.preempted_by, "req-18"), 2.0), (Cause(Why.behind, "gone"), 1.0))
+    entry = replace(entry, waits=others)
+    assert entry.sentence() == (
+        "waited 3 s: 2 s preempted by req-18 (12 prompt tokens), 1 s behind gone"
+    )
+
+
+def test_many_causes_are_told_in_short():
+    waits = tuple((Cause(Why.behind, f"r{i}"), 1.0) for i in range(40))
+    entry = replace(_account(), waits=waits)
+    assert entry.sentence() == (
+        "waited 40 s: 1 s behind r0, 1 s behind r1, 1 s behind r2, 1 s behind r3, "
+        "36 s 36 other causes"
+    )
+
+
+def _account() -> Account:
+    engine = rig()
+    engine.admit(request("a", [1], 1))
+    engine.drain()
+    entry = engine.state.explain("a")
+    assert entry is not None
+    return entry
+
+
+def test_an_account_remembers_promises_and_times():
+    engine = rig(executor_args={"step_s": 0.5})
+    engine.admit(request("a", [1], 5, ttft_slo_s=0.2, tpot_slo_s=0.6, deadline_s=9.0, priority=2))
+    engine.step()
+    live = engine.state.explain("a")
+    engine.drain()
+    entry = engine.state.explain("a")
+    assert live is not None
+    assert entry is not None
+    assert (live.state, live.ttft_s, live.tpot_s, live.e2e_s) == ("running", 0.5, None, None)
+    assert (entry.ttft_s, entry.tpot_s, entry.e2e_s) == (0.5, 0.5, 2.5)
+    assert (entry.ttft_slo_s, entry.tpot_slo_s, entry.deadline_s) == (0.2, 0.6, 9.0)
+    assert (entry.priority, entry.max_tokens) == (2, 5)
 
 
 def test_an_unknown_request_has_no_account():

@@ -32,7 +32,7 @@ def view(
     """The running ones have computed all but 1 token if their prompt has 3, else 1 token."""
     kv, roster = KvPool(64), Roster()
     for req in [*running, *waiting]:
-        roster.waiting[req.id] = req
+        roster.enter(req)
     for req in running:
         assert kv.admit(req, req.n_prompt)
         roster.start(req)

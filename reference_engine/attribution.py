@@ -1,0 +1,263 @@
+"""Whose fault a missed promise is, asked in this order:
+
+1. the request's own: even alone on the engine it would have missed (cost model);
+2. the capacity's: more tokens were offered around then than the engine can do at all;
+3. the policy's: the same requests replayed under another policy keep this promise;
+4. interference: none of these; the top blocker by charged seconds is named.
+
+Pure: the replay is handed in, whoever does it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+from typing import NamedTuple
+
+from reference_engine.cost_model import CostModel, StepShape
+from reference_engine.explain import Account
+from reference_engine.steps import StepRecord
+
+_WINDOW_S = 30.0
+
+
+class Blame(StrEnum):
+    request = "request"
+    capacity = "capacity"
+    policy = "policy"
+    interference = "interference"
+
+
+class Timing(NamedTuple):
+    """What a request was served with, from its arrival (s); None where it never came."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+
+
+Replay = Callable[[str], Mapping[str, Timing]]  # mode → what each request would have been served
+
+
+class Promise(NamedTuple):
+    """`ttft`, `tpot` or `e2e` (of a deadline) within `seconds`."""
+
+    metric: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """What an engine can do: the cost of a step, and its limits in sequences, in tokens per step
+    and in tokens of KV."""
+
+    cost: CostModel
+    max_num_seqs: int
+    step_tokens: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """One missed promise: `was_s` is None for what never came, `because` the evidence in words,
+    `culprit` the mode that keeps it (policy) or the top blocker (interference)."""
+
+    request_id: str
+    tenant: str
+    promise: Promise
+    was_s: float | None
+    blame: Blame
+    because: str
+    culprit: str = ""
+
+    def sentence(self) -> str:
+        was = "never came" if self.was_s is None else f"{self.was_s:.3g} s"
+        name = self.promise.metric.upper()
+        return f"{name} {was}, {self.promise.seconds:.3g} s promised: {self.because}"
+
+
+class Attributor:
+    """Attributes the misses of one run. `accounts` are all its requests; `replay` is asked once for
+    each of `modes`, in order, and only if a miss gets that far; `steps` (level "full") tell who
+    slowed a decode down."""
+
+    def __init__(
+        self,
+        accounts: Iterable[Account],
+        plant: Plant,
+        replay: Replay | None = None,
+        modes: Sequence[str] = (),
+        steps: Sequence[StepRecord] = (),
+        window_s: float = _WINDOW_S,
+    ) -> None:
+        self._accounts = sorted(accounts, key=lambda entry: entry.arrived_s)
+        self._plant, self._steps, self._window_s = plant, steps, window_s
+        self._replay, self._modes = replay, tuple(modes) if replay is not None else ()
+        self._replayed: dict[str, Mapping[str, Timing]] = {}
+
+    def misses(self) -> list[Attribution]:
+        """Every missed promise of the run, in order of arrival."""
+        return [found for entry in self._accounts for found in self.attribute(entry)]
+
+    def attribute(self, entry: Account) -> list[Attribution]:
+        """The missed promises of one request; empty when it kept all."""
+        return [self._judge(entry, promise) for promise in missed(entry)]
+
+    def _judge(self, entry: Account, promise: Promise) -> Attribution:
+        blame, because, culprit = (
+            self._own_fault(entry, promise)
+            or self._overload(entry)
+            or self._other_policy(entry, promise)
+            or self._interference(entry, promise)
+        )
+        return Attribution(
+            entry.request_id,
+            entry.tenant,
+            promise,
+            _of(timing(entry), promise),
+            blame,
+            because,
+            culprit,
+        )
+
+    def _own_fault(self, entry: Account, promise: Promise) -> tuple[Blame, str, str] | None:
+        own_s = _of(alone(entry, self._plant), promise)
+        if own_s is None or own_s <= promise.seconds:
+            return None
+        return Blame.request, f"even alone it takes {own_s:.3g} s", ""
+
+    def _overload(self, entry: Account) -> tuple[Blame, str, str] | None:
+        begin_s, end_s = entry.arrived_s - self._window_s, entry.arrived_s + entry.queue_s
+        near = [e for e in self._accounts if begin_s <= e.arrived_s <= end_s]
+        n_tokens = sum(_asked_tokens(e) for e in near)
+        begin_s = max(begin_s, near[0].arrived_s) if near else begin_s
+        offered = n_tokens / max(end_s - begin_s, self._window_s)
+        most = capacity_tokens_per_s(near, self._plant)
+        if most is None or offered <= most:
+            return None
+        return (
+            Blame.capacity,
+            f"{offered:.3g} tokens/s were offered, the engine does {most:.3g} at most",
+            "",
+        )
+
+    def _other_policy(self, entry: Account, promise: Promise) -> tuple[Blame, str, str] | None:
+        for mode in self._modes:
+            if mode not in self._replayed:
+                assert self._replay is not None, "modes are only kept with a replay"
+                self._replayed[mode] = self._replay(mode)
+            would = self._replayed[mode].get(entry.request_id)
+            would_s = None if would is None else _of(would, promise)
+            if would_s is not None and would_s <= promise.seconds:
+                return Blame.policy, f"under {mode} it would have been {would_s:.3g} s", mode
+        return None
+
+    def _interference(self, entry: Account, promise: Promise) -> tuple[Blame, str, str]:
+        blockers = defaultdict[str, float](float)
+        for cause, seconds in entry.waits:
+            if cause.blocker:
+                blockers[cause.blocker] += seconds
+        if promise.metric != "ttft":
+            for name, seconds in slowed_by(entry, self._steps).items():
+                blockers[name] += seconds
+        culprit = max(blockers, key=lambda name: blockers[name], default="")
+        if culprit:
+            return Blame.interference, f"{blockers[culprit]:.3g} s because of {culprit}", culprit
+        return Blame.interference, f"it {entry.sentence()}", ""
+
+
+def missed(entry: Account) -> list[Promise]:
+    """The promises that a request which is over was not served with. One that was given up before
+    a promise was due missed nothing."""
+    deadline_s = None if entry.deadline_s is None else entry.deadline_s - entry.arrived_s
+    asked = (("ttft", entry.ttft_slo_s), ("tpot", entry.tpot_slo_s), ("e2e", deadline_s))
+    promises = [Promise(metric, seconds) for metric, seconds in asked if seconds is not None]
+    return [promise for promise in promises if not _is_kept(entry, promise)]
+
+
+def timing(entry: Account) -> Timing:
+    """What a request was served with."""
+    is_whole = entry.state in ("finished_stop", "finished_length")
+    return Timing(entry.ttft_s, entry.tpot_s, entry.e2e_s if is_whole else None)
+
+
+def alone(entry: Account, plant: Plant) -> Timing:
+    """What an idle engine would have served the request with: its prompt in steps of its own, each
+    as long as the limit lets it be, then one token a step. Without an output of two tokens there
+    is no TPOT."""
+    ttft_s, done = 0.0, entry.cached_tokens
+    while done < entry.input_tokens:
+        n = min(plant.step_tokens, entry.input_tokens - done)
+        ttft_s += plant.cost.estimate(StepShape(1, n, n * (done + n / 2)))
+        done += n
+    n_more = max(entry.output_tokens - 1, 0)
+    context = entry.input_tokens + n_more // 2
+    tpot_s = plant.cost.estimate(StepShape(n_seqs=1, n_decode=1, context_tokens=context))
+    return Timing(ttft_s, tpot_s if n_more else None, ttft_s + n_more * tpot_s)
+
+
+def capacity_tokens_per_s(entries: Sequence[Account], plant: Plant) -> float | None:
+    """Tokens (prompt, not cached, and output) per second of the fullest batch that holds requests
+    of this mean size: as many decode as slots and KV admit, and each step reads as much prompt as
+    keeps them coming. None where the cost model says that steps take no time.
+    """
+    n_prompt = _mean(entry.input_tokens - entry.cached_tokens for entry in entries)
+    n_output = max(_mean(entry.output_tokens for entry in entries), 1.0)
+    context = _mean(entry.input_tokens for entry in entries) + n_output / 2
+    n_rows = min(
+        float(plant.max_num_seqs),
+        max(plant.kv_tokens / context, 1.0),
+        plant.step_tokens / (1 + n_prompt / n_output),
+    )
+    n_read = n_rows * n_prompt / n_output  # prompt tokens per step
+    shape = StepShape(
+        n_seqs=ceil(n_rows) + (n_read > 0),
+        prefill_tokens=round(n_read),
+        prefill_attention=n_read * n_prompt / 2,
+        n_decode=ceil(n_rows),
+        context_tokens=round(n_rows * context),
+    )
+    step_s = plant.cost.estimate(shape)
+    return (n_rows + n_read) / step_s if step_s > 0 else None
+
+
+def slowed_by(entry: Account, steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Seconds of the steps a request decoded in that went into others' prompts, by request: each
+    step's time is split by tokens. Needs steps of level "full"."""
+    if entry.ttft_s is None or entry.e2e_s is None:
+        return {}
+    begin_s, end_s = entry.arrived_s + entry.ttft_s, entry.arrived_s + entry.e2e_s
+    charged: defaultdict[str, float] = defaultdict(float)
+    for record in steps:
+        if not begin_s <= record.t_s < end_s:
+            continue
+        n_tokens = sum(n for _, n in record.items)
+        for name, n in record.items:
+            if n > 1 and name != entry.request_id:
+                charged[name] += record.duration_s * n / n_tokens
+    return dict(charged)
+
+
+def _is_kept(entry: Account, promise: Promise) -> bool:
+    was_s = _of(timing(entry), promise)
+    if was_s is not None:
+        return was_s <= promise.seconds
+    if promise.metric == "tpot":
+        return True  # fewer than two tokens: there is no time between them
+    return entry.e2e_s is None or entry.e2e_s <= promise.seconds
+
+
+def _of(times: Timing, promise: Promise) -> float | None:
+    return {"ttft": times.ttft_s, "tpot": times.tpot_s, "e2e": times.e2e_s}[promise.metric]
+
+
+def _asked_tokens(entry: Account) -> int:
+    return entry.input_tokens - entry.cached_tokens + entry.output_tokens
+
+
+def _mean(values: Iterable[float]) -> float:
+    kept = list(values)
+    return sum(kept) / len(kept) if kept else 0.0
