@@ -54,7 +54,7 @@ def test_the_servers_account_is_in_the_run_its_summary_and_its_page(cli, tmp_pat
     assert "ok   server_metrics" in result.stderr
     run = read_run(tmp_path / "run")
     waiting = run.server[run.server.series == "waiting"]
-    assert waiting.t_s.iloc[0] < 0.5, "read before the first request"
+    assert waiting.t_s.iloc[0] < 2.0, "read at the start"
     assert waiting.value.is_monotonic_increasing
     assert run.manifest["scrapes"]["n_failed"] == 1
     assert len(waiting) == run.manifest["scrapes"]["n"] - 1 >= 4
