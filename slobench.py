@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from loadgen.drive.store import read_run as read_run
     from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
+    from loadgen.measure.compare import compare as compare
+    from loadgen.measure.compare import measure_noise as measure_noise
     from loadgen.run import run as run
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
-    from reference_engine import policy_check as testing
 
 _HOMES = {
     "load_scenario": "loadgen.workload.scenario",
@@ -28,9 +29,20 @@ _HOMES = {
     "simulate": "loadgen.lab.simulate",
     "read_run": "loadgen.drive.store",
     "summarize": "loadgen.measure.aggregate",
+    "compare": "loadgen.measure.compare",
+    "measure_noise": "loadgen.measure.compare",
 }
 _MODULES = {"testing": "reference_engine.policy_check"}
-__all__ = ["load_scenario", "make_schedule", "read_run", "run", "simulate", "summarize", "testing"]
+__all__ = [
+    "compare",
+    "load_scenario",
+    "make_schedule",
+    "measure_noise",
+    "read_run",
+    "run",
+    "simulate",
+    "summarize",
+]
 
 
 def __getattr__(name: str) -> Any:

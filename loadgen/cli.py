@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_MEASURE, _LAB, _EXTEND = "Measure", "Engine lab", "Extend"
+_MEASURE, _DECIDE, _LAB, _EXTEND = "Measure", "Decide", "Engine lab", "Extend"
 
 Scenario = Annotated[
     str | None,
@@ -248,6 +248,59 @@ def report(
 ) -> None:
     """Compute the numbers of recorded runs again and write their report.html anew."""
     command.report(runs, slo, confidence, json)
+
+
+@app.command(
+    rich_help_panel=_DECIDE,
+    epilog="Example: slobench compare runs/before runs/after --html comparison.html",
+)
+def compare(
+    sides: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B",
+            help="Two sides: each a run, runs separated by commas, or a folder of runs.",
+        ),
+    ],
+    aa: Annotated[
+        bool, typer.Option("--aa", help="All runs are equal: measure what they differ by.")
+    ] = False,
+    fail_on: Annotated[
+        str,
+        typer.Option(help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`."),
+    ] = "worse",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="A measure that decides, e.g. 'p99(ttft)'; repeatable."),
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(help="What difference is none: 5% or 'p99(ttft)=10%'; repeatable."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of intervals and verdicts.")] = 0.95,
+    effect: Annotated[
+        str | None, typer.Option(help="Plan the runs needed for a change this large, e.g. 5%.")
+    ] = None,
+    noise: Annotated[
+        Path | None, typer.Option(help="What `compare --aa RUNS --json` wrote before.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that may differ although it must agree, e.g. gpu; repeatable."),
+    ] = None,
+    within_run: Annotated[
+        bool, typer.Option("--within-run", help="Take two single runs as all there is.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the distributions.")] = None,
+    json: Json = False,
+) -> None:
+    """Say whether B is better, worse or the same as A, and how sure that is."""
+    raise typer.Exit(
+        command.compare(
+            sides, aa, fail_on, metric or [], margin or [], confidence, effect, noise,
+            vary or [], within_run, html, json,
+        )
+    )  # fmt: skip
 
 
 @app.command(

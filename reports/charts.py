@@ -23,7 +23,7 @@ TAIL_TICKS = (math.log10(2), 1.0, 2.0, 3.0, 4.0, 5.0)
 WIDE_RANGE = 30.0  # largest over median above which latencies get a logarithmic axis
 FAR = 3.0  # an SLO this many times above the largest value is named, not drawn
 _TEXT = {"type": "text", "align": "left", "dx": 4, "dy": -7, "fontWeight": 600}
-_TAIL_LABEL = (
+TAIL_LABEL = (
     "datum.value < 0.5 ? '50 %' : datum.value < 1.5 ? '90 %' :"
     " datum.value < 2.5 ? '99 %' : datum.value < 3.5 ? '99.9 %' : datum.value < 4.5 ? '99.99 %'"
     " : '99.999 %'"
@@ -43,7 +43,7 @@ def figures(frames: Frames) -> dict[str, Spec]:
 def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -> Spec:
     """A latency at every percentile on a tail axis, with its band and its SLO."""
     largest_s = max(r["value"] for r in records)
-    (unit, per_s), reach_s = _time_unit(largest_s), FAR * largest_s
+    (unit, per_s), reach_s = time_unit(largest_s), FAR * largest_s
     rows = [_scaled(r, per_s, "value", "low", "high") for r in records]
     has_failures = any(r["series"] == WITH_FAILURES for r in records)
     last = max(r["tail"] for r in records)
@@ -54,7 +54,7 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
         "scale": {"domain": [0, max(last, 1.0)], "nice": False},
         "axis": {
             "values": [tick for tick in TAIL_TICKS if tick <= last + 1e-9],
-            "labelExpr": _TAIL_LABEL,
+            "labelExpr": TAIL_LABEL,
             "labelOverlap": False,
         },
     }
@@ -93,7 +93,7 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
         *_limit_layers([s for s in limits if s["limit"] <= reach_s], per_s, x, y),
         *_far_limit_layers([s for s in limits if s["limit"] > reach_s]),
     ]
-    return _standalone(
+    return standalone(
         {"height": 230, "width": "container", "data": {"values": rows}, "layer": layers},
         f"{METRICS[metric].title} at every percentile, in {unit}",
     )
@@ -166,7 +166,7 @@ def timeline(frames: Frames) -> Spec:
         "spacing": 14,
         "vconcat": panels,
     }
-    return _standalone(spec, "Load, latency and throughput over the run, aligned in time")
+    return standalone(spec, "Load, latency and throughput over the run, aligned in time")
 
 
 def _closed(bins: Sequence[Record]) -> list[Record]:
@@ -333,7 +333,7 @@ def _step(field: str, title: str, color: str) -> list[Spec]:
 
 def _ttft_panel(frames: Frames) -> Spec:
     values = [p["ttft_s"] for p in frames.points]
-    unit, per_s = _time_unit(max(values, default=0.0))
+    unit, per_s = time_unit(max(values, default=0.0))
     rows = [_scaled(p, per_s, "ttft_s") for p in frames.points]
     statuses = ["ok", *sorted({p["status"] for p in frames.points} - {"ok"})]
     is_ok = {"condition": {"test": "datum.status === 'ok'", "value": BLUE}, "value": RED}
@@ -396,7 +396,7 @@ def _latency_axis(values: Sequence[float], unit: str) -> Spec:
     }
 
 
-def _time_unit(largest_s: float) -> tuple[str, float]:
+def time_unit(largest_s: float) -> tuple[str, float]:
     """The unit a figure shows and how many of it make a second."""
     return ("s", 1.0) if largest_s >= 10 else ("ms", 1e3)
 
@@ -406,7 +406,7 @@ def _scaled(record: Mapping[str, Any], per_s: float, *fields: str) -> Record:
     return {**record, **scaled}
 
 
-def _standalone(spec: Spec, description: str) -> Spec:
+def standalone(spec: Spec, description: str) -> Spec:
     return {
         "$schema": SCHEMA,
         "description": description,

@@ -62,6 +62,7 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.kinds": [*WORDS, "loadgen.workload"],
     "loadgen.schema": [*WORDS, "loadgen.kinds", "loadgen.workload"],
     "loadgen.translate": [*WORDS, "loadgen.translate", "loadgen.workload"],
+    "loadgen.comparison": [*WORDS, "loadgen.drive.store", "loadgen.measure"],
     "loadgen.starter": [*WORDS, "loadgen.workload"],
     "loadgen.command": [
         "loadgen",
@@ -121,6 +122,9 @@ PURE = [
     "reference_engine.pace",
     "reports.frames",
     "reports.charts",
+    "reports.compare_frames",
+    "reports.compare_charts",
+    "reports.compare_view",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
 TORCH_IN = (

@@ -145,3 +145,54 @@ def test_simulate_is_a_run_against_sim(run, tmp_path):
     assert code == 0
     assert json.loads(again)["metrics"] == json.loads(out)["metrics"]
     assert run("simulate", *words, "--force", "--mode", "chunkd")[0] == 2
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Two sides of three simulated runs each, the second with a mode that makes everybody wait."""
+    base = tmp_path_factory.mktemp("runs")
+    for mode in ("chunked", "static"):
+        for seed in range(3):
+            words = ["--mode", mode, "--seed", str(seed), "--out", str(base / mode / str(seed))]
+            shown = CliRunner().invoke(app, ["simulate", "quickstart", *words])
+            assert shown.exit_code in (0, 1), shown.output
+    return base
+
+
+def test_compare_tells_which_side_is_worse_and_exits_1(run, simulated, tmp_path):
+    before, after = simulated / "chunked", simulated / "static"
+    code, out, _ = run("compare", before, after, "--html", tmp_path / "c.html")
+    assert code == 1
+    assert out.startswith("WORSE: B is worse than A.")
+    assert "changed target.policy.kind: chunked → static" in out
+    assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
+    assert run("compare", after, before)[0] == 0
+    code, out, _ = run("compare", f"{before / '0'},{before / '1'}", before / "2", "--json")
+    assert json.loads(out)["pairing"] == "none"
+
+
+def test_compare_measures_the_noise_of_equal_runs_and_uses_it(run, simulated, tmp_path):
+    before = simulated / "chunked"
+    assert "equal runs differ" in run("compare", "--aa", before)[1]
+    code, out, _ = run("compare", "--aa", before, "--json")
+    floor = tmp_path / "floor.json"
+    floor.write_text(out)
+    words = ["compare", before / "0", simulated / "static" / "0", "--noise", floor, "--json"]
+    assert code == 0
+    assert "noise known" in json.loads(run(*words)[1])["measures"][0]["how"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fail-on", "wors"], "--fail-on: unknown verdict 'wors'; did you mean 'worse'?"),
+        (["--margin", "five"], "--margin five:"),
+        (["--metric", "ttft"], "write 'p50(ttft)'"),
+        (["--noise", "nowhere.json"], "--noise nowhere.json: cannot be read"),
+        (["third"], "which two sides?"),
+    ],
+)
+def test_compare_says_what_is_wrong(run, words, message):
+    code, out, err = run("compare", "a", "b", *words)
+    assert (code, out) == (2, "")
+    assert message in err

@@ -56,6 +56,18 @@ def stretches(n: int, n_blocks: int) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]
 
 
+def draws_of(
+    values: Values,
+    statistic: Statistic,
+    rng: np.random.Generator,
+    n_blocks: int,
+    n_draws: int = N_DRAWS,
+) -> Values:
+    """`statistic` of bootstrap draws of whole stretches of time. Shape [n_draws]."""
+    blocks = stretches(len(values), n_blocks)
+    return np.array([statistic(values[_drawn(blocks, rng)]) for _ in range(n_draws)])
+
+
 def paired_draws(
     a: Values,
     b: Values,
@@ -70,12 +82,14 @@ def paired_draws(
     blocks = stretches(len(a), n_blocks)
     draws = np.empty(n_draws)
     for k in range(n_draws):
-        rows = np.concatenate(
-            [np.arange(blocks[i].start, blocks[i].stop)
-             for i in rng.integers(0, len(blocks), len(blocks))]
-        )  # fmt: skip
+        rows = _drawn(blocks, rng)
         draws[k] = statistic(b[rows]) - statistic(a[rows])
     return draws
+
+
+def _drawn(blocks: Sequence[slice], rng: np.random.Generator) -> NDArray[np.intp]:
+    chosen = rng.integers(0, len(blocks), len(blocks))
+    return np.concatenate([np.arange(blocks[k].start, blocks[k].stop) for k in chosen])
 
 
 def sign_flip_p(

@@ -87,6 +87,22 @@ def parse_slo(text: str) -> Slo:
     )
 
 
+def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:
+    """The number of a run that the left side of an SLO names: metric, aggregate, quantile.
+
+    Raises ValueError as `parse_slo` does, and for a metric of each request without an aggregate.
+    """
+    aggregate, quantile, word = _left_side(text.strip(), text)
+    metric = _metric(word, text)
+    if metric.scope != "run" and aggregate is None:
+        raise ValueError(
+            f"{text!r}: '{word}' has a value per request; write 'p50({word})', 'p99({word})' or "
+            f"'mean({word})'"
+        )
+    _check_scope(metric, aggregate, text)
+    return metric, aggregate, quantile
+
+
 def ungrounded(slos: Iterable[Slo], elsewhere: Iterable[Slo] = ()) -> str | None:
     """What is wrong with promises that count requests which kept promises nobody made; None where
     nothing is. Those made `elsewhere` (to classes) are something to keep, too."""

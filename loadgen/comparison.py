@@ -1,0 +1,76 @@
+"""Sets of runs from directories, compared or measured against each other, and the page about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadgen.drive.store import read_run
+from loadgen.errors import UsageError
+from loadgen.measure.contrast import Noise
+from loadgen.measure.judgement import POWER
+from loadgen.measure.measures import Measured, measure
+from loadgen.units import parse_share
+
+
+def read_side(text: str) -> list[Measured]:
+    """The runs a word of the command line names: directories separated by commas, each a run or a
+    folder of runs. Raises UsageError where there is none."""
+    found = [run for word in text.split(",") if word for run in _runs_in(Path(word))]
+    if not found:
+        raise UsageError(f"{text!r} names no run")
+    paths = [path.resolve() for path in found]
+    if len(set(paths)) < len(paths):
+        raise UsageError(f"{text!r} names a run twice")
+    return [Measured(read_run(path), str(path)) for path in found]
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if (path / "manifest.json").is_file():
+        return [path]
+    inside = sorted(p.parent for p in path.glob("*/manifest.json") if not p.parent.is_symlink())
+    if not inside:
+        raise UsageError(f"{path}: neither a run directory nor a folder of runs (no manifest.json)")
+    return inside
+
+
+def read_margins(texts: Sequence[str]) -> dict[str, float]:
+    """`5%` for every measure, `p99(ttft)=10%` for one."""
+    margins: dict[str, float] = {}
+    for text in texts:
+        name, equals, share = text.rpartition("=")
+        key = measure(name).text if equals else ""
+        try:
+            margins[key] = parse_share(share)
+        except ValueError as error:
+            raise UsageError(f"--margin {text}: {error}") from None
+        if not 0 < margins[key] < 1:
+            raise UsageError(f"--margin {text}: expected a share between 0 % and 100 %")
+    return margins
+
+
+def noise_json(runs: Sequence[Measured], noise: Mapping[str, Noise]) -> dict[str, Any]:
+    """A noise floor as `--noise` reads it."""
+    return {
+        "schema": 1,
+        "kind": "noise",
+        "runs": [run.name for run in runs],
+        "measures": {text: {"sd": found.sd, "df": found.df} for text, found in noise.items()},
+        "power": POWER,
+    }
+
+
+def read_noise(path: Path) -> dict[str, Noise]:
+    """The noise floor that `slobench compare --aa … --json` wrote. Raises UsageError."""
+    try:
+        content = json.loads(path.read_text())
+        measures = content["measures"]
+        return {measure(t).text: Noise(float(n["sd"]), float(n["df"])) for t, n in measures.items()}
+    except OSError as error:
+        raise UsageError(f"--noise {path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"--noise {path}: not the output of `slobench compare --aa RUNS --json` ({error!r})"
+        ) from None

@@ -1,0 +1,265 @@
+"""One measure on two sides: what changed, how sure that is, and the verdict that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from loadgen.measure.contrast import Contrast, Noise, contrast, holm, runs_needed, smallest_effect
+from loadgen.measure.measures import Measure, measure
+from loadgen.measure.stats import Values
+
+Verdict = Literal["better", "same", "worse", "inconclusive"]
+Overall = Literal["better", "same", "worse", "inconclusive", "invalid"]
+Judged = tuple[Contrast, "Compared"]
+POWER = 0.92
+"""What runs are planned for; a little over the 9 of 10 that are promised, as noise is estimated."""
+FAIL_ON: Mapping[str, tuple[Overall, ...]] = {
+    "worse": (),
+    "inconclusive": ("inconclusive", "invalid"),
+    "invalid": ("invalid",),
+}
+"""What else than worse makes a comparison fail, by what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One measure on both sides.
+
+    `change` is B / A − 1 (for shares, B − A) with an interval whose ends are each good at the
+    comparison's confidence; `margin` is what counts as the same. `p` is one-sided, of no difference
+    in the direction seen, `p_adjusted` after Holm over the gated measures, `p_same` of the
+    equivalence test. `noise` is what equal runs differ by (standard deviation of the logarithm, so
+    about relative; of shares: in points), `effect_size` the difference over it. `runs_needed` runs
+    a side find a change as large as `effect` in 9 of 10 cases; `smallest_found` is what these sides
+    find as often.
+    """
+
+    measure: str
+    unit: Literal["s", "per_s", "share"]
+    is_gated: bool
+    verdict: Verdict
+    a: float
+    b: float
+    change: float
+    low: float | None
+    high: float | None
+    margin: float
+    p: float
+    p_adjusted: float
+    p_same: float
+    noise: float
+    df: float
+    effect_size: float
+    n_runs: tuple[int, int]
+    n_due: tuple[int, int]
+    effect: float
+    runs_needed: int | None
+    smallest_found: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compare. `margins` by measure text, "" for all; as shares (0.05 is 5 % or points).
+    `noise` by measure text, from `measure_noise`; `vary` names keys that may differ."""
+
+    metrics: Sequence[str] = ()
+    margins: Mapping[str, float] = field(default_factory=dict)
+    confidence: float = 0.95
+    effect: float | None = None
+    noise: Mapping[str, Noise] = field(default_factory=dict)
+    vary: Sequence[str] = ()
+    within_run: bool = False
+
+
+def overall(found: Sequence[Compared]) -> Overall:
+    """The verdict over the gated measures; invalid without any."""
+    verdicts = {one.verdict for one in found if one.is_gated}
+    order: tuple[Verdict, ...] = ("worse", "inconclusive", "better", "same")
+    return next((word for word in order if word in verdicts), "invalid")
+
+
+def exit_code(verdict: Overall, fail_on: str) -> int:
+    """1 for worse; 3 for what else `fail_on` asks to fail on: `inconclusive` includes invalid,
+    `invalid` does not include inconclusive."""
+    if verdict == "worse":
+        return 1
+    return 3 if verdict in FAIL_ON[fail_on] else 0
+
+
+def judge(
+    asked: Measure,
+    values: tuple[Values, Values],
+    blocks: tuple[Sequence[str], Sequence[str]] | None,
+    options: Options,
+    n_due: tuple[int, int] = (0, 0),
+) -> tuple[Contrast, Compared]:
+    """One measure from one number per run, before Holm and without a verdict."""
+    both = scaled(asked, values[0]), scaled(asked, values[1])
+    known = options.noise.get(asked.text)
+    found = contrast(*both, blocks, known)
+    if asked.is_share:
+        found = with_binomial_noise(found, values, n_due)
+    how = "Student's t over runs" + (", within equal schedules" if blocks else "")
+    how += ", with the noise known before" if known else ""
+    return found, row_of(asked, found, values, n_due, options, how)
+
+
+def settle(
+    rows: Sequence[tuple[Contrast, Compared]], confidence: float, plans: bool = True
+) -> list[Compared]:
+    """Holm over the gated rows, then a verdict for every row; rows not gated stand alone. Without
+    `plans` the runs needed are left out, which take most of the time."""
+    alpha = 1 - confidence
+    gated = [row for _, row in rows if row.is_gated]
+    adjusted = {**_adjusted(gated, worse=True), **_adjusted(gated, worse=False)}
+    n_tests = max(1, sum(row.change != 0 for row in gated))
+    settled = []
+    for found, row in rows:
+        p_adjusted = adjusted.get(row.measure, row.p)
+        verdict = _verdict(measure(row.measure), row, p_adjusted, alpha)
+        row = dataclasses.replace(row, p_adjusted=p_adjusted, verdict=verdict)
+        level = 2 * alpha / n_tests if row.is_gated else 2 * alpha  # of a two-sided test
+        settled.append(_planned(found, row, level) if plans else row)
+    return settled
+
+
+def margin_of(asked: Measure, margins: Mapping[str, float]) -> float:
+    """What difference is none: as asked, or one point of a share, 10 % of a P90 and beyond, 5 % of
+    any other TTFT, 3 % of the rest."""
+    if asked.text in margins or "" in margins:
+        return margins.get(asked.text, margins.get("", 0.0))
+    if asked.is_share:
+        return 0.01
+    if asked.quantile is not None and asked.quantile >= 0.9:
+        return 0.1
+    return 0.05 if asked.metric.name.startswith("ttf") else 0.03
+
+
+def row_of(
+    asked: Measure,
+    found: Contrast,
+    values: tuple[Values, Values],
+    n_due: tuple[int, int],
+    options: Options,
+    how: str,
+) -> Compared:
+    ends = found.interval(2 * options.confidence - 1)
+    margin = margin_of(asked, options.margins)
+    low, high = _on_scale(asked, -margin), _on_scale(asked, margin)
+    return Compared(
+        measure=asked.text,
+        unit=asked.metric.unit,
+        is_gated=False,
+        verdict="inconclusive",
+        a=_typical(asked, values[0]),
+        b=_typical(asked, values[1]),
+        change=_off_scale(asked, found.difference),
+        low=None if ends.low is None else _off_scale(asked, ends.low),
+        high=None if ends.high is None else _off_scale(asked, ends.high),
+        margin=margin,
+        p=found.p_value() / 2,
+        p_adjusted=math.nan,
+        p_same=found.equivalence_p(low, high),
+        noise=found.noise,
+        df=found.df,
+        effect_size=found.difference / found.noise if found.noise > 0 else math.nan,
+        n_runs=(len(values[0]), len(values[1])),
+        n_due=n_due,
+        effect=margin if options.effect is None else options.effect,
+        runs_needed=None,
+        smallest_found=math.inf,
+        how=how,
+    )
+
+
+def _adjusted(gated: Sequence[Compared], worse: bool) -> dict[str, float]:
+    """Holm's p-values of one direction, getting worse or getting better, for the measures that went
+    that way. A measure that did not move at all takes no part."""
+
+    def is_worse(row: Compared) -> bool:
+        return (row.change > 0) is (measure(row.measure).metric.direction == "lower")
+
+    p_values = {
+        row.measure: 1.0 if row.change == 0 else row.p if is_worse(row) is worse else 1 - row.p
+        for row in gated
+    }
+    found = holm(p_values)
+    return {row.measure: found[row.measure] for row in gated if is_worse(row) is worse}
+
+
+def _planned(found: Contrast, row: Compared, level: float) -> Compared:
+    """With the runs needed at a significance of `level`, and what these sides would find."""
+    if not found.is_judged:
+        return row
+    asked, noise = measure(row.measure), Noise(found.noise, found.df)
+    smallest = math.inf
+    if min(row.n_runs) > 1:
+        reach = smallest_effect(noise, min(row.n_runs), level, POWER)
+        smallest = _off_scale(asked, reach) if reach < 50 else math.inf
+    needed = runs_needed(noise, _on_scale(asked, row.effect), level, POWER)
+    return dataclasses.replace(row, runs_needed=needed, smallest_found=smallest)
+
+
+def _verdict(asked: Measure, row: Compared, p_adjusted: float, alpha: float) -> Verdict:
+    """Same where the difference is surely inside the margin, though it may be real; else better or
+    worse where it is surely none by chance; else inconclusive."""
+    if row.p_same <= alpha:
+        return "same"
+    if not p_adjusted <= alpha:  # NaN too
+        return "inconclusive"
+    is_more = row.change > 0
+    return "worse" if is_more is (asked.metric.direction == "lower") else "better"
+
+
+def with_binomial_noise(
+    found: Contrast, values: tuple[Values, Values], n_due: tuple[int, int]
+) -> Contrast:
+    """At least the noise that so many requests have by chance: equal shares of few runs, often 0,
+    may not vary at all and yet would have."""
+    if not found.is_judged or not all(n_due):
+        return found
+    n_runs, n = sum(map(len, values)), sum(n_due)
+    hits = sum(float(side.mean()) * due for side, due in zip(values, n_due, strict=True))
+    noise = binomial_sd(hits, n, n / n_runs)
+    if noise <= found.noise:
+        return found
+    error = noise * math.sqrt(sum(1 / len(side) for side in values))
+    return dataclasses.replace(found, error=error, df=float(n), noise=noise)
+
+
+def binomial_sd(hits: float, n: float, n_per_run: float) -> float:
+    """The standard deviation of the share among `n_per_run` requests, from `hits` of `n`, one more
+    of two more taken for granted so that a share of 0 is not sure to stay 0."""
+    share = (hits + 1) / (n + 2)
+    return math.sqrt(share * (1 - share) / n_per_run)
+
+
+def scaled(asked: Measure, values: Values) -> Values:
+    """Latencies and rates as logarithms: their noise and their changes are relative."""
+    if asked.is_share:
+        return values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(values)
+
+
+def _on_scale(asked: Measure, change: float) -> float:
+    return change if asked.is_share else math.log1p(max(change, -0.999999))
+
+
+def _off_scale(asked: Measure, difference: float) -> float:
+    return difference if asked.is_share else math.expm1(min(difference, 50.0))
+
+
+def _typical(asked: Measure, values: Values) -> float:
+    """Mean over runs; geometric where changes are relative."""
+    if not len(values):
+        return math.nan
+    mean = float(scaled(asked, values).mean())
+    return mean if asked.is_share else math.exp(mean)

@@ -1,0 +1,129 @@
+"""One number of a run, named as in an SLO: `p99(ttft)`, `mean(tpot)`, `error_rate`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from loadgen.errors import UsageError
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
+from loadgen.measure.catalog import Metric
+from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.samples import Samples
+from loadgen.measure.slo import parse_measure, parse_slo
+from loadgen.measure.stats import Values, nearest_rank
+from loadgen.measure.summary import Summary
+from loadgen.measure.throughput import throughput
+from loadgen.records import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of a run. `quantile` is set for percentiles, `aggregate` None for a run's own."""
+
+    text: str
+    metric: Metric
+    aggregate: str | None
+    quantile: float | None
+
+    @property
+    def is_share(self) -> bool:
+        """Shares are compared in points, everything else in per cent of A."""
+        return self.metric.unit == "share"
+
+
+def measure(text: str) -> Measure:
+    """The measure an expression names. Raises UsageError with the nearest that is one."""
+    try:
+        metric, aggregate, quantile = parse_measure(text)
+    except ValueError as problem:
+        raise UsageError(f"--metric {problem}") from None
+    if aggregate == "max":
+        raise UsageError(
+            f"--metric {text!r}: a maximum is one request's fate and differs between equal runs; "
+            f"write 'p99({metric.slo})'"
+        )
+    return Measure(text.strip(), metric, aggregate, quantile)
+
+
+class Measured:
+    """A run with the columns its measures are made of, each made once."""
+
+    def __init__(self, run: Run, name: str = "") -> None:
+        self.run = run
+        self.name = name or str(run.manifest.get("run", ""))
+        self.columns: PerRequest = per_request(run)
+        self.due: Mask = due_rows(run)
+        self._samples = Samples(self.columns, self.due)
+
+    @cached_property
+    def summary(self) -> Summary:
+        return summarize(self.run)
+
+    @property
+    def schedule_sha256(self) -> str:
+        return str(self.run.manifest.get("schedule_sha256", ""))
+
+    @cached_property
+    def met(self) -> Mask:
+        """Due rows that kept every per-request promise of the run's own."""
+        slos = [parse_slo(text) for text in self.run.manifest.get("slo") or ()]
+        met = meets_own(self.run, self.columns, slos, promises_by_class(self.run))
+        return self.due & met
+
+    def n_due(self) -> int:
+        return int(np.count_nonzero(self.due))
+
+    def value(self, asked: Measure) -> float:
+        """The number of this run, in the unit of its metric; NaN where it has none."""
+        metric, n_due = asked.metric, self.n_due()
+        if metric.scope == "run":
+            return self._of_run(metric.name, n_due)
+        population = self._samples.of(metric)
+        if not len(population.ordered):
+            return math.nan
+        if asked.quantile is not None:
+            rank = nearest_rank(len(population.ordered), asked.quantile)
+            return float(population.ordered[rank - 1])
+        return float(population.ordered.mean())
+
+    def ordered(self, metric: Metric) -> Values:
+        """The samples of the answers that ended well, ascending."""
+        return self._samples.of(metric).ordered
+
+    def in_order(self, asked: Measure) -> Values:
+        """The samples in order of the requests, for resampling stretches of time.
+
+        One value per *due* request (NaN: has none), so that two runs of one schedule pair up; one
+        per gap for gap metrics.
+        """
+        if asked.metric.name == "error_rate":
+            return (~self.columns.is_ok[self.due]).astype(np.float64)
+        if asked.metric.name == "attainment":
+            return self.met[self.due].astype(np.float64)
+        if asked.metric.scope == "gap":
+            gaps = self.columns.gaps
+            ok = (self.due & self.columns.is_ok)[gaps.row]
+            if asked.metric.name == "icl_s":
+                return gaps.icl_s[ok]
+            return np.repeat(gaps.itl_s[ok], gaps.tokens[ok])
+        values = self.columns.column(asked.metric.name)
+        return np.where(self.columns.is_ok, values, np.nan)[self.due]
+
+    def _of_run(self, name: str, n_due: int) -> float:
+        if name in ("attainment", "error_rate"):
+            kept = self.met if name == "attainment" else self.due & ~self.columns.is_ok
+            return float(np.count_nonzero(kept)) / n_due if n_due else math.nan
+        window = measured_window(self.run)
+        if name == "goodput":
+            n_met = float(np.count_nonzero(self.met))
+            return n_met / window.length_s if window.length_s > 0 else math.nan
+        if name == "goodput_output_tokens_per_s":
+            n_tokens = float(self.columns.output_tokens[self.met].sum())
+            return n_tokens / window.length_s if window.length_s > 0 else math.nan
+        value: float = getattr(throughput(self.run, self.columns, window), name)
+        return value

@@ -1,0 +1,77 @@
+"""A comparison on one HTML page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.errors import UsageError
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.compare import Comparison
+from loadgen.measure.judgement import Options
+from loadgen.measure.measures import Measured
+from reports import compare_view, page
+from reports.bundle import vega_bundle
+from reports.charts import Spec
+from reports.compare_charts import ecdf_chart, shift_chart
+from reports.compare_frames import COMPARED_METRICS, ecdf, shifts
+
+_TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
+_DRAWN_MARGIN = 0.05
+
+
+def figures(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> dict[str, Spec]:
+    """All figures by name; a metric without enough samples has none."""
+    drawn: dict[str, Spec] = {}
+    for name in COMPARED_METRICS:
+        word = name.removesuffix("_s")
+        moved, spread = shifts(name, a, b, options), ecdf(name, a, b)
+        if moved:
+            margin = options.margins.get("", _DRAWN_MARGIN)
+            drawn[f"shift-{word}"] = shift_chart(name, moved, margin)
+        if spread:
+            drawn[f"ecdf-{word}"] = ecdf_chart(name, spread)
+    return drawn
+
+
+def render(
+    comparison: Comparison,
+    a: Sequence[Measured],
+    b: Sequence[Measured],
+    options: Options,
+    cache_dir: Path | None = None,
+) -> str:
+    """The page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    drawn = figures(a, b, options)
+    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
+    template = page.environment().get_template("compare.html.j2")
+    return template.render(
+        comparison=comparison,
+        tone=_TONES.get(comparison.verdict, "unknown"),
+        sentence=compare_view.sentence(comparison),
+        sides_line=compare_view.sides_line(comparison),
+        head=compare_view.HEAD,
+        rows=[(compare_view.row(one), one.how) for one in comparison.measures],
+        titles={n.removesuffix("_s"): METRICS[n].title for n in COMPARED_METRICS},
+        drawn=drawn,
+        style=page.asset("static/page.css"),
+        policy=page.policy(scripts),
+        scripts=scripts,
+        specs=page.embedded(drawn),
+    )
+
+
+def write(
+    comparison: Comparison,
+    a: Sequence[Measured],
+    b: Sequence[Measured],
+    options: Options,
+    path: Path,
+    cache_dir: Path | None = None,
+) -> None:
+    """`render` into a file. Raises UsageError where it cannot be written."""
+    text = render(comparison, a, b, options, cache_dir)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,164 @@
+"""A comparison in words: the verdict, a row per measure, and what was changed between the sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loadgen.measure.compare import Comparison
+from loadgen.measure.contrast import Noise, runs_needed, smallest_effect
+from loadgen.measure.judgement import POWER, Compared
+from loadgen.measure.wording import say, say_count, say_number
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+MARKS = {"better": "▲ better", "same": "= same", "worse": "▼ worse", "inconclusive": "? open"}
+_STYLES = {"better": "bold green", "same": "bold green", "worse": "bold red"}
+HEAD = ("measure", "A", "B", "change", "interval", "verdict", "p (Holm)", "needs")
+_SENTENCES = {
+    "worse": "B is worse than A.",
+    "better": "B is better than A.",
+    "same": "B is the same as A, to within the margins.",
+    "inconclusive": "These runs cannot tell.",
+    "invalid": "A side has no run that can be trusted.",
+}
+
+
+def sentence(comparison: Comparison) -> str:
+    """The verdict as a sentence."""
+    return _SENTENCES[comparison.verdict]
+
+
+def sides_line(comparison: Comparison) -> str:
+    """How many runs stand on each side and how they belong together."""
+    pairing = {
+        "one schedule": "all on one schedule",
+        "by schedule": "compared within equal schedules",
+        "none": "on schedules of their own (unpaired)",
+    }[comparison.pairing]
+    n_a, n_b = len(comparison.a), len(comparison.b)
+    ends = f"each end of an interval at {comparison.confidence:.0%}"
+    return f"A: {_runs(n_a)}, B: {_runs(n_b)}, {pairing}; {ends}"
+
+
+def _runs(n: int) -> str:
+    return f"{n} run" if n == 1 else f"{n} runs"
+
+
+def row(one: Compared) -> tuple[str, ...]:
+    """The cells of one measure, in the order of `HEAD`."""
+    return (
+        one.measure if one.is_gated else f"({one.measure})",
+        say(one.a, one.unit),
+        say(one.b, one.unit),
+        change(one.change, one.unit),
+        interval(one),
+        MARKS[one.verdict],
+        "–" if math.isnan(one.p_adjusted) else f"{one.p_adjusted:.3f}",
+        needs(one),
+    )
+
+
+def change(value: float | None, unit: str) -> str:
+    """`+5.2 %`, or `+0.3 points` of a share."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{_signed(value)} {'points' if unit == 'share' else '%'}"
+
+
+def interval(one: Compared) -> str:
+    if one.low is None or one.high is None:
+        return "[…]"
+    return f"[{_signed(one.low)}, {_signed(one.high)}]"
+
+
+def _signed(share: float) -> str:
+    """In hundredths, with its sign: `+5.2`."""
+    digits = say_number(float(f"{abs(100 * share):.2g}"))
+    return f"{'-' if share < 0 else '+'}{digits}"
+
+
+def needs(one: Compared) -> str:
+    """The runs a side that find a change as large as the margin (or as asked for)."""
+    if one.runs_needed is None:
+        return "–"
+    unit = "points" if one.unit == "share" else "%"
+    return f"{say_count(one.runs_needed)} for {100 * one.effect:.2g} {unit}"
+
+
+def table(comparison: Comparison) -> Group:
+    """One rich renderable of at most 100 columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    style = _STYLES.get(comparison.verdict, "bold yellow")
+    title = Text(f"{comparison.verdict.upper()}: {sentence(comparison)}", style=style)
+    parts: list[Text | Table] = [title, Text(f"  {sides_line(comparison)}")]
+    if comparison.measures:
+        grid = _grid(*HEAD)
+        for one in comparison.measures:
+            grid.add_row(*map(Text, row(one)))
+        parts.append(grid)
+        parts.append(Text("  (in brackets: shown, but not part of the verdict)"))
+    parts += [Text(line, overflow="fold") for line in changed_lines(comparison)]
+    parts += [Text(f"note: {note}", overflow="fold") for note in comparison.notes]
+    return Group(*parts)
+
+
+def changed_lines(comparison: Comparison) -> list[str]:
+    """`changed target.labels.version: 0.9 → 0.10`, one line per key."""
+    if not comparison.changes:
+        return ["changed: no configuration key that a run records"]
+    return [
+        f"changed {c.key}: {'nothing' if c.a is None else c.a} → "
+        f"{'nothing' if c.b is None else c.b}"
+        for c in comparison.changes
+    ]
+
+
+def noise_rows(
+    noise: Mapping[str, Noise], units: Mapping[str, str], effect: float, alpha: float
+) -> list[dict[str, Any]]:
+    """Per measure: what equal runs differ by, the smallest change that 3, 5 and 10 runs a side find
+    with 90 % power, and the runs needed for `effect`."""
+    rows = []
+    for text, found in noise.items():
+        is_share = units[text] == "share"
+        asked = effect if is_share else math.log1p(effect)
+        finds = {n: smallest_effect(found, n, alpha, POWER) for n in (3, 5, 10)}
+        rows.append(
+            {
+                "measure": text,
+                "unit": units[text],
+                "sd": found.sd,
+                "n_runs": round(found.df + 1),
+                "finds": {n: e if is_share else math.expm1(min(e, 50)) for n, e in finds.items()},
+                "runs_needed": runs_needed(found, asked, alpha, POWER),
+            }
+        )
+    return rows
+
+
+def noise_table(rows: Sequence[Mapping[str, Any]], effect: float) -> Table:
+    """The noise floor for people."""
+    heads = ("measure", "equal runs differ", "3 runs find", "5 find", "10 find")
+    grid = _grid(*heads, f"runs for {100 * effect:.3g}")
+    for one in rows:
+        word = "points" if one["unit"] == "share" else "%"
+        finds = [f"{say_number(100 * one['finds'][n])} {word}" for n in (3, 5, 10)]
+        needed = "–" if one["runs_needed"] is None else say_count(one["runs_needed"])
+        grid.add_row(one["measure"], f"{100 * one['sd']:.2g} {word}", *finds, needed)
+    return grid
+
+
+def _grid(first: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    grid.add_column(first, no_wrap=True)
+    for column in columns:
+        grid.add_column(column, justify="right")
+    return grid

@@ -1,0 +1,65 @@
+"""Simulated nights: runs of requests with heavy tails, and noise that whole runs share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.judgement import Options, Verdict, judge, settle
+from loadgen.measure.measures import measure
+
+N_REQUESTS = 400
+TPOT_RUN_SD, TPOT_REQUEST_SD = 0.04, 0.2
+TTFT_RUN_SD, TTFT_REQUEST_SD = 0.08, 0.7
+MEASURES = tuple(map(measure, ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")))
+
+
+def runs(
+    rng: np.random.Generator, n_runs: int, slower: float = 1.0, n_requests: int = N_REQUESTS
+) -> NDArray[np.float64]:
+    """One number per run and measure, shape [4, n_runs]: as `Measured.value` would take them.
+
+    A run's server, neighbours and minute shift all its requests; 3 % of them wait behind a long
+    prompt; 0.2 % fail.
+    """
+    shape = (n_runs, n_requests)
+    tpot_s = (
+        0.02
+        * slower
+        * np.exp(rng.normal(0, TPOT_RUN_SD, (n_runs, 1)) + rng.normal(0, TPOT_REQUEST_SD, shape))
+    )
+    ttft_s = 0.15 * np.exp(
+        rng.normal(0, TTFT_RUN_SD, (n_runs, 1)) + rng.normal(0, TTFT_REQUEST_SD, shape)
+    ) + rng.exponential(0.5, shape) * (rng.random(shape) < 0.03)
+    rank = math.ceil(0.99 * n_requests) - 1
+    return np.array(
+        [
+            np.median(ttft_s, axis=1),
+            np.partition(ttft_s, rank, axis=1)[:, rank],
+            tpot_s.mean(axis=1),
+            rng.binomial(n_requests, 0.002, n_runs) / n_requests,
+        ]
+    )
+
+
+def verdicts(
+    a: NDArray[np.float64], b: NDArray[np.float64], options: Options | None = None
+) -> dict[str, Verdict]:
+    """Measure → verdict of one night, all four gated."""
+    chosen = options or Options()
+    n_due = (a.shape[1] * N_REQUESTS, b.shape[1] * N_REQUESTS)
+    rows = []
+    for asked, of_a, of_b in zip(MEASURES, a, b, strict=True):
+        found, row = judge(asked, (of_a, of_b), None, chosen, n_due)
+        rows.append((found, dataclasses.replace(row, is_gated=True)))
+    return {row.measure: row.verdict for row in settle(rows, chosen.confidence, plans=False)}
+
+
+def oracle_runs(slowdown: float) -> int:
+    """Runs a side of a two-sample z test at 5 % that knows the noise, for 90 % power."""
+    of_mean = math.log1p(math.expm1(TPOT_REQUEST_SD**2) / N_REQUESTS)  # lognormal mean of a run
+    variance = TPOT_RUN_SD**2 + of_mean
+    return math.ceil(2 * (1.959964 + 1.281552) ** 2 * variance / math.log(slowdown) ** 2)
