@@ -23,7 +23,7 @@ from loadgen.drive import store
 from loadgen.drive.progress import Progress
 from loadgen.drive.shard import ShardTask
 from loadgen.drive.shards import Outcome, Shards
-from loadgen.drive.stop_rules import ErrorRate
+from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
@@ -64,8 +64,9 @@ class Recording:
             console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
-        limits = scenario.stop_when
-        self._error_rate = ErrorRate(limits.error_rate, limits.over) if limits else None
+        self._rules = StopRules()
+        if (when := scenario.stop_when) is not None:
+            self._rules = stop_rules(when.error_rate, when.over, when.saturated)
 
     def record(self) -> Run:
         """The run; the plan and the manifest are on disk before the first request goes out."""
@@ -142,9 +143,16 @@ class Recording:
     def _on_beat(self, shards: Shards) -> Callable[[int, dict[str, Any]], None]:
         def beat(shard: int, message: dict[str, Any]) -> None:
             totals = self._progress.beat(shard, message)
-            if self._error_rate is None or self._ended != "completed":
+            if self._ended != "completed":
                 return
-            reason = self._error_rate.reason(totals.now_s, totals.n_ended, totals.n_failed)
+            reason = self._rules.reason(
+                totals.now_s,
+                n_released=totals.released,
+                n_ended=totals.n_ended,
+                n_failed=totals.n_failed,
+                ttft_s=message["ttft_s"],
+                e2e_s=message["e2e_s"],
+            )
             if reason is not None:
                 self._progress.note(f"ending the run: {reason}")
                 self._stop(shards, "stopped", reason, self._scenario.phases.drain)

@@ -40,6 +40,7 @@ SCHEDULE = np.dtype(
         ("context", "u1"),  # what the prompt holds of its parent's conversation: dialogue.Context
         ("after_failure", "?"),  # released also when a parent failed: the next request of a user
         ("temperature", "f4"),
+        ("cancel_after_s", "f4"),  # cancelled on purpose so long after it was sent; 0 = not
     ]
 )
 EDGES = np.dtype([("request_id", "u4"), ("after", "u4")])
@@ -85,6 +86,10 @@ Requests = NDArray[np.void]  # dtype REQUESTS, sorted by request_id, one row per
 Chunks = NDArray[np.void]  # dtype CHUNKS, grouped by request_id, in order of arrival within it
 ServerRows = NDArray[np.void]  # dtype SERVER, in order of time: what the server said of itself
 Times = NDArray[np.float64]  # seconds since the run epoch
+
+
+ON_PURPOSE = "cancelled on purpose (requests.cancel)"
+"""How the error of a request begins that was cancelled because the schedule said so."""
 
 
 class Phase(IntEnum):

@@ -20,6 +20,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
         f"  seed {facts['seed']}, schedule {facts['schedule_sha256'][:12]}: ",
         f"{facts['n']} requests in {format_duration(facts['duration_s'])}, ",
         f"{facts['n_measured']} of them in the measured window",
+        f" ({facts['n_withdrawn']} to be cancelled on purpose)" if facts["n_withdrawn"] else "",
     )
     return Group(title, "", _arrivals(arrivals), "", _lengths(facts), "", _promises(facts["slo"]))
 

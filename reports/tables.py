@@ -281,7 +281,13 @@ def tiles(summary: Summary) -> list[tuple[str, Cell]]:
 
 def count_rows(summary: Summary) -> list[tuple[str, Cell]]:
     """Scheduled, warm-up, due, not due, and the due ones by how they ended (zeros left out)."""
-    names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due", "not_due": "never due"}
-    rows = [(names[key], key) for key in names]
+    names = {
+        "scheduled": "scheduled",
+        "warmup": "warm-up",
+        "due": "due",
+        "withdrawn": "cancelled on purpose",
+        "not_due": "never due",
+    }
+    rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
     rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
     return [(word, Cell(say_count(summary.counts[key]), f"counts.{key}")) for word, key in rows]

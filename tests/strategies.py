@@ -197,7 +197,14 @@ _optional_blocks = {
         },
     ),
     "stop_when": st.just("never")
-    | st.fixed_dictionaries({}, optional={"error_rate": shares, "over": durations}),
+    | st.fixed_dictionaries(
+        {},
+        optional={
+            "error_rate": shares,
+            "over": durations,
+            "saturated": st.integers(1, 600).map("{}s".format),
+        },
+    ),
     "prompts": st.fixed_dictionaries(
         {"kind": st.just("synthetic")}, optional={"salt": st.sampled_from(["run", "none"])}
     ),
@@ -224,6 +231,7 @@ scenario_mappings = st.fixed_dictionaries(
             {"input_tokens": lengths, "output_tokens": lengths},
             optional={
                 "temperature": st.floats(0, 2),
+                "cancel": st.fixed_dictionaries({"share": shares, "after": durations}),
                 "shared_prefix": st.fixed_dictionaries(
                     {"tokens": tokens}, optional={"groups": st.integers(1, 50)}
                 ),

@@ -3,6 +3,7 @@
 A row is released at `scheduled_s`, or, if it has parents, at `max(done_s of parents) + think_s`. A
 parent that failed releases nothing, but for rows marked `after_failure`: the user of a closed loop
 goes on, counting from the instant at which it was clear that nothing more would come.
+A row that the schedule cancels is given up so long after it was sent, if it is still running.
 Instants are absolute, so a late alarm delays one row and never the ones behind it. What cannot be
 sent is recorded with its cause, and never silently shifted.
 """
@@ -17,7 +18,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from loadgen.records import Edges, Schedule, Status
+from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import Timer
 
 
@@ -71,6 +72,8 @@ class Dispatcher:
         self._bounds, self._on_finished = bounds, on_finished
         self._children, self._n_waiting_for = families(schedule, edges)
         self._think_s: list[float] = schedule["think_s"].astype(float).tolist()
+        self._cancel_after_s: list[float] = schedule["cancel_after_s"].astype(float).tolist()
+        self._cancels: list[tuple[float, int]] = []  # heap of (instant, row)
         self._goes_on: list[bool] = schedule["after_failure"].tolist()
         scheduled_s: list[float] = schedule["scheduled_s"].tolist()
         roots = np.flatnonzero(schedule["n_parents"] == 0)
@@ -116,7 +119,7 @@ class Dispatcher:
         for child in self._children.get(row, ()):
             self._parent_ended(child, row, status, done_s)
         self._fill_slots()
-        if self._children or not self._unaccounted:
+        if self._children or self._cancels or not self._unaccounted:
             self._tick()
 
     def _tick(self) -> None:
@@ -138,6 +141,10 @@ class Dispatcher:
         while self._planned and self._planned[0][0] <= now_s:
             release_s, row = heapq.heappop(self._planned)
             self._release(row, release_s)
+        while self._cancels and self._cancels[0][0] <= now_s:
+            row = heapq.heappop(self._cancels)[1]
+            if row in self._in_flight:
+                self._sender.abort(row, Status.cancelled, ON_PURPOSE)
         self._expire(now_s)
         if now_s >= self._end_s:
             self._give_up_everything()
@@ -147,7 +154,11 @@ class Dispatcher:
             self._deadlines and self._deadlines[0][1] not in self._in_flight and not self._waiting
         ):
             self._deadlines.popleft()
+        while self._cancels and self._cancels[0][1] not in self._in_flight:
+            heapq.heappop(self._cancels)
         next_s = self._end_s
+        if self._cancels:
+            next_s = min(next_s, self._cancels[0][0])
         if self._planned:
             next_s = min(next_s, self._planned[0][0])
         if self._deadlines:
@@ -170,6 +181,9 @@ class Dispatcher:
 
     def _send(self, row: int) -> None:
         self._in_flight.add(row)
+        if self._cancel_after_s[row]:
+            cancel_s = self._timer.now_s() + self._cancel_after_s[row]
+            heapq.heappush(self._cancels, (cancel_s, row))
         self._sender.send(row)
 
     def _fill_slots(self) -> None:

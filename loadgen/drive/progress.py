@@ -34,6 +34,7 @@ class Totals:
     in_flight: int = 0
     waiting: int = 0
     by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
+    withdrawn: int = 0  # cancelled on purpose; among the ended, not among the failed
 
     @property
     def n_ended(self) -> int:
@@ -42,7 +43,7 @@ class Totals:
 
     @property
     def n_failed(self) -> int:
-        return self.n_ended - self.by_status[Status.ok]
+        return self.n_ended - self.by_status[Status.ok] - self.withdrawn
 
     @property
     def n_dropped(self) -> int:
@@ -102,6 +103,7 @@ class Progress:
             waiting=sum(beat["waiting"] for beat in beats),
             by_status=[sum(column) for column in zip(*(b["by_status"] for b in beats), strict=True)]
             or [0] * len(Status),
+            withdrawn=sum(beat["withdrawn"] for beat in beats),
         )
 
     def _facts(self, totals: Totals) -> list[str]:
@@ -114,7 +116,8 @@ class Progress:
             f"in flight {totals.in_flight}" + (f" +{totals.waiting}" if totals.waiting else ""),
             f"TTFT {_percentiles(self._ttft)}",
             f"failed {totals.n_failed}"
-            + (f", dropped {totals.n_dropped}" if totals.n_dropped else ""),
+            + (f", dropped {totals.n_dropped}" if totals.n_dropped else "")
+            + (f", cancelled on purpose {totals.withdrawn}" if totals.withdrawn else ""),
             f"send lateness {_percentiles(self._lateness)}",
         ]
         if totals.now_s > self._window_s:

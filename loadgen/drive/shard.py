@@ -31,7 +31,7 @@ from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.transport import Connections, Transport
 from loadgen.plugins import load_plugin
-from loadgen.records import Edges, Schedule, Status
+from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import make_timer
 from loadgen.workload.dialogue import Dialogue
 from loadgen.workload.prompts import PromptFit, Prompts
@@ -73,7 +73,9 @@ class _Live:
     released: int = 0
     sent: int = 0
     by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
+    withdrawn: int = 0
     ttft_s: list[float] = field(default_factory=list)
+    e2e_s: list[float] = field(default_factory=list)
     lateness_s: list[float] = field(default_factory=list)
 
 
@@ -199,10 +201,12 @@ class Shard:
     def _on_end(self, exchange: Exchange) -> None:
         status, live = self._status(exchange), self._live
         live.by_status[status] += 1
+        live.withdrawn += exchange.error.startswith(ON_PURPOSE)
         released_s = float(self._recorder.rows["released_s"][exchange.row])
         live.lateness_s.append(self._seconds(exchange.sent_ns) - released_s)
         if exchange.first_guess_ns:
             live.ttft_s.append(self._seconds(exchange.first_guess_ns) - released_s)
+            live.e2e_s.append(self._seconds(exchange.done_ns) - released_s)
         self._recorder.ended(exchange)
         if exchange.row in self._children:
             self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
@@ -246,10 +250,12 @@ class Shard:
             in_flight=self._dispatcher.n_in_flight,
             waiting=self._dispatcher.n_waiting,
             by_status=live.by_status,
+            withdrawn=live.withdrawn,
+            e2e_s=[round(value, 6) for value in live.e2e_s],
             ttft_s=[round(value, 6) for value in live.ttft_s],
             lateness_s=[round(value, 6) for value in live.lateness_s],
         )
-        live.ttft_s, live.lateness_s = [], []
+        live.ttft_s, live.e2e_s, live.lateness_s = [], [], []
 
     def _seconds(self, ns: int) -> float:
         return (ns - self._epoch_ns) * 1e-9

@@ -1,9 +1,12 @@
-"""When a run is ended early because going on would only measure a broken server."""
+"""When a run is ended early because going on would only measure a broken or overrun server."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from loadgen.drive.saturation import Saturation
 
 _AT_LEAST = 10  # endings in the window before a share of them means anything
 
@@ -33,3 +36,37 @@ class ErrorRate:
             f"{failed} of {n} requests failed in the last {self.over_s:g} s "
             f"(stop_when.error_rate {self.limit:.0%})"
         )
+
+
+@dataclass
+class StopRules:
+    """The rules of one run; None where a scenario does without."""
+
+    error_rate: ErrorRate | None = None
+    saturation: Saturation | None = None
+
+    def reason(
+        self,
+        now_s: float,
+        *,
+        n_released: int,
+        n_ended: int,
+        n_failed: int,
+        ttft_s: Sequence[float] = (),
+        e2e_s: Sequence[float] = (),
+    ) -> str | None:
+        """Why to stop now, or None. Counts are running totals, `ttft_s` and `e2e_s` those of the
+        answers since the last call; requests that were cancelled on purpose have not failed."""
+        why = None
+        if self.error_rate is not None:
+            why = self.error_rate.reason(now_s, n_ended, n_failed)
+        if self.saturation is not None:
+            piled_up = self.saturation.reason(now_s, n_released, n_ended, ttft_s, e2e_s)
+            why = why or piled_up
+        return why
+
+
+def stop_rules(error_rate: float, over_s: float, saturated_s: float | None) -> StopRules:
+    """The rules of a scenario's `stop_when`."""
+    saturation = None if saturated_s is None else Saturation(saturated_s)
+    return StopRules(ErrorRate(error_rate, over_s), saturation)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
+_ADDED = ("cancel_after_s",)  # columns that older files of this schema lack; 0 there
 Part = tuple[Requests, Chunks, Names]
 
 
@@ -236,7 +237,7 @@ def _read_table(path: Path, dtype: np.dtype[Any], names: Names) -> tuple[NDArray
             known += [text for text in words if text not in known]
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
-        else:
+        elif field in table.column_names or field not in _ADDED:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names
 

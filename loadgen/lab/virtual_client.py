@@ -12,11 +12,12 @@ import numpy as np
 
 from loadgen.drive.dispatch import Bounds, Dispatcher
 from loadgen.drive.progress import NEVER_ASKED
-from loadgen.drive.stop_rules import ErrorRate
+from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import (
     CHUNKS,
+    ON_PURPOSE,
     Chunks,
     FinishReason,
     Names,
@@ -93,12 +94,14 @@ class VirtualClient:
         self._is_started = self._is_over = False
         self._look = look
         stop = scenario.stop_when
-        self._error_rate = ErrorRate(stop.error_rate, stop.over) if stop else None
+        self._rules = stop_rules(stop.error_rate, stop.over, stop.saturated) if stop else None
         self._drain_s, self._next_check_s = scenario.phases.drain, 0.0
         self.ended: tuple[str, str, float | None] = ("completed", "", None)
         self.rows = empty_requests(plan.schedule)
         self._by_status = [0] * len(Status)
         self._ttft_s: list[float] = []  # since the last beat
+        self._answered_s: tuple[list[float], list[float]] = ([], [])  # since the last check
+        self._n_withdrawn = 0
         self.waits_s: defaultdict[tuple[str, str], float] = defaultdict(float)
         limits = scenario.limits
         self._dispatcher = Dispatcher(
@@ -132,8 +135,8 @@ class VirtualClient:
             self._dispatcher.start()
         self._timer.advance_to(engine.now_s)
         self._look()
-        if self._error_rate is not None and engine.now_s >= self._next_check_s:
-            self._check_errors(self._error_rate, engine.now_s)
+        if self._rules is not None and engine.now_s >= self._next_check_s:
+            self._check(self._rules, engine.now_s)
 
     def stop(self, how: str, reason: str, drain_s: float) -> None:
         """Release nothing more; requests in flight have `drain_s` to finish."""
@@ -174,6 +177,7 @@ class VirtualClient:
         del self._row[request]
         self._engine.cancel(request.id)
         self._write_tokens(row, self._received_s.pop(request))
+        self._n_withdrawn += reason == ON_PURPOSE
         self._end(row, outcome, reason, self._timer.now_s())
 
     # dispatch.Recorder
@@ -195,6 +199,7 @@ class VirtualClient:
             "in_flight": self._dispatcher.n_in_flight,
             "waiting": self._dispatcher.n_waiting,
             "by_status": list(self._by_status),
+            "withdrawn": self._n_withdrawn,
             "ttft_s": ttft_s,
             "lateness_s": [],
         }
@@ -241,7 +246,11 @@ class VirtualClient:
         if request.scheduled_s is not None and request.first_token_s is not None:
             rows["server_queue_s"][row] = request.scheduled_s - request.arrived_s
             rows["server_ttft_s"][row] = request.first_token_s - request.arrived_s
-            self._ttft_s.append(request.first_token_s - float(rows["released_s"][row]))
+            released_s = float(rows["released_s"][row])
+            self._ttft_s.append(request.first_token_s - released_s)
+            if self._rules is not None:
+                self._answered_s[0].append(request.first_token_s - released_s)
+                self._answered_s[1].append(now_s - released_s)
         self._prompts.answered(row, request.tokens)
         self._add_waits(row, request.id)
         self._end(row, Status.ok, "", now_s)
@@ -271,12 +280,22 @@ class VirtualClient:
         self.rows["done_s"][row] = done_s
         self._dispatcher.ended(row, status, done_s)
 
-    def _check_errors(self, rule: ErrorRate, now_s: float) -> None:
+    def _check(self, rules: StopRules, now_s: float) -> None:
         self._next_check_s = now_s + _CHECK_S
         n_ended = sum(self._by_status) - sum(self._by_status[status] for status in NEVER_ASKED)
-        reason = rule.reason(now_s, n_ended, n_ended - self._by_status[Status.ok])
+        (ttft_s, e2e_s), self._answered_s = self._answered_s, ([], [])
+        reason = rules.reason(
+            now_s,
+            n_released=len(self._schedule)
+            - self._n_unreleased
+            - self._by_status[Status.not_released],
+            n_ended=n_ended,
+            n_failed=n_ended - self._by_status[Status.ok] - self._n_withdrawn,
+            ttft_s=ttft_s,
+            e2e_s=e2e_s,
+        )
         if reason is not None:
-            self._error_rate = None
+            self._rules = None
             self.stop("stopped", reason, self._drain_s)
 
     def _error(self, text: str) -> int:

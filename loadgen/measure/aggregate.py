@@ -20,6 +20,7 @@ from loadgen.measure.attainment import (
     meets_own,
     promises_by_class,
     warmup_rows,
+    withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.findings import findings
@@ -201,11 +202,13 @@ def _counts(run: Run, due: Mask) -> dict[str, int]:
     by_status = np.bincount(run.request_rows["status"][due], minlength=len(Status))
     n_warmup = int(np.count_nonzero(warmup_rows(run)))
     n_scheduled, n_due = len(run.schedule_rows), int(np.count_nonzero(due))
+    n_withdrawn = int(np.count_nonzero(withdrawn_rows(run)))
     return {
         "scheduled": n_scheduled,
         "warmup": n_warmup,
         "due": n_due,
-        "not_due": n_scheduled - n_warmup - n_due,
+        "withdrawn": n_withdrawn,
+        "not_due": n_scheduled - n_warmup - n_due - n_withdrawn,
         **{status.name: int(by_status[status]) for status in Status},
     }
 

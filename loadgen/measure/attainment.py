@@ -48,14 +48,29 @@ def due_rows(run: Run) -> Mask:
     """Rows that had to be served in the measured window.
 
     Not due: warm-up; a row whose parents failed or did not finish, so that it was never released; a
-    row planned after an interrupted run had stopped releasing.
+    row planned after an interrupted run had stopped releasing; a withdrawn row.
     """
+    return _came_due(run) & ~_is_drawn(run)
+
+
+def withdrawn_rows(run: Run) -> Mask:
+    """Rows of the measured window that were drawn to be cancelled (`requests.cancel`), however they
+    ended: to judge those that ended before their cancel would be to judge the quick ones only."""
+    return _came_due(run) & _is_drawn(run)
+
+
+def _is_drawn(run: Run) -> Mask:
+    drawn: Mask = run.schedule_rows["cancel_after_s"] > 0
+    return drawn
+
+
+def _came_due(run: Run) -> Mask:
     schedule, status = run.schedule_rows, run.request_rows["status"]
     unreleased = status == Status.not_released
     waited = schedule["n_parents"] > 0
     after_end = schedule["scheduled_s"] >= measured_window(run).end_s
-    due: Mask = ~warmup_rows(run) & ~(unreleased & (waited | after_end))
-    return due
+    came: Mask = ~warmup_rows(run) & ~(unreleased & (waited | after_end))
+    return came
 
 
 def keeps(columns: PerRequest, slo: Slo) -> Mask:

@@ -6,19 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.measure.attainment import Window, warmup_rows
+from loadgen.measure.attainment import Window, warmup_rows, withdrawn_rows
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.validity import Check
 from loadgen.measure.wording import say, say_count, say_number
-from loadgen.records import Run, TokenSource
+from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
 
 ALIKE = 0.3  # lag-1 correlation of neighbours' TTFT above which intervals are said to be narrow
 LEAST_ALIKE_N = 50
-_WORK = {
-    "decoded_in_run_bytes": "decoded {} MB of answers",
-    "spilled_bytes": "wrote {} MB of answers to its disk",
-}
 
 
 def findings(
@@ -38,6 +34,7 @@ def findings(
     sentences = (
         _server_ended(run),
         _shortened(run, window),
+        _withdrawn(run),
         _not_due(run, due),
         _below_template(run, due),
         _token_counts(columns, run, due),
@@ -71,10 +68,27 @@ def _shortened(run: Run, window: Window) -> str:
     )
 
 
+def _withdrawn(run: Run) -> str:
+    """Requests that the scenario takes back, and whether that was in time."""
+    rows = run.request_rows[withdrawn_rows(run)]
+    if not len(rows):
+        return ""
+    texts = np.array([text.startswith(ON_PURPOSE) for text in run.names.errors])
+    n_cancelled = int(np.count_nonzero(texts[rows["error_id"]]))
+    n_ended = int(np.count_nonzero(rows["status"] == Status.ok))
+    n_other = len(rows) - n_cancelled - n_ended
+    return (
+        f"{say_count(len(rows))} requests were to be cancelled on purpose: {say_count(n_cancelled)}"
+        f" were, {say_count(n_ended)} had ended well before that, {say_count(n_other)} ended in"
+        " another way. No promise counts any of them."
+    )
+
+
 def _not_due(run: Run, due: Mask) -> str:
     closed = [bool(c.get("is_closed_loop")) for c in (run.manifest.get("classes") or {}).values()]
     again = np.isin(run.schedule_rows["class_id"], np.flatnonzero(closed))
-    n = int(np.count_nonzero(~warmup_rows(run) & ~due & ~again))  # a loop is planned for too many
+    others = ~warmup_rows(run) & ~due & ~withdrawn_rows(run)
+    n = int(np.count_nonzero(others & ~again))  # a loop is planned for too many
     if not n:
         return ""
     return (
@@ -172,12 +186,12 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
 def _besides_measuring(run: Run) -> str:
     """Work of the client's on the machine that it measured with."""
     shards = run.instrument.get("shards") or []
-    done = [
-        f"{what.format(say_number(n_bytes / 1e6))} while it measured"
-        for key, what in _WORK.items()
-        if (n_bytes := sum(int(shard.get(key) or 0) for shard in shards))
-    ]
-    return f"The client {' and '.join(done)}." if done else ""
+    n_bytes = sum(int(shard.get("spilled_bytes") or 0) for shard in shards)
+    if not n_bytes:
+        return ""
+    return (
+        f"The client wrote {say_number(n_bytes / 1e6)} MB of answers to its disk while measuring."
+    )
 
 
 def _unasked(slos: Sequence[Slo]) -> str:

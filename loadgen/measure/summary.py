@@ -90,10 +90,11 @@ class ClassSummary:
 class Summary:
     """Everything the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
-    `counts`: scheduled = warmup + due + not_due; each status counts due rows. `confidence` is that
-    of every interval and proof; the verdict is by the point estimate unless it was asked for.
-    `classes` is empty where all traffic is of one class; the verdict is met only if the promises
-    made to each of them are. `server` is None where its metrics were not read.
+    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
+    `confidence` is that of every interval and proof; the verdict is by the point estimate unless it
+    was asked for. `classes` is empty where all traffic is of one class; the verdict is met only if
+    the promises made to each of them are. `server` is None where its metrics
+    were not read.
     """
 
     run: str

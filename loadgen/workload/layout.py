@@ -20,7 +20,7 @@ from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.pairs import draw_pair, mean_pair
-from loadgen.workload.requests import Requests, SharedPrefix
+from loadgen.workload.requests import Cancel, Requests, SharedPrefix
 from loadgen.workload.streams import Purpose, stream
 from loadgen.workload.traffic import Traffic
 
@@ -28,6 +28,7 @@ Index = NDArray[np.int32]  # row numbers, or counts of rows; half the memory of 
 QUICKEST_S = 0.02  # a closed loop is planned for answers as quick as this,
 QUICKEST_TOKENS_PER_S = 1000.0  # and so many tokens per second after it
 MOST_CONTEXT_TOKENS = 2**31
+SOONEST_CANCEL_S = 1e-6  # 0 in the schedule means never
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,9 @@ def _ask(
     inputs, outputs = lengths(asked, traffic, owner, name, len(mine))
     rows["input_tokens"][mine], rows["output_tokens"][mine] = inputs, outputs
     rows["temperature"][mine] = asked.temperature
+    if asked.cancel is not None:
+        rng = owner.stream(Purpose.cancel, *name)
+        rows["cancel_after_s"][mine] = cancels_s(asked.cancel, rng, len(mine))
     if asked.shared_prefix is None and asked.input_tokens is None and traffic.prefix_id is not None:
         assert traffic.prefix_tokens is not None, "prefixes without their lengths"
         rows["prefix_id"][mine] = traffic.prefix_id
@@ -198,6 +202,12 @@ def _ask(
         rows["prefix_id"][mine] = chosen[number]
         rows["prefix_tokens"][mine] = asked.shared_prefix.tokens
         rows["input_tokens"][mine] += np.uint32(asked.shared_prefix.tokens)
+
+
+def cancels_s(cancel: Cancel, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+    """Seconds from its sending after which each of n requests is cancelled; 0 where it is not."""
+    is_drawn = rng.random(n) < cancel.share
+    return np.where(is_drawn, np.maximum(cancel.after.draw(rng, n), SOONEST_CANCEL_S), 0.0)
 
 
 def lengths(

@@ -32,20 +32,22 @@ def preview(
     kind that states no rate).
 
     `n` and everything about arrivals and lengths covers warm-up and measured window alike; `slo`
-    counts the measured window only. n_needed is the least number of requests that prove a promise
-    about a share of them if not one misses; it is None for a promise of another kind, or of 100 %.
+    counts the measured window only, without the requests to be cancelled on purpose. n_needed is
+    the least number of requests that prove a promise about a share of them if not one misses; it is
+    None for a promise of another kind, or of 100 %.
     """
     horizon_s, n = scenario.horizon_s, len(schedule)
     inputs, outputs = schedule["input_tokens"], schedule["output_tokens"]
     asked_inputs, asked_outputs = asked_lengths(scenario, schedule)
     classes = scenario.traffic()
-    n_measured = int(np.count_nonzero(schedule["phase"] == Phase.measure))
+    n_measured, n_withdrawn = _measured(schedule)
     return {
         "scenario": scenario.name,
         "seed": scenario.seed,
         "schedule_sha256": schedule_sha256(schedule, edges),
         "n": n,
         "n_measured": n_measured,
+        "n_withdrawn": n_withdrawn,
         "duration_s": horizon_s,
         "window": {
             "warmup_s": scenario.phases.warmup,
@@ -59,7 +61,7 @@ def preview(
         "output_tokens_per_s": float(outputs.sum(dtype=np.float64)) / horizon_s,
         "prefix_share": float(schedule["prefix_tokens"].sum(dtype=np.float64) / inputs.sum()),
         "slo": [
-            _proof(slo, n_measured, scenario.phases.measure, confidence)
+            _proof(slo, n_measured - n_withdrawn, scenario.phases.measure, confidence)
             for slo in scenario.promises()
         ],
         "classes": {
@@ -68,6 +70,12 @@ def preview(
             if scenario.classes
         },
     }
+
+
+def _measured(rows: Schedule) -> tuple[int, int]:
+    """Rows of the measured window, and those of them that are to be cancelled on purpose."""
+    measured = rows[rows["phase"] == Phase.measure]
+    return len(measured), int(np.count_nonzero(measured["cancel_after_s"]))
 
 
 def asked_lengths(scenario: Scenario, schedule: Schedule) -> tuple[Means, Means]:
@@ -122,7 +130,7 @@ def _arrivals(scenario: Scenario, schedule: Schedule) -> dict[str, Any]:
 
 def _class(name: str, rows: Schedule, scenario: Scenario, confidence: float) -> dict[str, Any]:
     """The part of one class: how much of it there is, and what its own promises need."""
-    n_measured = int(np.count_nonzero(rows["phase"] == Phase.measure))
+    n_measured, n_withdrawn = _measured(rows)
     measure_s = scenario.phases.measure
     return {
         "n": len(rows),
@@ -132,7 +140,7 @@ def _class(name: str, rows: Schedule, scenario: Scenario, confidence: float) -> 
         "output_tokens_per_s": float(rows["output_tokens"].sum(dtype=np.float64))
         / scenario.horizon_s,
         "slo": [
-            _proof(parse_slo(text), n_measured, measure_s, confidence)
+            _proof(parse_slo(text), n_measured - n_withdrawn, measure_s, confidence)
             for text in scenario.classes[name].slo_texts()
         ],
     }

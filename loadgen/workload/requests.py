@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from loadgen.registry import Block, Plugin, Registry
 from loadgen.units import Share
+from loadgen.workload.durations import DURATIONS, Durations
 from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
 from loadgen.workload.pairs import check_asked
 
@@ -81,8 +82,17 @@ class SharedPrefix(Strict):
     hit_rate: Share = 1.0
 
 
+class Cancel(Strict):
+    """People who close the window: a `share` of the requests, each independently, is cancelled
+    `after` it was sent, unless it has ended by then."""
+
+    share: Annotated[Share, Field(gt=0)]
+    after: Annotated[Durations, DURATIONS]
+
+
 class Requests(Strict):
-    """What is asked: lengths in tokens and the sampling temperature.
+    """What is asked: lengths in tokens and the sampling temperature; and what part of it is taken
+    back.
 
     Lengths are two laws, tied by the `correlation` of a Gaussian copula, or a joint one of pairs at
     `input_tokens`; where the arrivals (a trace) or the prompts (a dataset) state them they may be
@@ -94,6 +104,7 @@ class Requests(Strict):
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
     shared_prefix: SharedPrefix | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    cancel: Cancel | None = None
 
     @model_validator(mode="after")
     def _says_lengths_once(self) -> Self:

@@ -64,10 +64,12 @@ class Limits(Strict):
 
 
 class StopWhen(Strict):
-    """End the run early when the share of failures over a sliding window reaches `error_rate`."""
+    """End the run early when the share of failures over a sliding window reaches `error_rate`, or,
+    if asked, when requests have piled up at the server for `saturated`."""
 
     error_rate: Annotated[Share, Field(gt=0)] = 0.5
     over: Annotated[Seconds, Field(gt=0)] = 20.0
+    saturated: Annotated[Seconds, Field(ge=1)] | None = None
 
 
 class Instrument(Strict):

@@ -104,15 +104,26 @@ def merge(parts: Sequence[Schedule]) -> Schedule:
 
 
 def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
-    """The fingerprint by which two runs are known to have sent the same requests (hex); edges,
-    where there are any, are part of it.
+    """The fingerprint by which two runs are known to have sent the same requests (hex); edges and
+    cancels, where there are any, are part of it (a plan without them has the fingerprint that it
+    had before they existed).
 
     Across machine types compare recorded files: the last bit of a logarithm may differ.
     """
-    digest = hashlib.sha256(np.ascontiguousarray(schedule).tobytes())
+    has_cancels = bool(schedule["cancel_after_s"].any())
+    kept = schedule if has_cancels else _without(schedule, "cancel_after_s")
+    digest = hashlib.sha256(np.ascontiguousarray(kept).tobytes())
     if edges is not None:
         digest.update(np.ascontiguousarray(edges).tobytes())
     return digest.hexdigest()
+
+
+def _without(schedule: Schedule, column: str) -> NDArray[np.void]:
+    names = [name for name in schedule.dtype.names or () if name != column]
+    rows = np.empty(len(schedule), [(name, schedule.dtype[name]) for name in names])
+    for name in names:
+        rows[name] = schedule[name]
+    return rows
 
 
 def _streams(

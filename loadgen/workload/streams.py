@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     classes = 5
     turns = 6
     think = 7
+    cancel = 8
 
 
 def stream(seed: int, purpose: Purpose, *owner: str) -> np.random.Generator:

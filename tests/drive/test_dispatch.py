@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from loadgen.clock import VirtualClock
 from loadgen.drive.dispatch import Bounds, Dispatcher
-from loadgen.records import EDGES, SCHEDULE, Status
+from loadgen.records import EDGES, ON_PURPOSE, SCHEDULE, Status
 
 
 class World:
     """A timer, a server and a notebook in virtual time: each request takes `service_s[row]`."""
 
     def __init__(
-        self, scheduled_s, service_s, *, edges=(), think_s=0.0, status=None, goes_on=(), **bounds
-    ):
+        self, scheduled_s, service_s, *, edges=(), think_s=0.0, status=None, goes_on=(),
+        cancel_after_s=0.0, **bounds
+    ):  # fmt: skip
         n = len(scheduled_s)
         self.clock, self.queue = VirtualClock(), []
         self.alarm: Any = None  # (instant, callback)
@@ -27,6 +28,7 @@ class World:
         schedule["scheduled_s"] = scheduled_s
         schedule["think_s"] = think_s
         schedule["after_failure"][list(goes_on)] = True
+        schedule["cancel_after_s"] = cancel_after_s
         links = np.array(list(edges), EDGES) if edges else np.empty(0, EDGES)
         for child in links["request_id"]:
             schedule["n_parents"][child] += 1
@@ -115,6 +117,37 @@ def test_dropped_requests_are_counted_not_delayed():
     assert world.statuses() == [Status.ok, Status.dropped, Status.dropped, Status.ok]
     assert world.sent == {0: 0.0, 3: 5.0}
     assert "max_concurrency" in world.outcome[1][1]
+
+
+def test_a_row_is_cancelled_so_long_after_it_was_sent_unless_it_has_ended():
+    world = World([0.0, 0.0, 1.0], [5.0, 1.0, 5.0], cancel_after_s=[2.0, 3.0, 0.0]).run()
+    assert world.outcome[0] == (Status.cancelled, ON_PURPOSE, 2.0)
+    assert world.statuses() == [Status.cancelled, Status.ok, Status.ok]
+
+
+def test_a_cancel_counts_from_the_sending_of_a_row_that_waited():
+    world = World(
+        [0.0, 0.5], [4.0, 9.0], cancel_after_s=[0.0, 2.0], max_concurrency=1, when_full="wait"
+    ).run()
+    assert world.sent[1] == 4.0
+    assert world.outcome[1] == (Status.cancelled, ON_PURPOSE, 6.0)
+
+
+def test_a_cancel_frees_its_slot_and_ends_the_conversation():
+    nan = float("nan")
+    world = World(
+        [0.0, nan, 0.1], [5.0, 1.0, 1.0], edges=[(1, 0)], cancel_after_s=[2.0, 0.0, 0.0],
+        max_concurrency=1, when_full="wait",
+    ).run()  # fmt: skip
+    assert world.sent == {0: 0.0, 2: 2.0}
+    assert world.outcome[1][:2] == (
+        Status.not_released, "its parent, request 0, ended with cancelled",
+    )  # fmt: skip
+
+
+def test_a_timeout_that_comes_first_is_a_timeout():
+    world = World([0.0], [60.0], cancel_after_s=20.0, timeout_s=10.0).run()
+    assert world.statuses() == [Status.timeout]
 
 
 def test_waiting_rows_keep_their_release_instant():

@@ -224,6 +224,7 @@ def beat(now_s, **counts):
     return {
         "now_s": now_s, "released": counts["ok"] + counts["timeout"], "sent": 0, "in_flight": 3,
         "waiting": 0, "by_status": by_status, "ttft_s": [0.1] * 10, "lateness_s": [0.0001],
+        "e2e_s": [], "withdrawn": counts.get("withdrawn", 0),
     }  # fmt: skip
 
 
@@ -239,6 +240,14 @@ def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
     assert "failed 2" in line
     assert "TTFT p50 100 ms" in line
     assert note == "ending the run: because"
+
+
+def test_what_was_cancelled_on_purpose_has_not_failed():
+    out = io.StringIO()
+    with Progress(Console(file=out, width=200), 100, 60.0, 4.0) as progress:
+        totals = progress.beat(0, beat(6.0, ok=6, timeout=5, withdrawn=3))
+    assert (totals.n_ended, totals.n_failed) == (11, 2)
+    assert "failed 2, cancelled on purpose 3" in out.getvalue()
 
 
 def test_the_live_view_draws_on_a_terminal():

@@ -163,9 +163,16 @@ def test_split_deals_single_requests_out_in_turn(n, n_shards):
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_the_fingerprint_is_that_of_the_raw_rows():
+def test_the_fingerprint_is_that_of_the_raw_rows_and_of_cancels_where_there_are_any():
     rows = make_schedule(scenario())
-    assert schedule_sha256(rows) == hashlib.sha256(rows.tobytes()).hexdigest()
+    names = [name for name in SCHEDULE.names or () if name != "cancel_after_s"]
+    plain = np.zeros(len(rows), [(name, SCHEDULE[name]) for name in names])
+    for name in names:
+        plain[name] = rows[name]
+    assert schedule_sha256(rows) == hashlib.sha256(plain.tobytes()).hexdigest()
+    cancelled = rows.copy()
+    cancelled["cancel_after_s"][3] = 1.5
+    assert schedule_sha256(cancelled) == hashlib.sha256(cancelled.tobytes()).hexdigest()
     changed = rows.copy()
     changed["output_tokens"][-1] += 1
     assert schedule_sha256(changed) != schedule_sha256(rows)
