@@ -94,6 +94,7 @@ PURE = [
     "reference_engine.kv",
     "reference_engine.plan",
     "reference_engine.policies",
+    "reference_engine.smdp",
     "reference_engine.core",
     "reference_engine.cost_model",
     "reference_engine.explain",

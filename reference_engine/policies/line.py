@@ -71,7 +71,13 @@ class Line:
 
     def first(self, view: View) -> tuple[Key, Request] | None:
         """The first that waits."""
-        return next(self.walk(view), None)
+        entries = self._entries
+        while entries:
+            key, _, request = entries[0]
+            if view.is_waiting(request.id):
+                return key, request
+            del entries[0], self._places[request.id]
+        return None
 
 
 class Patience:

@@ -1,0 +1,67 @@
+"""How long it takes to look up what to do: from the view of an engine to an action of the table.
+
+    python benchmarks/table_lookup.py [--lookups 100000]
+
+A thousand requests wait and 200 run; the state is read from them and looked up in the shipped
+table. Wall-clock, one look-up at a time, so that a slow moment of the machine is in the tail. Exits
+with 1 where the 99th percentile is not under 20 µs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from loadgen.clock import VirtualClock
+from reference_engine.core import EngineState, step
+from reference_engine.executors.base import Caps, StepBatch, StepResult
+from reference_engine.kv import KvPool
+from reference_engine.plan import Limits
+from reference_engine.policies.queue_state import QueueState
+from reference_engine.policies.smdp_table import SmdpTable, look
+from reference_engine.sequence import Request
+from reference_engine.smdp.lookup import Lookup
+from reference_engine.smdp.table import load_table
+
+MOST_US = 20.0
+
+
+class Instant:
+    """Answers every row at once with the same token."""
+
+    caps = Caps()
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        return StepResult([7] * (sum(row.samples for row in batch.rows) + len(batch.decodes)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lookups", type=int, default=100_000)
+    asked = parser.parse_args()
+    state = EngineState(Limits(200, 4096, 8192, 320), KvPool(8192), VirtualClock(), SmdpTable())
+    queue, lookup = QueueState(2048, 0.5, 1.0), Lookup(load_table("hand_made"), 30.0)
+    for k in range(1200):
+        n_prompt = 3000 if k % 50 == 49 else 20 + k % 100
+        request = Request(f"r{k}", [k % 256] * n_prompt, 400, arrived_s=0.0)
+        state.admit(request)
+        queue.put(request)
+        lookup.pace.arrive(0.0)
+    for _ in range(100):
+        step(state, Instant())
+    view = state.view()
+    took_ns = []
+    for _ in range(asked.lookups):
+        started_ns = time.perf_counter_ns()
+        lookup.decide(look(queue, queue.head(view), view), view.cost, view.now_s)
+        took_ns.append(time.perf_counter_ns() - started_ns)
+    took_ns.sort()
+    p50, p99, p999 = (took_ns[int(q * len(took_ns))] / 1e3 for q in (0.5, 0.99, 0.999))
+    print(f"{asked.lookups} look-ups, {len(view.waiting)} waiting, {len(view.running)} running")
+    print(f"p50 {p50:.2f} µs, p99 {p99:.2f} µs, p99.9 {p999:.2f} µs")
+    return 0 if p99 < MOST_US else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Decision tables as files: an action for every macro-state, per range of load.
+
+A table is written by hand, as rules of which the first that applies decides, or solved, as a list
+of 1 080 actions with the visits it was estimated from. It holds for the cost model it was made
+with, if it names one, and for the loads it names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from hashlib import blake2b
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from loadgen.errors import UsageError, nearest
+from loadgen.registry import Block
+from reference_engine.cost_model import CostModel
+from reference_engine.smdp.states import FEATURES, N_STATES, Action
+
+_ACTIONS = tuple(Action)
+_HYSTERESIS = 0.1
+
+
+class Knobs(Block):
+    """What the states and actions mean in tokens: prompts from `long_tokens` on are long; the
+    prompt tokens of a step; `tight_share` of its TTFT SLO left makes a request's slack tight."""
+
+    long_tokens: int = Field(default=2048, ge=1)
+    short_budget: int = Field(default=512, ge=1)
+    fcfs_budget: int = Field(default=512, ge=1)
+    big_budget: int = Field(default=2048, ge=1)
+    tight_share: float = Field(default=0.5, ge=0, le=1)
+
+
+class Rule(Block):
+    """Levels of features, all of which must hold, and what to do then. Without `when` it always
+    applies."""
+
+    name: str = ""
+    when: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    do: Action
+
+    @model_validator(mode="after")
+    def _levels_exist(self) -> Self:
+        for feature, levels in self.when.items():
+            if feature not in FEATURES:
+                raise ValueError(f"unknown feature '{feature}'; {nearest(feature, list(FEATURES))}")
+            for level in levels:
+                if level not in FEATURES[feature]:
+                    known = ", ".join(FEATURES[feature])
+                    raise ValueError(
+                        f"feature '{feature}' has no level '{level}' (it has: {known})"
+                    )
+        return self
+
+    def applies(self, words: dict[str, str]) -> bool:
+        return all(words[feature] in levels for feature, levels in self.when.items())
+
+
+class Sheet(Block):
+    """The actions for a range of arrivals per second (None: any), as rules or one per state.
+
+    `visits` counts how often each state was seen in the estimation, 0 is a guess; `q_gap` is how
+    much the action is better than the next best, in the solver's cost."""
+
+    load_per_s: tuple[float, float] | None = None
+    rules: tuple[Rule, ...] = ()
+    actions: tuple[int, ...] = ()
+    visits: tuple[int, ...] = ()
+    q_gap: tuple[float, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if bool(self.rules) == bool(self.actions):
+            raise ValueError("give either rules or actions")
+        if self.rules and self.rules[-1].when:
+            raise ValueError("the last rule must have no `when`, so that every state has an action")
+        for name in ("actions", "visits", "q_gap"):
+            n = len(getattr(self, name))
+            if n not in (0, N_STATES):
+                raise ValueError(f"{name} has {n} entries, there are {N_STATES} states")
+        if any(not 0 <= number < len(_ACTIONS) for number in self.actions):
+            raise ValueError(f"actions are numbers from 0 to {len(_ACTIONS) - 1}")
+        if self.load_per_s is not None and not 0 <= self.load_per_s[0] < self.load_per_s[1]:
+            raise ValueError(f"load_per_s must be a range, not {list(self.load_per_s)}")
+        return self
+
+
+class TableFile(Block):
+    """A file of tables. `states` and `actions` are written out, so that a file made for other
+    boxes is refused and not misread. `cost_model` is the digest of the one it was solved with."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    name: str
+    about: str = ""
+    cost_model: str | None = None
+    states: dict[str, tuple[str, ...]]
+    actions: tuple[str, ...]
+    knobs: Knobs = Knobs()
+    tables: tuple[Sheet, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _is_ours(self) -> Self:
+        if list(self.states.items()) != list(FEATURES.items()):
+            raise ValueError(f"states are not those of this version: {dict(FEATURES)}")
+        if self.actions != _ACTIONS:
+            raise ValueError(f"actions are not those of this version: {list(_ACTIONS)}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A sheet made for looking up: one action, visit count and gap per state."""
+
+    load_per_s: tuple[float, float] | None
+    actions: Sequence[Action]
+    is_known: Sequence[bool]
+    q_gap: Sequence[float | None]
+
+    def covers(self, rate_per_s: float, slack: float = 0.0) -> bool:
+        """Whether it was made for this load, give or take a share of it."""
+        if self.load_per_s is None:
+            return True
+        low, high = self.load_per_s
+        return low * (1 - slack) <= rate_per_s < high * (1 + slack)
+
+
+def table_of(sheet: Sheet) -> Table:
+    """Rules spelt out, numbers as actions."""
+    if sheet.actions:
+        actions = [_ACTIONS[number] for number in sheet.actions]
+    else:
+        actions = [
+            next(rule.do for rule in sheet.rules if rule.applies(words))
+            for words in (
+                dict(zip(FEATURES, levels, strict=True)) for levels in product(*FEATURES.values())
+            )
+        ]
+    is_known = [count > 0 for count in sheet.visits] or [True] * N_STATES
+    return Table(sheet.load_per_s, actions, is_known, sheet.q_gap or [None] * N_STATES)
+
+
+def pick(tables: Sequence[Table], rate_per_s: float, current: int | None) -> int | None:
+    """The table for a load: the current one until the load is 10 % outside its range, else the
+    first that covers it; None where none does."""
+    if current is not None and tables[current].covers(rate_per_s, _HYSTERESIS):
+        return current
+    return next((i for i, table in enumerate(tables) if table.covers(rate_per_s)), None)
+
+
+def load_table(name: str) -> TableFile:
+    """A shipped table by name, or a file. Raises UsageError that names the file and the key."""
+    shipped = resources.files("reference_engine.smdp") / "tables"
+    names = sorted(entry.name.removesuffix(".json") for entry in shipped.iterdir())
+    if name in names:
+        text = (shipped / f"{name}.json").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"no decision table '{name}': {error.strerror}; {nearest(name, names)}, or a file"
+            ) from error
+    try:
+        return TableFile.model_validate(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{name}: not JSON: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{name}: {key}: {first['msg']}") from error
+
+
+def digest(cost: CostModel) -> str:
+    """Of a cost model's kind and coefficients; equal models have equal digests."""
+    fields = asdict(cost) if is_dataclass(cost) else None
+    text = json.dumps([type(cost).__name__, fields], sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=8).hexdigest()
