@@ -40,6 +40,10 @@ Concurrency = Annotated[int | None, typer.Option(help="Requests in flight at mos
 Slo = Annotated[
     list[str] | None, typer.Option(help="A promise, e.g. 'p99(ttft)<=500ms'; repeatable.")
 ]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option(help="Promises as vLLM writes them, e.g. 'ttft:500 tpot:50' (ms, from send)."),
+]
 Seed = Annotated[int | None, typer.Option(help="Another seed draws another schedule.")]
 Set = Annotated[
     list[str] | None,
@@ -90,6 +94,7 @@ def run(
     warmup: Warmup = None,
     max_concurrency: Concurrency = None,
     slo: Slo = None,
+    goodput: Goodput = None,
     seed: Seed = None,
     set_: Set = None,
     model: Annotated[
@@ -131,7 +136,8 @@ def run(
         return
     chosen = command.choose_scenario(
         scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
-        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
+        duration=duration, warmup=warmup, max_concurrency=max_concurrency, seed=seed,
+        slo=command.promises(slo, goodput),
     )  # fmt: skip
     if print_scenario:
         typer.echo(chosen.to_yaml(), nl=False)
@@ -248,6 +254,29 @@ def report(
 ) -> None:
     """Compute the numbers of recorded runs again and write their report.html anew."""
     command.report(runs, slo, confidence, json)
+
+
+@app.command(
+    rich_help_panel=_DECIDE,
+    epilog="Example: slobench rescore runs/latest --slo 'ttft<=300ms' --definition all",
+)
+def rescore(
+    run: Annotated[Path, typer.Argument(help="A run directory; its files stay as they are.")],
+    slo: Slo = None,
+    goodput: Goodput = None,
+    definition: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm, guidellm, aiperf, inference-perf, mlperf or all; repeatable."),
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
+    ] = None,
+    confidence: Confidence = None,
+    json: Json = False,
+) -> None:
+    """Judge a recorded run by other promises, another window or another tool's definitions."""
+    asked = command.promises(slo, goodput)
+    raise typer.Exit(command.rescore(run, asked, definition or [], window, confidence, json))
 
 
 @app.command(

@@ -137,6 +137,61 @@ def report(
         _print_json(told[0] if len(told) == 1 else told)
 
 
+def promises(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
+    """What `--slo` and `--goodput` ask together; None where neither is given."""
+    from loadgen.measure.slo import from_goodput
+
+    if not slo and not goodput:
+        return None
+    try:
+        return [*(slo or ()), *from_goodput(goodput or ())]
+    except ValueError as error:
+        raise UsageError(f"--goodput {error}") from None
+
+
+def rescore(
+    directory: Path,
+    slo: Sequence[str] | None,
+    definitions: Sequence[str],
+    window: str | None,
+    confidence: float | None,
+    as_json: bool,
+) -> int:
+    """A recorded run under other promises, another window or other tools' definitions; files stay
+    as they are."""
+    from dataclasses import asdict
+
+    from loadgen.drive.store import read_run
+    from loadgen.measure.aggregate import summarize
+    from loadgen.measure.definitions import DEFINITIONS
+    from loadgen.measure.definitions import rescore as under
+    from loadgen.measure.judgement import plain
+    from loadgen.measure.window import with_window
+    from reports.definitions_view import table
+
+    known = [*DEFINITIONS, "all"]
+    for name in definitions:
+        if name not in known:
+            raise UsageError(f"--definition: unknown tool '{name}'; {nearest(name, known)}")
+    found = read_run(directory)
+    if window is not None:
+        found = with_window(found, window)
+    summary = summarize(found, slo=slo, confidence=_confidence(confidence))
+    names = (
+        tuple(DEFINITIONS)
+        if "all" in definitions
+        else tuple({"slobench": 0} | dict.fromkeys(definitions, 0))
+    )
+    rows = under(found, names) if definitions else []
+    if as_json:
+        _print_json({**summary.to_json(), "definitions": plain([asdict(row) for row in rows])})
+    else:
+        _tell(summary, as_json)
+        if rows:
+            stdout().print(table(rows))
+    return summary.exit_code
+
+
 def compare(
     sides: Sequence[str],
     is_aa: bool,

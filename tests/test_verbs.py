@@ -196,3 +196,18 @@ def test_compare_says_what_is_wrong(run, words, message):
     code, out, err = run("compare", "a", "b", *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_rescore_judges_a_recorded_run_anew_and_leaves_it_alone(run, simulated):
+    one = simulated / "chunked" / "0"
+    before = {path: path.stat().st_mtime_ns for path in one.iterdir()}
+    assert run("rescore", one, "--slo", "ttft<=1ns")[0] == 1
+    code, out, _ = run("rescore", one, "--goodput", "ttft:500 tpot:50", "--definition", "all")
+    assert code == 0
+    assert "ttft_from_send <= 500ms" in out
+    assert "TTFT by vllm: first chunk with choices" in out
+    facts = json.loads(run("rescore", one, "--definition", "mlperf", "--json")[1])
+    assert {row["definition"] for row in facts["definitions"]} == {"slobench", "mlperf"}
+    assert {path: path.stat().st_mtime_ns for path in one.iterdir()} == before
+    assert "did you mean 'vllm'" in run("rescore", one, "--definition", "vlm")[2]
+    assert "write 'max_itl" in run("rescore", one, "--slo", "itl<=5ms")[2]

@@ -8,8 +8,7 @@ noise known from equal runs before, in virtual time, or where asked to take them
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from loadgen.measure.judgement import (
     binomial_sd,
     judge,
     overall,
+    plain,
     scaled,
     settle,
 )
@@ -212,14 +212,3 @@ def _judge_all(
 def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:
     return [f"{m.name} is left out, it cannot be trusted: {' '.join(m.summary.reasons)}"
             for m in side if m not in trusted]  # fmt: skip
-
-
-def plain(value: Any) -> Any:
-    """JSON from nested dataclass dicts; what JSON cannot say is null."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

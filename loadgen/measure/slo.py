@@ -103,6 +103,27 @@ def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:
     return metric, aggregate, quantile
 
 
+def from_goodput(pairs: Iterable[str]) -> list[str]:
+    """vLLM's `--goodput ttft:500 tpot:50` (milliseconds) as promises asked of each request.
+
+    Raises ValueError for what is no such pair.
+    """
+    words = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}
+    found = []
+    for pair in (word for text in pairs for word in text.split()):
+        name, _, limit = pair.partition(":")
+        if name not in words:
+            raise ValueError(f"{pair!r}: {nearest(name, words)}")
+        try:
+            limit_ms = float(limit)
+        except ValueError:
+            raise ValueError(f"{pair!r}: expected milliseconds, e.g. 'ttft:500'") from None
+        if not 0 < limit_ms < float("inf"):
+            raise ValueError(f"{pair!r}: a limit is more than 0 ms")
+        found.append(f"{words[name]} <= {limit_ms:g}ms")
+    return found
+
+
 def ungrounded(slos: Iterable[Slo], elsewhere: Iterable[Slo] = ()) -> str | None:
     """What is wrong with promises that count requests which kept promises nobody made; None where
     nothing is. Those made `elsewhere` (to classes) are something to keep, too."""

@@ -1,0 +1,246 @@
+"""The same recorded run under other tools' definitions: two tools, two numbers, one table.
+
+Every definition takes the due requests that ended well. What a client of ours does not record (a
+tokenizer of the other tool's, its own delays) cannot be reproduced; the formulas can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.attainment import due_rows
+from loadgen.measure.per_request import per_request
+from loadgen.measure.stats import Values, nearest_rank
+from loadgen.records import Run
+
+Percentile = Callable[[Values, float], float]
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the formulas are made of: one entry per request that ended well; gaps by chunk."""
+
+    planned_s: Values
+    sent_s: Values
+    first_chunk_s: Values
+    first_token_s: Values
+    last_token_s: Values
+    done_s: Values
+    tokens: NDArray[np.int64]
+    first_chunk_tokens: NDArray[np.int64]
+    gap_s: Values
+    gap_tokens: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One tool's rules. Each formula gives the samples of a metric, NaN where it has none."""
+
+    name: str
+    source: str
+    said: Mapping[str, str]
+    ttft_s: Callable[[Answers], Values]
+    tpot_s: Callable[[Answers], Values]
+    itl_s: Callable[[Answers], Values]
+    e2e_s: Callable[[Answers], Values]
+    percentile: Percentile
+    interpolates: str
+
+
+def linear(ordered: Values, quantile: float) -> float:
+    """numpy's default: between the two neighbours of (n − 1)·q."""
+    return float(np.quantile(ordered, quantile))
+
+
+def nearest(ordered: Values, quantile: float) -> float:
+    """The sample of rank ⌈n·q⌉."""
+    return float(ordered[nearest_rank(len(ordered), quantile) - 1])
+
+
+def floored(ordered: Values, quantile: float) -> float:
+    """sorted[⌊n·q⌋], counted from 0."""
+    return float(ordered[min(len(ordered) - 1, math.floor(round(quantile * len(ordered), 9)))])
+
+
+def _per(seconds: Values, counts: NDArray[np.int64]) -> Values:
+    shared = np.full(len(seconds), np.nan)
+    np.divide(seconds, counts, out=shared, where=counts > 0)
+    return shared
+
+
+def _chunk_gaps(a: Answers) -> Values:
+    return a.gap_s
+
+
+def _gaps_and_zeros(a: Answers) -> Values:
+    further = np.zeros(int((a.gap_tokens - 1).sum()))
+    return np.concatenate([a.gap_s, further])
+
+
+_VLLM = Definition(
+    "vllm",
+    "vllm bench serve, endpoint_request_func.py",
+    {
+        "ttft": "first chunk with choices (an empty role chunk counts) − sent",
+        "tpot": "(E2E − TTFT) / (n − 1), n > 1",
+        "itl": "one sample per chunk",
+        "e2e": "last chunk with choices − sent",
+    },
+    ttft_s=lambda a: a.first_chunk_s - a.sent_s,
+    tpot_s=lambda a: _per(a.last_token_s - a.first_chunk_s, a.tokens - 1),
+    itl_s=_chunk_gaps,
+    e2e_s=lambda a: a.last_token_s - a.sent_s,
+    percentile=linear,
+    interpolates="linear",
+)
+_GUIDELLM = Definition(
+    "guidellm",
+    "guidellm 0.8.1, request_stats.py and statistics.py",
+    {
+        "ttft": "first token − sent",
+        "tpot": "(last token − sent) / n, with TTFT in it",
+        "itl": "(last token − first token) / (n − 1), one sample per request",
+        "e2e": "end of the stream − sent",
+    },
+    ttft_s=lambda a: a.first_token_s - a.sent_s,
+    tpot_s=lambda a: _per(a.last_token_s - a.sent_s, a.tokens),
+    itl_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - 1),
+    e2e_s=lambda a: a.done_s - a.sent_s,
+    percentile=nearest,
+    interpolates="nearest rank",
+)
+_AIPERF = Definition(
+    "aiperf",
+    "aiperf 0.13.0",
+    {
+        "ttft": "first token − sent",
+        "tpot": "(E2E − TTFT) / (n − n_first_chunk); n − 1 where that is unknown",
+        "itl": "the same, one sample per request",
+        "e2e": "last token − sent",
+    },
+    ttft_s=lambda a: a.first_token_s - a.sent_s,
+    tpot_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - a.first_chunk_tokens),
+    itl_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - a.first_chunk_tokens),
+    e2e_s=lambda a: a.last_token_s - a.sent_s,
+    percentile=linear,
+    interpolates="linear",
+)
+_INFERENCE_PERF = Definition(
+    "inference-perf",
+    "inference-perf 0.7.0; that it interpolates and ends at the stream's end is assumed",
+    {
+        "ttft": "first token − sent",
+        "tpot": "(last token − first token) / (n − 1), n > 1",
+        "itl": "one sample per token: the gap, and 0 for further tokens of a chunk",
+        "e2e": "end of the stream − sent",
+    },
+    ttft_s=lambda a: a.first_token_s - a.sent_s,
+    tpot_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - 1),
+    itl_s=_gaps_and_zeros,
+    e2e_s=lambda a: a.done_s - a.sent_s,
+    percentile=linear,
+    interpolates="linear",
+)
+_MLPERF = Definition(
+    "mlperf",
+    "MLPerf loadgen, results.cc",
+    {
+        "ttft": "first token − planned",
+        "tpot": "(E2E − TTFT) / (n − 1), n > 1",
+        "itl": "not defined",
+        "e2e": "last token − planned",
+    },
+    ttft_s=lambda a: a.first_token_s - a.planned_s,
+    tpot_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - 1),
+    itl_s=lambda a: np.empty(0),
+    e2e_s=lambda a: a.last_token_s - a.planned_s,
+    percentile=floored,
+    interpolates="sorted[⌊n·q⌋]",
+)
+_SLOBENCH = Definition(
+    "slobench",
+    "docs/metrics.md",
+    {
+        "ttft": "first token − released",
+        "tpot": "(last token − first token) / (n − n_first_chunk)",
+        "itl": "each gap shared among the tokens that end it, one sample per token",
+        "e2e": "last token − released",
+    },
+    ttft_s=lambda a: a.first_token_s - a.planned_s,
+    tpot_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - a.first_chunk_tokens),
+    itl_s=lambda a: np.repeat(a.gap_s / a.gap_tokens, a.gap_tokens),
+    e2e_s=lambda a: a.last_token_s - a.planned_s,
+    percentile=nearest,
+    interpolates="nearest rank",
+)
+DEFINITIONS: Mapping[str, Definition] = MappingProxyType(
+    {d.name: d for d in (_SLOBENCH, _VLLM, _GUIDELLM, _AIPERF, _INFERENCE_PERF, _MLPERF)}
+)
+"""Every definition by name, ours first."""
+
+
+def answers(run: Run) -> Answers:
+    """The due requests of a run that ended well and held a token."""
+    columns, rows = per_request(run), run.request_rows
+    kept = due_rows(run) & columns.is_ok & columns.has_token
+    gaps = columns.gaps
+    of_kept = kept[gaps.row]
+    first_chunk_s = np.where(
+        np.isfinite(rows["first_chunk_s"]), rows["first_chunk_s"], rows["first_token_s"]
+    )
+    return Answers(
+        planned_s=rows["released_s"][kept],
+        sent_s=rows["sent_s"][kept],
+        first_chunk_s=first_chunk_s[kept],
+        first_token_s=rows["first_token_s"][kept],
+        last_token_s=rows["last_token_s"][kept],
+        done_s=rows["done_s"][kept],
+        tokens=columns.output_tokens[kept],
+        first_chunk_tokens=np.maximum(rows["first_chunk_tokens"][kept].astype(np.int64), 1),
+        gap_s=gaps.icl_s[of_kept],
+        gap_tokens=gaps.tokens[of_kept],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """One metric under one definition; seconds, NaN without samples."""
+
+    definition: str
+    metric: str
+    formula: str
+    n: int
+    mean: float
+    percentiles: Mapping[str, float]
+
+
+def rescore(run: Run, names: tuple[str, ...] = tuple(DEFINITIONS)) -> list[Rescored]:
+    """TTFT, TPOT, ITL and E2E of a run under each named definition."""
+    found = answers(run)
+    return [
+        _rescored(DEFINITIONS[name], metric, found)
+        for metric in ("ttft", "tpot", "itl", "e2e")
+        for name in names
+    ]
+
+
+def _rescored(definition: Definition, metric: str, found: Answers) -> Rescored:
+    formula: Callable[[Answers], Values] = getattr(definition, f"{metric}_s")
+    values = formula(found)
+    ordered = np.sort(values[np.isfinite(values)])
+    n = len(ordered)
+    return Rescored(
+        definition.name,
+        metric,
+        f"{definition.said[metric]}; percentiles {definition.interpolates}",
+        n,
+        float(ordered.mean()) if n else math.nan,
+        {f"p{100 * q:g}": definition.percentile(ordered, q) if n else math.nan for q in QUANTILES},
+    )

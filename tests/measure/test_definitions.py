@@ -1,0 +1,144 @@
+"""Other tools' numbers, held against loops written from their formulas, to the last digit."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.errors import UsageError
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import due_rows
+from loadgen.measure.definitions import DEFINITIONS, rescore
+from loadgen.measure.slo import from_goodput
+from loadgen.measure.window import with_window
+from loadgen.records import TokenSource
+from tests.runs import measured_run
+
+
+def recorded():
+    """A run with role chunks before the first token, several tokens in chunks, and failures."""
+    run = measured_run(n_requests=120, n_tokens=6, n_failed=4)
+    rng = np.random.default_rng(3)
+    run.chunk_rows["tokens"] = rng.integers(1, 4, len(run.chunk_rows))
+    for row in run.request_rows:
+        mine = run.chunk_rows[run.chunk_rows["request_id"] == row["request_id"]]
+        if len(mine):
+            row["output_tokens"] = mine["tokens"].sum()
+            row["first_chunk_tokens"] = mine["tokens"][0]
+            row["token_source"] = TokenSource.usage
+            row["first_chunk_s"] = row["first_token_s"] - 0.03
+            row["done_s"] = row["last_token_s"] + 0.02
+    return run
+
+
+def by_hand(run, tool):
+    """TTFT, TPOT, ITL and E2E samples, a request at a time."""
+    samples: dict[str, list[float]] = {"ttft": [], "tpot": [], "itl": [], "e2e": []}
+    for k, row in enumerate(run.request_rows):
+        if row["status"] != 0 or not due_rows(run)[k]:
+            continue
+        mine = [c for c in run.chunk_rows if c["request_id"] == row["request_id"]]
+        n, first, last = int(row["output_tokens"]), row["first_token_s"], row["last_token_s"]
+        start = row["released_s"] if tool in ("slobench", "mlperf") else row["sent_s"]
+        end = row["done_s"] if tool in ("guidellm", "inference-perf") else last
+        ttft = (row["first_chunk_s"] if tool == "vllm" else first) - start
+        samples["ttft"].append(ttft)
+        samples["e2e"].append(end - start)
+        if tool == "guidellm":
+            samples["tpot"].append((last - start) / n)
+        elif tool in ("slobench", "aiperf"):
+            rest = n - int(row["first_chunk_tokens"])
+            samples["tpot"].append((last - first) / rest)
+        else:
+            samples["tpot"].append(((last - start) - ttft) / (n - 1))
+        if tool == "aiperf":
+            samples["itl"].append(samples["tpot"][-1])
+        elif tool == "guidellm":
+            samples["itl"].append((last - first) / (n - 1))
+        elif tool != "mlperf":
+            for before, chunk in pairwise(mine):
+                gap, tokens = chunk["received_s"] - before["received_s"], int(chunk["tokens"])
+                if tool == "slobench":
+                    samples["itl"] += [gap / tokens] * tokens
+                elif tool == "inference-perf":
+                    samples["itl"] += [gap] + [0.0] * (tokens - 1)
+                else:
+                    samples["itl"].append(gap)
+    return samples
+
+
+def percentile_by_hand(samples, quantile, tool):
+    ordered, n = sorted(samples), len(samples)
+    if tool in ("slobench", "guidellm"):
+        return ordered[math.ceil(round(quantile * n, 9)) - 1]
+    if tool == "mlperf":
+        return ordered[min(n - 1, int(n * quantile + 1e-9))]
+    position = (n - 1) * quantile
+    low = math.floor(position)
+    high = min(low + 1, n - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+@pytest.mark.parametrize("tool", DEFINITIONS)
+def test_each_tools_numbers_are_those_of_its_formulas(tool):
+    run = recorded()
+    expected = by_hand(run, tool)
+    for row in rescore(run, (tool,)):
+        samples = expected[row.metric]
+        assert row.n == len(samples)
+        if not samples:
+            assert math.isnan(row.mean)
+            continue
+        assert row.mean == pytest.approx(sum(samples) / len(samples), rel=1e-11)
+        for key, value in row.percentiles.items():
+            by_loop = percentile_by_hand(samples, float(key[1:]) / 100, tool)
+            assert value == pytest.approx(by_loop, rel=1e-11), (tool, row.metric, key)
+
+
+def test_ours_agrees_with_the_summary():
+    run = recorded()
+    summary = summarize(run)
+    for row in rescore(run, ("slobench",)):
+        found = summary.metrics[f"{row.metric}_s"]
+        assert row.n == found.n
+        assert row.mean == pytest.approx(found.mean)
+        assert row.percentiles["p99"] == found.percentiles["p99"].value
+
+
+def test_every_definition_is_in_the_docs_with_its_formulas_and_source():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for one in DEFINITIONS.values():
+        cells = [one.said[m] for m in ("ttft", "tpot", "itl", "e2e")]
+        assert f"| `{one.name}` | {' | '.join(cells)} | {one.interpolates} | {one.source} |" in page
+
+
+def test_a_window_holds_the_requests_planned_in_it():
+    run = measured_run()  # 10 a second for 22 s
+    found = summarize(with_window(run, "5s:15s"))
+    assert found.counts["due"] == 100
+    assert (found.window.start_s, found.window.end_s) == (5.0, 15.0)
+    assert summarize(with_window(run, "2s:22s")).to_json() == summarize(run).to_json()
+
+
+def test_the_steady_window_leaves_the_warm_up_out():
+    run = measured_run()
+    slow = run.request_rows["released_s"] < 8.0
+    for name in ("first_token_s", "last_token_s", "done_s"):
+        run.request_rows[name][slow] += 0.5
+    assert 7.0 <= summarize(with_window(run, "steady")).window.start_s <= 10.0
+
+
+@pytest.mark.parametrize("text", ["5:9", "9s:5s", "late", "90s:99s"])
+def test_a_window_that_cannot_be_meant_is_refused(text):
+    with pytest.raises(UsageError, match="--window"):
+        with_window(measured_run(), text)
+
+
+def test_vllms_goodput_is_in_milliseconds_from_send():
+    asked = from_goodput(["ttft:500 tpot:50", "e2el:2000"])
+    assert asked == ["ttft_from_send <= 500ms", "tpot <= 50ms", "e2e_from_send <= 2000ms"]
+    for wrong in ("itl:5", "ttft", "ttft:fast", "ttft:0"):
+        with pytest.raises(ValueError, match=wrong.split(":")[0]):
+            from_goodput([wrong])
