@@ -34,6 +34,8 @@ def table(summary: Summary) -> Group:
     parts.append(_latencies(summary))
     if summary.classes:
         parts.append(_classes(summary))
+    if len(summary.backends) > 1:
+        parts.append(_backends(summary))
     parts += [Text(f"  {line}") for line in _rates(summary)]
     parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
@@ -82,6 +84,15 @@ def _classes(summary: Summary) -> Table:
 
     grid = _grid(*tables.CLASS_HEAD)
     for cells in tables.class_rows(summary):
+        grid.add_row(*(Text(cell.text) for cell in cells))
+    return grid
+
+
+def _backends(summary: Summary) -> Table:
+    from rich.text import Text
+
+    grid = _grid(*tables.BACKEND_HEAD)
+    for cells in tables.backend_rows(summary):
         grid.add_row(*(Text(cell.text) for cell in cells))
     return grid
 

@@ -279,6 +279,26 @@ def tiles(summary: Summary) -> list[tuple[str, Cell]]:
     ]
 
 
+BACKEND_HEAD = ("address", "requests", "share", "ok", "output tokens", "median TTFT from send")
+
+
+def backend_rows(summary: Summary) -> list[list[Cell]]:
+    """The addresses that requests went to; nothing where there is only one."""
+    found = summary.backends if len(summary.backends) > 1 else ()
+    total = sum(backend.requests for backend in found)
+    return [
+        [
+            Cell(backend.address),
+            Cell(say_count(backend.requests), f"backends.{k}.requests"),
+            Cell(say(backend.requests / total, "share")),
+            Cell(say_count(backend.ok), f"backends.{k}.ok"),
+            Cell(say_count(backend.output_tokens), f"backends.{k}.output_tokens"),
+            Cell(say(backend.ttft_from_send_s, "s"), f"backends.{k}.ttft_from_send_s", "s"),
+        ]
+        for k, backend in enumerate(found)
+    ]
+
+
 def count_rows(summary: Summary) -> list[tuple[str, Cell]]:
     """Scheduled, warm-up, due, not due, and the due ones by how they ended (zeros left out)."""
     names = {

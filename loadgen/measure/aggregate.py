@@ -22,6 +22,7 @@ from loadgen.measure.attainment import (
     warmup_rows,
     withdrawn_rows,
 )
+from loadgen.measure.backends import backends
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.findings import findings
 from loadgen.measure.load import load_through
@@ -110,6 +111,7 @@ def summarize(
         ),
         classes=classes,
         server=server_summary(run, columns, window),
+        backends=tuple(backends(run, columns, due)),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.measure.attainment import Window, warmup_rows, withdrawn_rows
+from loadgen.measure.backends import backends, pinned
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.validity import Check
@@ -42,6 +43,7 @@ def findings(
         _chunks(columns, run, due),
         _empty_answers(columns, due),
         _neighbours(columns, run, due),
+        _pinned(run, columns, due),
         _besides_measuring(run),
         _unasked(slos),
     )
@@ -181,6 +183,11 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
         f"Neighbouring requests had alike TTFTs (rank correlation {correlation:.2f}): intervals of"
         " this one run are narrower than what repeated runs would show."
     )
+
+
+def _pinned(run: Run, columns: PerRequest, due: Mask) -> str:
+    """Kept connections that held the load on some of a name's addresses."""
+    return pinned(run, backends(run, columns, due))
 
 
 def _besides_measuring(run: Run) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.attainment import Window
+from loadgen.measure.backends import Backend
 from loadgen.measure.server import ServerSummary
 from loadgen.measure.stats import Interval, Percentile
 from loadgen.measure.throughput import Throughput
@@ -93,8 +94,8 @@ class Summary:
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
     `confidence` is that of every interval and proof; the verdict is by the point estimate unless it
     was asked for. `classes` is empty where all traffic is of one class; the verdict is met only if
-    the promises made to each of them are. `server` is None where its metrics
-    were not read.
+    the promises made to each of them are. `server` is None where its metrics were not read.
+    `backends` are the addresses that requests went to, busiest first.
     """
 
     run: str
@@ -115,6 +116,7 @@ class Summary:
     findings: tuple[str, ...]
     classes: Mapping[str, ClassSummary] = field(default_factory=dict)
     server: ServerSummary | None = None
+    backends: tuple[Backend, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open ends are null."""

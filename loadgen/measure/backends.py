@@ -1,0 +1,69 @@
+"""Which of a name's addresses the requests went to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.wording import say_count, say_share
+from loadgen.records import Run
+
+UNEVEN = 1.5  # times its even share, from which on an address had too many requests
+LEAST_EACH = 10  # requests per address before a share of them means anything
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One address: due requests sent there, those that ended well, their tokens and median TTFT
+    from sending (seconds, NaN without any)."""
+
+    address: str
+    requests: int
+    ok: int
+    output_tokens: int
+    ttft_from_send_s: float
+
+
+def backends(run: Run, columns: PerRequest, due: Mask) -> list[Backend]:
+    """Every address that due requests were sent to, busiest first. Behind a proxy or a virtual
+    address that is the only one a client sees."""
+    found = []
+    for number, address in enumerate(run.names.remotes):
+        mine = due & (run.request_rows["remote_id"] == number)
+        if not number or not mine.any():
+            continue
+        ttft_s = columns.ttft_from_send_s[mine & columns.is_ok & columns.has_token]
+        found.append(
+            Backend(
+                address=address,
+                requests=int(np.count_nonzero(mine)),
+                ok=int(np.count_nonzero(mine & columns.is_ok)),
+                output_tokens=int(columns.output_tokens[mine].sum()),
+                ttft_from_send_s=float(np.median(ttft_s)) if len(ttft_s) else float("nan"),
+            )
+        )
+    return sorted(found, key=lambda backend: (-backend.requests, backend.address))
+
+
+def pinned(run: Run, found: Sequence[Backend]) -> str:
+    """Whether kept connections held the load on some of the addresses that the name has."""
+    shards = run.instrument.get("shards") or []
+    known = {a for shard in shards for a in (shard.get("connections") or {}).get("known") or ()}
+    addresses = known | {backend.address for backend in found}
+    keeps = (run.manifest.get("target") or {}).get("connections", "reuse") == "reuse"
+    total = sum(backend.requests for backend in found)
+    if not keeps or len(addresses) < 2 or total < LEAST_EACH * len(addresses):
+        return ""
+    busiest, n_unused = found[0], len(addresses) - len(found)
+    share = busiest.requests / total
+    if not n_unused and share <= UNEVEN / len(addresses):
+        return ""
+    unused = f" and {say_count(n_unused)} got none" if n_unused else ""
+    return (
+        f"Of the target's {say_count(len(addresses))} addresses {busiest.address} got"
+        f" {say_share(share)} of the requests{unused}: kept connections pin the load; connections:"
+        " never or per_session in a target file spread it."
+    )
