@@ -372,6 +372,7 @@ def serve(
         list[str] | None,
         typer.Option("--set", help="A knob of the mode or the device, key=value; repeatable."),
     ] = None,
+    plugin: Plugin = None,
     json: Json = False,
 ) -> None:
     """Serve the bundled engine on the OpenAI API."""
@@ -382,7 +383,7 @@ def serve(
         "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "log_dir": log_dir,
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
-    raise typer.Exit(command.serve(given, drain, set_ or [], json))
+    raise typer.Exit(command.serve(given, drain, set_ or [], plugin or [], json))
 
 
 @app.command(

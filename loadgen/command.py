@@ -430,12 +430,18 @@ def init(directory: Path) -> None:
 
 
 def serve(
-    options: Mapping[str, Any], drain: str | None, knobs: Sequence[str], as_json: bool
+    options: Mapping[str, Any],
+    drain: str | None,
+    knobs: Sequence[str],
+    plugins: Sequence[Path],
+    as_json: bool,
 ) -> int:
     """The bundled engine in the foreground."""
     from reference_engine.serve import run as serve_until_stopped
     from reference_engine.serve_options import choose
 
+    for plugin in plugins:
+        load_plugin(plugin)
     drain_s = {} if drain is None else {"drain_s": _duration_s("--drain", drain)}
     chosen = choose({**options, **drain_s}, knobs)
     if as_json:

@@ -75,7 +75,9 @@ def _measured(
     directory: Path,
     console: Console,
 ) -> Run:
-    choice = Choice(target, options.engine, options.model, options.environ, options.scrape)
+    choice = Choice(
+        target, options.engine, options.model, options.environ, options.scrape, options.plugins
+    )
     with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
         recorded = record(scenario, plan, opened, options, directory, console)
     adopt_engine_logs(directory, recorded.manifest["epoch_monotonic_s"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,13 +39,14 @@ _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 @dataclass(frozen=True)
 class Choice:
     """What the user asked for: `spec` as after `--target`, `engine` as after `--engine`; `scrape`
-    whether to read the server's own metrics."""
+    whether to read the server's own metrics; `plugins` are files with modes for `reference`."""
 
     spec: str
     engine: str = ""
     model: str = ""
     environ: Mapping[str, str] | None = None
     scrape: bool = True
+    plugins: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Server:
 def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Server]:
     """What is to be measured, running inside the `with` block if it is ours to start."""
     if choice.spec == "reference":
-        with engine(parse_engine(choice.engine), log_dir) as served:
+        settings = parse_engine(choice.engine)
+        with engine(settings, log_dir, plugins=choice.plugins) as served:
             yield Server("reference", served.endpoint, "reference engine", _end_of(served.child))
     elif choice.spec == "mock":
         with mock(_mock_options(choice.engine), log_dir, truth=log_dir / "truth.csv") as served:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from pathlib import Path
 
 from loadgen.errors import SlobenchError
+from loadgen.plugins import load_plugin
 from reference_engine.serve import run
 from reference_engine.serve_options import ServeOptions, choose
 
@@ -30,6 +32,7 @@ _HELP = {
     "seed": "seed of the random weights",
     "model_name": "the model id to answer to",
     "api_key_env": "environment variable that holds the API key to ask for",
+    "log_level": "sizes, or full: each step's requests and all that a replay needs",
     "log_dir": "where engine_steps.parquet and engine_events.parquet go",
     "parent_pid": "stop when this process ends",
     "drain_s": "seconds that running requests get at SIGTERM",
@@ -44,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     values = {name: value for name, value in vars(given).items() if value is not None}
     try:
+        for path in values.pop("plugin", ()):
+            load_plugin(Path(path))
         options = choose(values, values.pop("set", ()))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - usage error
@@ -66,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         help="an option, or a knob of the mode or the executor; repeatable",
         metavar="K=V",
+    )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        help="a Python file that registers modes; repeatable",
+        metavar="FILE",
     )
     parser.add_argument(
         "--no-prefix-cache", dest="prefix_cache", action="store_false", help="recompute prefixes"

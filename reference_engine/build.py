@@ -20,6 +20,7 @@ from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.serve_options import ServeOptions, executor_of, policy_of
 from reference_engine.service import Service
+from reference_engine.steps import StepLog
 from reference_engine.swap import HostPool
 from reference_engine.tokenizer import Tokenizer, load_tokenizer
 
@@ -75,6 +76,7 @@ def build(options: ServeOptions) -> Engine:
         policy,
         cost=_cost(model, kind),
         predictor=QuantilePredictor(),
+        log=StepLog(options.log_level),
         host=HostPool(executor.caps.n_host_blocks, executor.caps.copy_s),
         preempt=options.preempt,
         async_depth=options.async_depth,

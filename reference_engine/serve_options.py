@@ -14,6 +14,7 @@ from loadgen.registry import Plugin
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
 from reference_engine.plan import How
 from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.steps import Level
 
 K = TypeVar("K", bound=Plugin)
 
@@ -57,6 +58,7 @@ class ServeOptions(BaseModel):
     executor_args: dict[str, Any] = Field(default_factory=dict)
     api_key_env: str | None = None
     log_dir: Path | None = None
+    log_level: Level = "sizes"
     parent_pid: int | None = Field(default=None, ge=1)
     drain_s: float = Field(default=10.0, ge=0)
 

@@ -7,7 +7,7 @@ the length of a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +53,15 @@ def parse_engine(text: str) -> dict[str, str]:
 
 @contextmanager
 def engine(
-    options: Mapping[str, str], log_dir: Path, *, ready_timeout_s: float = 120.0
+    options: Mapping[str, str],
+    log_dir: Path,
+    *,
+    plugins: Sequence[Path] = (),
+    ready_timeout_s: float = 120.0,
 ) -> Iterator[Served]:
     """The bundled engine, serving while the `with` block runs. `log_dir` gets its log,
-    `engine.log`, and when it ends its steps and events (Parquet).
+    `engine.log`, and when it ends its steps and events (Parquet). `plugins` are Python files with
+    modes of the user's.
 
     Raises MissingDependency (no torch), UsageError (a bad option, a busy port) or TargetError (it
     died, it never got ready), each in one line of the engine's own words.
@@ -64,6 +69,7 @@ def engine(
     chosen = {**ENGINE_DEFAULTS, **options}
     flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
     flags += ["--log-dir", str(log_dir.resolve())]
+    flags += [part for path in plugins for part in ("--plugin", str(path.resolve()))]
     with child_server(
         "engine", "reference_engine", flags, log_dir=log_dir, ready_timeout_s=ready_timeout_s
     ) as child:

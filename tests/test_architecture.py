@@ -25,6 +25,7 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.measure": [*WORDS, "loadgen.measure"],
     "targets": [*WORDS, "targets"],
     "reference_engine": [*WORDS, "reference_engine"],
+    "reference_engine.__main__": [*WORDS, "reference_engine", "loadgen.plugins"],
     # Shells: sockets, processes, files, clocks.
     "loadgen.drive": [
         *WORDS,

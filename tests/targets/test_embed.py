@@ -1,5 +1,8 @@
 """Servers of ours as targets: options in, an endpoint out, one line when it cannot be."""
 
+import json
+from urllib.request import urlopen
+
 import pytest
 
 from loadgen.errors import UsageError
@@ -44,6 +47,26 @@ def test_the_bundled_engine_serves_and_is_labelled(tmp_path):
     assert served.child.exit_code is not None
     assert (tmp_path / "engine.log").exists()
     assert (tmp_path / "engine_steps.parquet").exists()
+
+
+def test_a_mode_of_the_users_own_is_served(tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from reference_engine.policies.base import POLICIES\n"
+        "from reference_engine.policies.chunked import Chunked\n"
+        "@POLICIES.register\n"
+        "class Mine(Chunked):\n"
+        "    kind = 'mine'\n"
+        "    fancy: int = 3\n"
+    )
+    options = {"device": "toy", "shape": "nano", "mode": "mine", "fancy": "5"}
+    with (
+        engine(options, tmp_path, plugins=[plugin]) as served,
+        urlopen(f"{served.endpoint.url}/debug/policy") as response,
+    ):
+        found = json.load(response)
+    assert (found["mode"], found["knobs"]["fancy"]) == ("mine", 5)
+    assert "mine" in found["modes"]
 
 
 @pytest.mark.parametrize(
