@@ -15,7 +15,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -23,14 +22,12 @@ from loadgen.clock import Clock
 from reference_engine.admission import AdmissionError
 from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Executor
+from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics
 from reference_engine.pace import Departures
 from reference_engine.sequence import Request, State
-from reference_engine.step_tokens import StepTokens, TokenEvent
-from reference_engine.stops import StopText
+from reference_engine.step_tokens import StepTokens
 from reference_engine.streams import Delta, TokenStream
-from reference_engine.tokenizer import Detokenizer
-from reference_engine.wire.answer import Chosen
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +45,6 @@ class Listener(NamedTuple):
     on_verdicts: Callable[[list[Verdict]], None]
     on_deltas: Callable[[Deltas], None]
     on_failure: Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Live:
-    """A request on the engine's side: its text so far and where it goes."""
-
-    request: Request
-    stream: TokenStream
-    detokenizer: Detokenizer
-    stops: StopText
-    n_chars: int = 0
-    token_s: float | None = None  # when its last token came
 
 
 class EngineThread:
@@ -152,41 +137,32 @@ class EngineThread:
 
     def _publish(self, events: StepTokens) -> None:
         now_s = self._clock.now_s()
-        gaps_s: list[float] = []
+        live_of = self._live.get
+        since: dict[float, int] = {}  # tokens by the instant of the one before; few instants
         deltas: Deltas = []
-        for event in events:
-            live = self._live.get(event.request.id)
+        for request, token, finish, logprob in events:
+            live = live_of(request.id)
             if live is None:
                 continue
-            if live.token_s is None:
-                self._metrics.on_first_token(live.request)
+            last_s = live.token_s
+            if last_s is None:
+                self._metrics.on_first_token(request)
             else:
-                gaps_s.append(now_s - live.token_s)
+                since[last_s] = since.get(last_s, 0) + 1
             live.token_s = now_s
-            deltas.append((live.stream, self._delta(live, event)))
+            delta = live.delta(token, finish, logprob)
+            deltas.append((live.stream, delta))
+            if delta.finish_reason is not None:
+                self._finish(request, finish)
         if deltas:
-            self._metrics.on_tokens(len(deltas), gaps_s)
+            self._metrics.on_tokens(len(deltas), {now_s - at_s: n for at_s, n in since.items()})
             self._loop.call_soon_threadsafe(self._listener.on_deltas, deltas)
 
-    def _delta(self, live: Live, event: TokenEvent) -> Delta:
-        request, finish = event.request, event.finish
-        # A stop token is counted and has no text.
-        text = "" if finish is State.finished_stop else live.detokenizer.push(event.token)
-        chosen = None if event.logprob is None else Chosen(text, live.n_chars, event.logprob)
-        live.n_chars += len(text)
-        if finish is not None:
-            text += live.detokenizer.flush()
-        if request.n_output > request.min_tokens:
-            text, is_stopped = live.stops.push(text)
-            if is_stopped:
-                self._state.end(request.id, State.finished_stop)
-                finish = State.finished_stop
-            elif finish is not None:
-                text += live.stops.flush()
-        if finish is not None:
-            del self._live[request.id]
-            self._on_finish(request)
-        return Delta(text, request.n_output, None if finish is None else finish.value, chosen)
+    def _finish(self, request: Request, finish: State | None) -> None:
+        if finish is None:  # a stop string: the engine does not know yet
+            self._state.end(request.id, State.finished_stop)
+        del self._live[request.id]
+        self._on_finish(request)
 
     def _on_finish(self, request: Request) -> None:
         self._metrics.on_finish(request, self._state.accounts.get(request.id))

@@ -9,7 +9,7 @@ Source: edges of vLLM V1's Prometheus logger (`vllm/v1/metrics/loggers.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from reference_engine.explain import Account
 from reference_engine.sequence import Request, State
@@ -91,14 +91,10 @@ class EngineMetrics:
         if request.first_token_s is not None:
             self.ttft_s.observe(request.first_token_s - request.arrived_s)
 
-    def on_tokens(self, n_tokens: int, gaps_s: Sequence[float]) -> None:
-        """A step's tokens, and the times since the token before for those that had one. In a step
-        of decodes these are nearly all the same, hence counted before they are looked up."""
+    def on_tokens(self, n_tokens: int, gaps_s: Mapping[float, int]) -> None:
+        """A step's tokens; how many of them came how long after the token before."""
         self.generation_tokens += n_tokens
-        counts: dict[float, int] = {}
-        for gap_s in gaps_s:
-            counts[gap_s] = counts.get(gap_s, 0) + 1
-        for gap_s, n in counts.items():
+        for gap_s, n in gaps_s.items():
             self.itl_s.observe(gap_s, n)
 
     def on_finish(self, request: Request, account: Account | None) -> None:

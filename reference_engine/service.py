@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from loadgen.clock import Clock
 from loadgen.errors import SlobenchError
 from reference_engine.core import EngineState
-from reference_engine.engine_thread import Deltas, EngineThread, Listener, Live, Verdict
+from reference_engine.engine_thread import Deltas, EngineThread, Listener, Verdict
 from reference_engine.executors.base import Executor
 from reference_engine.intake import Intake
+from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics
 from reference_engine.stops import StopText
 from reference_engine.streams import StreamBroken, TokenStream
@@ -173,6 +174,7 @@ class Service:
         request_id = stream.request.id
         if self._streams.pop(request_id, None) is None:
             return
+        stream.is_closed = True
         if not stream.is_over:
             self._thread.post(partial(self._thread.cancel, request_id))
         if not self._streams:
@@ -189,8 +191,8 @@ class Service:
 
     def _deliver(self, deltas: Deltas) -> None:
         for stream, delta in deltas:
-            if stream.request.id not in self._streams:
-                continue  # closed while the step ran
+            if stream.is_closed:  # while the step ran
+                continue
             # Behind because of the socket, not because this loop is late.
             if stream.put(delta) > self._outbox and stream.is_blocked:
                 self.n_slow_readers += 1

@@ -12,6 +12,10 @@ class StopText:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held = tuple(stops), ""
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._stops)
+
     def push(self, text: str) -> tuple[str, bool]:
         """The text that may be shown now, and whether a stop string was found."""
         if not self._stops:

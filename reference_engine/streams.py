@@ -32,7 +32,7 @@ class TokenStream:
     def __init__(self, request: Request, close: Callable[[TokenStream], None]) -> None:
         self.request = request
         self.on_cut_off: Callable[[], None] | None = None
-        self.is_over = False
+        self.is_over = self.is_closed = False
         self.is_blocked = False  # what was fetched last waits for the socket to take it
         self._close = close
         self._deltas: deque[Delta] = deque()
@@ -86,10 +86,13 @@ class TokenStream:
 
     def put(self, delta: Delta) -> int:
         """Hand over a delta; returns how many the reader has not fetched."""
-        self._deltas.append(delta)
-        self.is_over = delta.finish_reason is not None
-        self._ready.set()
-        return len(self._deltas)
+        deltas = self._deltas
+        if not deltas:
+            self._ready.set()
+        deltas.append(delta)
+        if delta.finish_reason is not None:
+            self.is_over = True
+        return len(deltas)
 
     def fail(self, why: Exception) -> None:
         """End the stream with an exception, unless it ended by itself."""

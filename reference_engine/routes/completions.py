@@ -105,20 +105,23 @@ async def _write_events(
     response: web.StreamResponse, call: Call, stream: TokenStream, encoder: Encoder
 ) -> None:
     """Tokens that are already there go out in one write, each as an event of its own."""
-    out, n_output = encoder.role(), 0
+    out, n_output = [encoder.role()], 0
+    has_usage, text_event = call.continuous_usage, encoder.text
     async for deltas in stream:
-        for delta in deltas:
-            n_output = delta.n_output
-            if delta.text or delta.finish_reason or delta.chosen:
-                usage = stream.usage(n_output) if call.continuous_usage else None
-                out += encoder.text(delta.text, delta.finish_reason, usage, delta.chosen)
+        for text, n_output, finish_reason, chosen in deltas:
+            if text and finish_reason is None and chosen is None and not has_usage:
+                out.append(text_event(text))
+            elif text or finish_reason or chosen:
+                usage = stream.usage(n_output) if has_usage else None
+                out.append(encoder.event(text, finish_reason, usage, chosen))
         if stream.is_over:
-            out += encoder.end(stream.usage(n_output) if call.include_usage else None)
-        if out:
+            out.append(encoder.end(stream.usage(n_output) if call.include_usage else None))
+        data = b"".join(out)
+        if data:  # an empty chunk would end the body
             stream.is_blocked = True
-            await response.write(out)
+            await response.write(data)
             stream.is_blocked = False
-            out = b""
+        out = []
     await response.write_eof()
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from reference_engine.wire.call import Call
 
 
@@ -20,6 +22,12 @@ class Usage:
     queue_s: float | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
+
+
+# What stands around the text in an event of text alone.
+_CHAT = (b'"delta":{"content":', b"}")
+_COMPLETION = (b'"text":', b',"logprobs":null')
+_encode = msgspec.json.Encoder().encode
 
 
 class Chosen(NamedTuple):
@@ -40,6 +48,9 @@ class Encoder:
         kind = "chat.completion.chunk" if call.is_chat else "text_completion"
         head = json.dumps({**self._head, "object": kind}, ensure_ascii=False)
         self._opening = head[:-1].encode()
+        before, after = _CHAT if call.is_chat else _COMPLETION
+        self._before = b"data: " + self._opening + b',"choices":[{"index":0,' + before
+        self._after = after + b',"finish_reason":null}]}\n\n'
 
     def role(self) -> bytes:
         """The event that opens a chat stream; nothing for completions."""
@@ -49,14 +60,19 @@ class Encoder:
             '{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}'
         )
 
-    def text(
+    def text(self, text: str) -> bytes:
+        """The event of a piece of text and nothing else: nearly all of them."""
+        return b"".join((self._before, _encode(text), self._after))
+
+    def event(
         self,
         text: str,
         finish_reason: str | None,
         usage: Usage | None = None,
         chosen: Chosen | None = None,
     ) -> bytes:
-        """The event of a piece of text; `usage` rides along for `continuous_usage_stats`."""
+        """The event of a piece of text, possibly empty, with all that may come with it; `usage`
+        rides along for `continuous_usage_stats`."""
         quoted = json.dumps(text)
         reason = f'"{finish_reason}"' if finish_reason else "null"
         if self._call.is_chat:

@@ -227,7 +227,7 @@ def test_a_chat_stream_on_the_wire():
         "model": "tiny",
         "object": "chat.completion.chunk",
     }
-    data = encoder.role() + encoder.text('"é', None) + encoder.text("", "stop") + encoder.end(USAGE)
+    data = encoder.role() + encoder.text('"é') + encoder.event("", "stop") + encoder.end(USAGE)
     assert events(data) == [
         {
             **head,
@@ -255,7 +255,7 @@ def test_a_completion_stream_on_the_wire():
     encoder = Encoder(parse_completion(completion(stream=True)), "cmpl-1", "tiny", 3)
     head = {"id": "cmpl-1", "created": 3, "model": "tiny", "object": "text_completion"}
     choice = {"index": 0, "text": "a", "logprobs": None, "finish_reason": "length"}
-    data = encoder.role() + encoder.text("a", "length", USAGE) + encoder.end(None)
+    data = encoder.role() + encoder.event("a", "length", USAGE) + encoder.end(None)
     assert events(data) == [{**head, "choices": [choice], "usage": COUNTS}, "[DONE]"]
 
 
@@ -290,7 +290,7 @@ def test_logprobs_on_the_wire():
     asked = parse_chat(chat(logprobs=True))
     encoder = Encoder(asked, "chatcmpl-1", "tiny", 3)
     first, second = Chosen("é", 0, -0.5), Chosen("", 1, -2.0)
-    (event,) = events(encoder.text("é", None, chosen=first))
+    (event,) = events(encoder.event("é", None, chosen=first))
     entry = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
     assert event["choices"][0]["logprobs"] == {"content": [entry], "refusal": None}
     whole = json.loads(encoder.whole("é", "stop", USAGE, [first, second]))
@@ -305,10 +305,17 @@ def test_logprobs_on_the_wire():
         "top_logprobs": None,
         "text_offset": [0, 1],
     }
-    (event,) = events(encoder.text("", None, chosen=second))
+    (event,) = events(encoder.event("", None, chosen=second))
     assert event["choices"][0]["logprobs"]["text_offset"] == [1]
 
 
 def test_an_error_may_carry_more():
     error = WireError("full", status=429, more={"predicted_wait_ms": 7}, retry_after_s=1)
     assert json.loads(error_body(error))["error"]["predicted_wait_ms"] == 7
+
+
+@given(st.text(min_size=1))
+def test_an_event_of_text_alone_is_the_general_one_said_quickly(text):
+    for call in (parse_chat(chat(stream=True)), parse_completion(completion(stream=True))):
+        encoder = Encoder(call, "id-1", "tiny", 3)
+        assert events(encoder.text(text)) == events(encoder.event(text, None))
