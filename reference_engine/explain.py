@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -140,6 +140,10 @@ class Accounts:
 
     def get(self, request_id: str) -> Account | None:
         return self._by_id.get(request_id)
+
+    def __iter__(self) -> Iterator[Account]:
+        """The oldest first."""
+        return iter(self._by_id.values())
 
 
 class Blockers:

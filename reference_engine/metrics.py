@@ -112,8 +112,13 @@ class EngineMetrics:
         self._observe_times(request)
 
     def on_event(self, event: Event) -> None:
-        """An entry of the event log: what an operator did is counted by its kind."""
-        if event.actor:
+        """An entry of the event log: jumps of the queue are charged to their tenant, and what an
+        operator did is counted by its kind."""
+        if event.kind == "jump":
+            seconds = event.detail["seconds"]
+            assert isinstance(seconds, float), f"a jump costs seconds, got {seconds!r}"
+            self.displaced_s.add((self._tenants.known(event.tenant),), seconds)
+        elif event.actor:
             self.interventions.add((event.kind,))
 
     def _observe_times(self, request: Request) -> None:

@@ -25,6 +25,8 @@ from reference_engine.policies.base import Policy
 from reference_engine.routes.about import About, AboutRoutes
 from reference_engine.routes.completions import CompletionRoutes
 from reference_engine.routes.debug import DebugRoutes
+from reference_engine.routes.estimate import EstimateRoutes
+from reference_engine.routes.interventions import InterventionRoutes
 from reference_engine.routes.loading import loading_routes
 from reference_engine.serve_options import ServeOptions, policy_of
 from reference_engine.server import Guard
@@ -108,8 +110,10 @@ def wire_up(
 
     routes = [
         *CompletionRoutes(service, about).routes(),
+        *EstimateRoutes(service, about).routes(),
         *AboutRoutes(service, state, about).routes(),
-        *DebugRoutes(service, about, make_policy).routes(),
+        *DebugRoutes(service, about).routes(),
+        *InterventionRoutes(service, make_policy).routes(),
     ]
     return service, routes
 

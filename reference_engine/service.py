@@ -23,6 +23,7 @@ from reference_engine.executors.base import Executor
 from reference_engine.intake import Intake
 from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics
+from reference_engine.sequence import Request
 from reference_engine.stops import StopText
 from reference_engine.streams import StreamBroken, TokenStream
 from reference_engine.tokenizer import Tokenizer
@@ -118,6 +119,11 @@ class Service:
         live = Live(request, stream, self._tokenizer.detokenizer(), StopText(call.stop))
         self._thread.post(partial(self._thread.admit, live))
         return stream
+
+    def draft(self, call: Call) -> Request:
+        """The request a call would become. Raises WireError when it can never run."""
+        self._check_open()
+        return self._intake.request(call, "draft", self.clock.now_s())
 
     async def ask(self, question: Callable[[EngineState], T]) -> T:
         """The answer to a question about the state, or to a change of it, between two steps. What

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from aiohttp import ClientConnectionResetError, web
@@ -55,10 +55,11 @@ class CompletionRoutes:
         encoder = Encoder(call, self._answer_id(call), self._about.model, int(time.time()))
         try:
             await stream.admitted()
+            foretold = _foretold(stream)
             if call.stream:
-                return await _stream(request, call, stream, encoder)
+                return await _stream(request, call, stream, encoder, foretold)
             body = await _whole(stream, encoder)
-            return web.Response(body=body, content_type="application/json")
+            return web.Response(body=body, content_type="application/json", headers=foretold)
         finally:
             stream.close()
             _log_end(stream)
@@ -74,12 +75,28 @@ def request_id(request: web.Request) -> str | None:
     return given if 0 < len(given) <= _LONGEST_REQUEST_ID and given.isprintable() else None
 
 
+def _foretold(stream: TokenStream) -> dict[str, str]:
+    """What the engine foretold at arrival, for the client to compare with what came."""
+    forecast = stream.request.forecast
+    if forecast is None:
+        return {}
+    headers = {"x-tokens-ahead": str(forecast.tokens_ahead)}
+    if forecast.start_s is not None:
+        wait_s = max(0.0, forecast.start_s - stream.request.arrived_s)
+        headers["x-predicted-start-ms"] = f"{wait_s * 1e3:.3f}"
+    return headers
+
+
 async def _stream(
-    request: web.Request, call: Call, stream: TokenStream, encoder: Encoder
+    request: web.Request,
+    call: Call,
+    stream: TokenStream,
+    encoder: Encoder,
+    foretold: Mapping[str, str],
 ) -> web.StreamResponse:
     """Answer with events. What goes wrong after the status line is told in band, or to nobody if
     the client is gone."""
-    response = web.StreamResponse(headers=_SSE_HEADERS)
+    response = web.StreamResponse(headers={**_SSE_HEADERS, **foretold})
     if request.transport is not None:
         stream.on_cut_off = request.transport.abort
     try:

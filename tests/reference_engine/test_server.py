@@ -555,3 +555,25 @@ def test_a_paused_tenant_waits_and_a_priority_is_changed():
     assert resumed == (200, {"tenant": "red", "is_paused": False, "held": 0})
     assert status == 200
     assert (gone[0], gone[1]["error"]["code"]) == (404, "request_not_found")
+
+
+def test_a_missed_promise_is_attributed_and_a_tenant_has_its_account():
+    async def scene():
+        async with serving(executor_args={"step_s": 0.002}) as server:
+            body = {"prompt": "abc", "max_tokens": 5, "tenant": "red", "ttft_slo_ms": 0.001}
+            await server.post(COMPLETIONS, body, **{"x-request-id": "late"})
+            await server.post(COMPLETIONS, {**body, "ttft_slo_ms": 60_000})
+            return (
+                await server.get("/debug/requests/late"),
+                await server.get("/debug/misses"),
+                await server.get("/debug/tenants"),
+            )
+
+    (_, entry), (_, misses), (_, tenants) = asyncio.run(scene())
+    (miss,) = misses["misses"]
+    assert entry["misses"] == [miss]
+    assert (miss["request_id"], miss["blame"]) == ("late", "request")
+    assert miss["promise"] == {"metric": "ttft", "seconds": 1e-6}
+    assert "even alone it takes 0.002 s" in miss["sentence"]
+    assert tenants["tenants"]["red"]["n_finished"] == 2
+    assert tenants["tenants"]["red"]["output_tokens"] == 10
