@@ -361,7 +361,14 @@ class EngineState:
         started_s = self._clock.now_s()
         plan = self._checked(view)
         batch = self.apply(plan)
-        self._outset = self._outset._replace(plan_s=self._clock.now_s() - started_s)
+        n_preempted = self._outset.n_preempted
+        if plan.items and not batch.has_work and self.roster.running:
+            # All it planned found no memory. The next plan may be the same: work on what runs.
+            plan = first_come(view, admits=False)
+            batch = self.apply(plan)
+            n_preempted += self._outset.n_preempted
+        plan_s = self._clock.now_s() - started_s
+        self._outset = self._outset._replace(plan_s=plan_s, n_preempted=n_preempted)
         return PlannedStep(plan, batch, self._outset)
 
     def _checked(self, view: View) -> Plan:

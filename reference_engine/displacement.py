@@ -19,11 +19,12 @@ class Displacements:
     def __init__(self) -> None:
         self._arrivals: list[int] = []
         self._written: list[float] = []
+        self._is_even = True  # nothing but zeros is written
 
     def enter(self, arrival: int) -> None:
         at = bisect_left(self._arrivals, arrival)
         # What was written behind its place was suffered by those before it, but not by itself.
-        earlier_s = sum(self._written[at:])
+        earlier_s = self._from(at)
         self._arrivals.insert(at, arrival)
         self._written.insert(at, -earlier_s)
         if at:
@@ -34,18 +35,20 @@ class Displacements:
         at = bisect_left(self._arrivals, arrival)
         if at == len(self._arrivals) or self._arrivals[at] != arrival:
             return 0.0
-        pushed_back_s = sum(self._written[at:])
+        pushed_back_s = self._from(at)
         del self._arrivals[at]
         written = self._written.pop(at)
         if at:
             self._written[at - 1] += written
+        elif not self._arrivals:
+            self._is_even = True
         return pushed_back_s
 
     def so_far(self, arrival: int) -> float:
         """As `leave`, without leaving."""
         at = bisect_left(self._arrivals, arrival)
         is_here = at < len(self._arrivals) and self._arrivals[at] == arrival
-        return sum(self._written[at:]) if is_here else 0.0
+        return self._from(at) if is_here else 0.0
 
     def n_before(self, arrival: int) -> int:
         """How many wait that came earlier."""
@@ -56,3 +59,7 @@ class Displacements:
         at = bisect_left(self._arrivals, arrival)
         if at:
             self._written[at - 1] += seconds
+            self._is_even = False
+
+    def _from(self, at: int) -> float:
+        return 0.0 if self._is_even else sum(self._written[at:])

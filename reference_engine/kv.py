@@ -58,8 +58,13 @@ class KvPool:
 
     def missing_to_admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> int:
         """As `missing`, for a request outside that wants room for `reserve_tokens` in total:
-        cached blocks nobody owns leave the free list too."""
+        cached blocks nobody owns leave the free list too.
+
+        A request that had to go before comes back only with room for all it was: let in for the
+        next piece of it, it could be sent away again and again without ever getting a token.
+        """
         hits = self._hits(request)
+        reserve_tokens = max(reserve_tokens, self._least(request))
         idle = sum(1 for block in hits if self._references[block] == 0)
         n_room = max(self._available(request, hits) + n_tokens, reserve_tokens)
         return self.blocks_for(n_room) - len(hits) + idle
@@ -86,7 +91,8 @@ class KvPool:
         request.n_published = len(hits)
         request.n_room = len(hits) * self.block_tokens
         request.n_computed = self._available(request, hits)
-        grown = self.grow(request, max(n_tokens, reserve_tokens - request.n_computed))
+        n_room = max(reserve_tokens, self._least(request))
+        grown = self.grow(request, max(n_tokens, n_room - request.n_computed))
         assert grown, f"{request.id}: {n_tokens} tokens were promised room"
         return True
 
@@ -162,6 +168,9 @@ class KvPool:
             )
         cached = {block: key for key, block in self._block_of.items()}
         assert cached == self._hash_of, "the prefix index and its inverse disagree"
+
+    def _least(self, request: Request) -> int:
+        return len(request.tokens) if request.n_preemptions else 0
 
     def _available(self, request: Request, hits: Sequence[int]) -> int:
         return max(len(hits) * self.block_tokens, request.n_swapped)

@@ -21,6 +21,7 @@ from reference_engine.plan import Cause, Why
 ARRIVED = Cause(Why.step_in_flight)
 Ticks = dict[Cause, int]
 _TICKS_PER_S = 1 << 40
+_S_PER_TICK = 2.0**-40
 _KEPT = 1024
 
 
@@ -230,4 +231,4 @@ def _add(waits: Ticks, more: Ticks) -> None:
 
 
 def _seconds(ticks: Ticks) -> dict[Cause, float]:
-    return {cause: n / _TICKS_PER_S for cause, n in ticks.items() if n}
+    return {cause: n * _S_PER_TICK for cause, n in ticks.items() if n}

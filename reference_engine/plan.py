@@ -52,6 +52,11 @@ class Cause:
     have: float | None = field(default=None, compare=False)
     want: float | None = field(default=None, compare=False)
 
+    def __hash__(self) -> int:
+        # As the generated one, without two calls into the enumeration's own: causes are looked up
+        # for everybody who waits.
+        return hash((self.why._value_, self.blocker))
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -7,9 +7,9 @@ from itertools import islice
 from reference_engine.plan import Item, Plan, View
 
 
-def first_come(view: View) -> Plan:
-    """Every decode its token, then unfinished prompts, then the head of the queue, as far as the
-    step's limit goes."""
+def first_come(view: View, *, admits: bool = True) -> Plan:
+    """Every decode its token, then unfinished prompts, then (if it `admits`) the head of the
+    queue, as far as the step's limit goes."""
     budget = view.limits.max_step_tokens
     if len(view.decoding) > budget:
         return Plan(tuple(Item(request.id, 1) for request in islice(view.decoding, budget)))
@@ -20,7 +20,7 @@ def first_come(view: View) -> Plan:
         if n_tokens:
             items.append(Item(request.id, n_tokens))
             budget -= n_tokens
-    head = next(iter(view.waiting), None)
+    head = next(iter(view.waiting), None) if admits else None
     if head is not None and budget and len(view.running) < view.limits.max_num_seqs:
         items.append(Item(head.id, min(view.to_compute(head), budget)))
     return Plan(tuple(items), decode_all=True, action="fallback")

@@ -199,3 +199,25 @@ def test_a_policy_that_ignores_memory_cannot_harm_anyone(policy):
     assert engine.state.counters.preemptions > 0
     for i, n in enumerate(lengths):
         assert requests[i].output == toy_output(prompt_of(i, n), 50)
+
+
+class Stubborn(Chunked):
+    """Plans nothing but the last request, whatever becomes of it."""
+
+    def plan(self, view):
+        last = [*view.running, *view.waiting][-1]
+        return Plan((Item(last.id, min(view.to_compute(last), 9)),))
+
+
+def test_a_policy_that_insists_on_what_has_no_room_does_not_stop_the_others():
+    engine = rig(n_blocks=5, max_model_len=80, policy=Stubborn())
+    first, last = request("a", prompt_of(0, 40), 40), request("b", prompt_of(1, 40), 9)
+    engine.admit(first)
+    while first.n_output < 9:
+        engine.step()
+    engine.admit(last)
+    engine.drain()
+    assert first.output == toy_output(prompt_of(0, 40), 40)
+    assert last.output == toy_output(prompt_of(1, 40), 9)
+    assert (first.n_preemptions, last.n_preemptions) == (0, 1)
+    assert "fallback" in {record.action for record in engine.state.log.steps}
