@@ -13,7 +13,7 @@ from loadgen.errors import UsageError, nearest
 from reference_engine.core import EngineState
 from reference_engine.cost_model import CPU, machine
 from reference_engine.executors.base import Caps
-from reference_engine.executors.simulated import Simulated
+from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.zoo import resolve
 from reference_engine.plan import Limits
@@ -22,8 +22,6 @@ from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
 from reference_engine.steps import StepLog
 from targets.mock_options import split_options
-
-_CONTEXT = 32_768  # of an accelerator; a CPU serves what its shape was made for
 
 
 class SimOptions(BaseModel):
@@ -97,7 +95,7 @@ def build(
     """An engine with nothing in it. `policy` instead of the one that the options name."""
     source = resolve(options.shape)
     found = machine(source, options.hardware)
-    context = source.config.max_model_len if options.hardware == CPU else _CONTEXT
+    context = source.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     n_blocks = options.kv_blocks or found.kv_tokens // BLOCK_TOKENS
     limits = Limits(

@@ -16,6 +16,9 @@ from reference_engine.executors.base import (
 )
 
 TOKEN = ord("x")
+SIMULATED_CONTEXT = 32_768
+"""Longest sequence of a simulated model, unless told otherwise; the real ones of these shapes have
+128 k, and a mode that reserves it would serve nobody else."""
 
 
 class SimulatedExecutor(ExecutorKind):

@@ -42,7 +42,7 @@ def check_engine_logs(directory, rows):
     assert steps.t_s.is_monotonic_increasing
 
 
-@pytest.mark.parametrize("device", ["toy", pytest.param("cpu", marks=needs_torch)])
+@pytest.mark.parametrize("device", ["sim", "toy", pytest.param("cpu", marks=needs_torch)])
 def test_lengths_are_exact_and_the_engine_is_reaped(cli, tmp_path, device):
     result = cli(
         "run", "--target=reference", f"--engine=device={device},shape=nano", *FLAGS, *cli.lenient,

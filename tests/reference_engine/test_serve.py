@@ -197,6 +197,18 @@ def test_what_is_not_said_is_left_to_the_mode():
     assert engine.limits.max_num_seqs == 256
 
 
+def test_a_simulated_device_brings_its_own_memory_context_and_prices():
+    engine = build(choose({"device": "sim", "shape": "8b"}, ["hardware=2xh100"]))
+    assert engine.limits.max_model_len == 32_768
+    # 0.9 · 160 GB − 16.06 GB of weights, at 131 072 bytes of KV per token and 16 tokens per block
+    assert engine.state.kv.n_blocks == pytest.approx(127.9e9 / 131_072 / 16, rel=1e-3)
+    # one decode reads 15 GB of weights at 2 · 0.88 · 3.35 TB/s, and there is some overhead
+    alone_s = engine.state.view().cost.estimate(StepShape(1, n_decode=1))
+    assert 2.5e-3 < alone_s < 6e-3
+    with pytest.raises(UsageError, match="did you mean 'h200'"):
+        build(choose({"device": "sim"}, ["hardware=h20"]))
+
+
 def test_default_kv_is_a_gibibyte_at_most_and_a_full_context_at_least():
     blocks = {
         shape: build(ServeOptions(device="toy", shape=shape)).state.kv.n_blocks
