@@ -429,6 +429,62 @@ def simulate(
     raise typer.Exit(exit_code)
 
 
+@app.command(
+    rich_help_panel=_LAB,
+    epilog="Example: slobench modes long_prompt_interference --modes chunked,bucketed",
+)
+def modes(
+    scenario: Scenario = None,
+    modes: Annotated[
+        str,
+        typer.Option(help="The modes, e.g. static,continuous,chunked:token_budget=512."),
+    ] = "static,continuous,prefill_first,chunked",
+    rates: Annotated[
+        str | None,
+        typer.Option(help="Offered rates per second, from:to:step or a list: 2:20:2 or 2,4,8."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Schedules per rate: the scenario's seed and the next ones.")
+    ] = 1,
+    target: Annotated[
+        str, typer.Option(help="sim (virtual time), or reference: the real engine, mode by mode.")
+    ] = "sim",
+    engine: Annotated[
+        str, typer.Option(help="Settings for every mode, e.g. shape=8b,hardware=h200.")
+    ] = "",
+    rate: Rate = None,
+    input_len: InputLen = None,
+    output_len: OutputLen = None,
+    duration: Duration = None,
+    warmup: Warmup = None,
+    max_concurrency: Concurrency = None,
+    slo: Slo = None,
+    seed: Seed = None,
+    set_: Set = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the results go; one that was interrupted goes on from there."),
+    ] = None,
+    workers: Annotated[
+        str, typer.Option(help="Simulating processes, or auto: one per core.")
+    ] = "auto",
+    confidence: Confidence = None,
+    plugin: Plugin = None,
+    json: Json = False,
+) -> None:
+    """Run the same requests against several batching modes and show them side by side."""
+    chosen = command.choose_scenario(
+        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
+        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
+    )  # fmt: skip
+    raise typer.Exit(
+        command.modes(
+            chosen, modes, rates, seeds, target, engine, out, workers, confidence, plugin or [],
+            json,
+        )
+    )  # fmt: skip
+
+
 @app.command("list", rich_help_panel=_EXTEND, epilog="Example: slobench list arrivals")
 def list_(
     family: Annotated[

@@ -120,6 +120,55 @@ def print_launch(target: str | None) -> None:
     typer.echo(launch_line(target, os.environ))
 
 
+def modes(
+    scenario: Scenario,
+    modes_text: str,
+    rates_text: str | None,
+    n_seeds: int,
+    target: str,
+    engine: str,
+    out: Path | None,
+    workers: str,
+    confidence: float | None,
+    plugins: Sequence[Path],
+    as_json: bool,
+) -> int:
+    """Run the same requests against each mode and put the results side by side."""
+    from loadgen.lab.mode_spec import read_modes, read_rates
+    from loadgen.lab.modes import Comparison, check_directory, check_target, compare
+    from loadgen.lab.simulated_engine import read_settings
+
+    check_target(target)
+    asked = Comparison(
+        scenario,
+        read_modes(modes_text),
+        target,
+        read_settings(engine),
+        None if rates_text is None else read_rates(rates_text),
+        n_seeds,
+        _confidence(confidence) or 0.95,
+        _workers(workers),
+        plugins,
+        ["slobench", *sys.argv[1:]],
+        cache_dir(os.environ),
+    )
+    directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    check_directory(directory)
+    compared = compare(asked, directory, Console(stderr=True, highlight=False))
+    if compared.facts["n_done"]:
+        from loadgen.lab.modes_files import write_all
+
+        write_all(compared.facts, directory, cache_dir(os.environ))
+        if as_json:
+            _print_json(compared.facts)
+        else:
+            from reports.modes_view import tables
+
+            stdout().print(tables(compared.facts))
+        typer.echo(f"report: {directory / 'modes.html'}", err=True)
+    return _INTERRUPTED if compared.was_interrupted else 0
+
+
 def report(
     runs: Sequence[Path], slo: Sequence[str] | None, confidence: float | None, as_json: bool
 ) -> None:

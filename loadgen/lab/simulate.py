@@ -93,10 +93,11 @@ def record(
     policy: Policy | None = None,
     directory: Path | None = None,
     command: Sequence[str] = (),
+    is_interruptible: bool = True,
 ) -> Run:
     """Send a plan to a simulated engine; with a `directory` the run is written into it.
 
-    Ctrl-C ends the run early, as `interrupted`, with all that happened until then.
+    Ctrl-C ends an interruptible run early, as `interrupted`, with all that happened until then.
     """
     engine = build(options, PromptIds(plan).is_sharing, policy)
     console.print(f"simulated engine: {engine.words}", soft_wrap=True, markup=False)
@@ -105,7 +106,7 @@ def record(
     started_utc = datetime.now(UTC)
     said = manifest(name, scenario, plan, target, b"", command) | {"clock": "virtual"}
     simulation = _Simulation(scenario, plan, options, engine, console)
-    with simulation.interruptible():
+    with simulation.interruptible() if is_interruptible else contextlib.nullcontext():
         simulation.run()
     requests, chunks, found = simulation.client.tables()
     how, reason, ended_s = simulation.client.ended

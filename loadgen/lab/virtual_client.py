@@ -68,8 +68,8 @@ class VirtualClient:
 
     `declared_max_tokens` is what every request says it may generate at most; None: exactly what it
     will. `look` is called whenever the engine lets the client act. `waits_s` adds up, by class and
-    reason, the seconds that finished requests waited; `ended` is how the run ended, why, and when
-    it stopped releasing before its time.
+    reason, the seconds that requests of the measured window waited; `ended` is how the run ended,
+    why, and when it stopped releasing before its time.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class VirtualClient:
         stop = scenario.stop_when
         self._rules = stop_rules(stop.error_rate, stop.over, stop.saturated) if stop else None
         self._drain_s, self._next_check_s = scenario.phases.drain, 0.0
+        self._warmup_s = scenario.phases.warmup
         self.ended: tuple[str, str, float | None] = ("completed", "", None)
         self.rows = empty_requests(plan.schedule)
         self._by_status = [0] * len(Status)
@@ -166,8 +167,9 @@ class VirtualClient:
         try:
             self._engine.submit(request)
         except AdmissionError as error:
-            self.rows["http_status"][row] = 400
-            self._end(row, Status.http_error, f"HTTP 400: {error}", now_s)
+            code = 400 if error.retry_after_s is None else 429
+            self.rows["http_status"][row] = code
+            self._end(row, Status.http_error, f"HTTP {code}: {error}", now_s)
         else:
             self._live[row], self._row[request], self._received_s[request] = request, row, []
 
@@ -269,7 +271,7 @@ class VirtualClient:
     def _add_waits(self, row: int, request_id: str) -> None:
         assert self._engine is not None, "only a sent row is answered"
         account = self._engine.state.explain(request_id)
-        if account is not None:
+        if account is not None and self.rows["released_s"][row] >= self._warmup_s:
             name = self._names.classes[int(self._schedule["class_id"][row])]
             for cause, seconds in account.waits:
                 self.waits_s[name, cause.why.name] += seconds

@@ -103,9 +103,9 @@ def test_one_request_in_five_of_the_rag_scenario_brings_its_own_document(load):
     assert (counts[ids > 200] == 1).all()
 
 
-def test_the_long_documents_are_a_stream_of_their_own(load):
-    scenario = load("long_prompt_interference")
-    rows, _ = make_plan(scenario)
-    documents = rows[rows["class_id"] == 1]
-    assert np.diff(documents["scheduled_s"]) == pytest.approx(4.0)
-    assert set(documents["input_tokens"].tolist()) == {16000}
+def test_some_requests_of_the_interference_scenario_are_documents(load):
+    rows, _ = make_plan(load("long_prompt_interference"))
+    is_long = rows["class_id"] == 1
+    assert is_long.mean() == pytest.approx(0.15, abs=4 * np.sqrt(0.15 * 0.85 / len(rows)))
+    assert set(rows["input_tokens"][is_long].tolist()) == {8000}
+    assert rows["input_tokens"][~is_long].max() <= 1000

@@ -1,0 +1,92 @@
+"""What a comparison of modes varies: the modes with their parameters, the rates and the seeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadgen.errors import UsageError
+from loadgen.workload.scenario import Scenario
+from reference_engine.policies.base import POLICIES
+
+_MOST_RATES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A batching mode with parameters of its own; `label` is what tables and figures call it."""
+
+    kind: str
+    parameters: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return " ".join([self.kind, *(f"{key}={value}" for key, value in self.parameters.items())])
+
+
+def read_modes(text: str) -> list[Mode]:
+    """`static,chunked:token_budget=512:max_num_seqs=64`, each at most once. Raises UsageError."""
+    modes = [_mode(part) for part in filter(None, (part.strip() for part in text.split(",")))]
+    if not modes:
+        raise UsageError("--modes: name at least one, e.g. static,continuous,chunked")
+    for k, mode in enumerate(modes):
+        if mode in modes[:k]:
+            raise UsageError(f"--modes: '{mode.label}' is named twice")
+    return modes
+
+
+def read_rates(text: str) -> list[float]:
+    """Requests per second from `2:20:2` (from, to, step; both ends included) or `2,4.5,9`."""
+    match = re.fullmatch(r"([\d.]+):([\d.]+):([\d.]+)", text.replace(" ", ""))
+    try:
+        if match is None:
+            rates = [float(part) for part in text.split(",")]
+        else:
+            first, last, step = (float(part) for part in match.groups())
+            n = int((last - first) / step + 1e-9) + 1 if step > 0 else 0
+            rates = [round(first + k * step, 9) for k in range(min(n, _MOST_RATES + 1))]
+    except ValueError:
+        rates = []
+    if not rates or min(rates) <= 0 or len(set(rates)) < len(rates) or len(rates) > _MOST_RATES:
+        raise UsageError(
+            f"--rates {text}: expected requests per second as from:to:step, e.g. 2:20:2, or as a "
+            f"list, e.g. 2,4,8; at most {_MOST_RATES} of them"
+        )
+    return sorted(rates)
+
+
+def variant(scenario: Scenario, rate_per_s: float | None, seed: int) -> Scenario:
+    """The same scenario at another rate and with another seed. Raises UsageError where it has no
+    single rate to change."""
+    values: dict[str, Any] = scenario.resolved() | {"seed": seed}
+    if rate_per_s is not None:
+        arrivals = values.get("arrivals") or {}
+        if "rate" not in arrivals:
+            raise UsageError(
+                f"--rates: scenario '{scenario.name}' has no arrivals.rate to change "
+                f"(its arrivals: {arrivals.get('kind', 'in each class')}); leave --rates out"
+            )
+        values["arrivals"] = {**arrivals, "rate": f"{rate_per_s:.12g}/s"}
+    return Scenario.model_validate(values)
+
+
+def seeds_from(scenario: Scenario, n: int) -> Sequence[int]:
+    """The scenario's own seed and the ones after it."""
+    return range(scenario.seed, scenario.seed + n)
+
+
+def _mode(text: str) -> Mode:
+    kind, *parts = text.split(":")
+    parameters: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or not value:
+            raise UsageError(
+                f"--modes {text}: expected key=value after ':', got '{part}', "
+                "e.g. chunked:token_budget=512"
+            )
+        parameters[key.strip().replace("-", "_")] = value.strip()
+    POLICIES.get(kind)  # raises UnknownKind with the nearest name
+    return Mode(kind, parameters)

@@ -1,0 +1,282 @@
+"""The same requests against several batching modes: cells are run, kept as files, and compared.
+
+modes.json  modes.csv  modes.html  goodput.svg  goodput.pdf     what came of it
+cells/      one JSON per cell; a comparison that was interrupted goes on from these
+runs/       the run directories of single cells: simulated ones of one seed, and all real ones
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.errors import UsageError
+from loadgen.lab.engine_waits import read_waits
+from loadgen.lab.mode_cell import Cell, cell_of
+from loadgen.lab.mode_spec import Mode, seeds_from, variant
+from loadgen.lab.mode_table import rows
+from loadgen.lab.simulate import record
+from loadgen.lab.simulated_engine import sim_options
+from loadgen.manifest import version
+from loadgen.measure.aggregate import summarize
+from loadgen.plugins import load_plugin
+from loadgen.run_options import RunOptions
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import make_plan
+
+SCHEMA = 1
+TARGETS = ("sim", "reference")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare. `settings` hold for every mode; `rates` of None keep the scenario's own.
+    `n_workers` 0 means as many processes as there are cores; real engines run one after the other.
+    """
+
+    scenario: Scenario
+    modes: Sequence[Mode]
+    target: str = "sim"
+    settings: dict[str, str] = field(default_factory=dict)
+    rates: Sequence[float] | None = None
+    n_seeds: int = 1
+    confidence: float = 0.95
+    n_workers: int = 0
+    plugins: Sequence[Path] = ()
+    command: Sequence[str] = ()
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of it: `facts` is the content of modes.json."""
+
+    facts: dict[str, Any]
+    was_interrupted: bool
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One cell to be run, ready to be sent to another process."""
+
+    scenario: dict[str, Any]
+    mode: Mode
+    rate_per_s: float | None
+    target: str
+    settings: dict[str, str]
+    run_dir: Path | None
+    plugins: tuple[Path, ...]
+    command: tuple[str, ...]
+    cache_dir: Path | None
+
+    @property
+    def name(self) -> str:
+        """What the cell's files are called; two cells that differ in anything differ in it."""
+        rate = "" if self.rate_per_s is None else f"-{self.rate_per_s:g}"
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.mode.label)
+        content = [self.scenario, self.mode.label, self.target, self.settings, version()]
+        content += [path.read_text() for path in self.plugins]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return f"{slug}{rate}-seed{self.scenario['seed']}-{digest[:10]}"
+
+
+def compare(asked: Comparison, directory: Path, console: Console) -> Compared:
+    """Run every cell that `directory` does not have yet and compare them all.
+
+    Ctrl-C keeps what is finished and compares that. Raises UsageError before anything runs.
+    """
+    tasks = list(_tasks(asked, directory))
+    if asked.target == "sim":
+        for mode in asked.modes:  # a wrong parameter is told now, not after an hour
+            sim_options({**asked.settings, **mode.parameters, "mode": mode.kind})
+    cells_dir = directory / "cells"
+    cells_dir.mkdir(parents=True, exist_ok=True)
+    done = {task.name: cell for task in tasks if (cell := _kept(cells_dir, task)) is not None}
+    todo = [task for task in tasks if task.name not in done]
+    if done:
+        console.print(f"{len(done)} of {len(tasks)} cells are there already", markup=False)
+    was_interrupted = False
+    try:
+        for task, cell in _finished(asked, todo, console):
+            _keep(cells_dir, task, cell)
+            done[task.name] = cell
+            console.print(_line(len(done), len(tasks), task, cell), soft_wrap=True, markup=False)
+    except KeyboardInterrupt:
+        was_interrupted = True
+        console.print(
+            f"interrupted: comparing the {len(done)} of {len(tasks)} cells that are done; "
+            "the same command goes on from here",
+            soft_wrap=True,
+        )
+    cells = [done[task.name] for task in tasks if task.name in done]
+    return Compared(_facts(asked, cells, len(tasks)), was_interrupted)
+
+
+def _tasks(asked: Comparison, directory: Path) -> Iterator[_Task]:
+    """Seed by seed and rate by rate all modes, so that what is done can always be compared."""
+    keeps_runs = asked.target != "sim" or (asked.rates is None and asked.n_seeds == 1)
+    rates: Sequence[float | None] = asked.rates or (None,)
+    for seed in seeds_from(asked.scenario, asked.n_seeds):
+        for rate in rates:
+            scenario = variant(asked.scenario, rate, seed).resolved()
+            for mode in asked.modes:
+                task = _Task(
+                    scenario, mode, rate, asked.target, asked.settings, None,
+                    tuple(asked.plugins), tuple(asked.command), asked.cache_dir,
+                )  # fmt: skip
+                run_dir = directory / "runs" / task.name if keeps_runs else None
+                yield replace(task, run_dir=run_dir)
+
+
+def _finished(
+    asked: Comparison, tasks: Sequence[_Task], console: Console
+) -> Iterator[tuple[_Task, Cell]]:
+    n_workers = asked.n_workers or len(os.sched_getaffinity(0))
+    n_workers = min(n_workers, len(tasks)) if asked.target == "sim" else 1
+    if n_workers <= 1:
+        for task in tasks:
+            yield task, _run(task, console)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(n_workers, spawn, initializer=_ignore_interrupts)
+    try:
+        futures: dict[Future[Cell], _Task] = {pool.submit(_run_quietly, t): t for t in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    pool.shutdown()
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is the parent's to interpret."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_quietly(task: _Task) -> Cell:
+    for plugin in task.plugins:
+        load_plugin(plugin)
+    return _run(task, Console(quiet=True))
+
+
+def _run(task: _Task, console: Console) -> Cell:
+    scenario = Scenario.model_validate(task.scenario)
+    run = {"sim": _simulated, "reference": _measured}[task.target]
+    cell: Cell = run(task, scenario, console)
+    return cell
+
+
+def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
+    from loadgen.run import tell
+
+    settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
+    options, plan, quiet = sim_options(settings), make_plan(scenario), Console(quiet=True)
+    if task.run_dir is not None:
+        task.run_dir.mkdir(parents=True, exist_ok=True)
+    run = record(
+        scenario, plan, options, quiet,
+        directory=task.run_dir, command=task.command, is_interruptible=False,
+    )  # fmt: skip
+    summary = summarize(run)
+    if task.run_dir is not None:
+        tell(run, summary, task.run_dir, task.cache_dir)
+    waits_s = run.manifest["engine"]["waits_s"]
+    return cell_of(run, summary, task.mode.label, task.rate_per_s, waits_s)
+
+
+def _measured(task: _Task, scenario: Scenario, console: Console) -> Cell:
+    """A real engine in a process of its own, for this cell alone."""
+    from loadgen.run import execute
+
+    settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
+    options = RunOptions(
+        out_dir=task.run_dir,
+        force=True,
+        engine=",".join(f"{key}={value}" for key, value in settings.items()),
+        command=task.command,
+        environ=dict(os.environ),
+        cache_dir=task.cache_dir,
+        plugins=task.plugins,
+    )
+    finished = execute(scenario, "reference", options, console)
+    if finished.was_interrupted:
+        raise KeyboardInterrupt
+    waits_s = read_waits(finished.run, finished.directory)
+    return cell_of(finished.run, finished.summary, task.mode.label, task.rate_per_s, waits_s)
+
+
+def _kept(cells_dir: Path, task: _Task) -> Cell | None:
+    with suppress(OSError, ValueError):
+        kept: Cell = json.loads((cells_dir / f"{task.name}.json").read_text())
+        return kept
+    return None
+
+
+def _keep(cells_dir: Path, task: _Task, cell: Cell) -> None:
+    partial = cells_dir / f"{task.name}.partial"
+    partial.write_text(json.dumps(cell, indent=1, allow_nan=False) + "\n")
+    partial.rename(cells_dir / f"{task.name}.json")
+
+
+def _line(n_done: int, n_cells: int, task: _Task, cell: Cell) -> str:
+    rate = "" if task.rate_per_s is None else f" at {task.rate_per_s:g}/s"
+    share = cell["attainment"]["value"]
+    kept = "" if share is None else f", {100 * share:.1f} % met"
+    doubt = "" if cell["is_trusted"] else " (not trusted: " + "; ".join(cell["reasons"]) + ")"
+    return (
+        f"[{n_done}/{n_cells}] {task.mode.label}{rate}, seed {cell['seed']}: "
+        f"goodput {cell['goodput']['value']:.3g}/s{kept}{doubt}"
+    )
+
+
+def _facts(asked: Comparison, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "slobench": version(),
+        "command": list(asked.command),
+        "scenario": asked.scenario.name,
+        "scenario_text": asked.scenario.to_yaml(),
+        "slo": list(asked.scenario.slo_texts()),
+        "target": asked.target,
+        "settings": dict(asked.settings),
+        "modes": [mode.label for mode in asked.modes],
+        "baseline": asked.modes[0].label,
+        "rates_per_s": None if asked.rates is None else list(asked.rates),
+        "seeds": list(seeds_from(asked.scenario, asked.n_seeds)),
+        "confidence": asked.confidence,
+        "n_cells": n_cells,
+        "n_done": len(cells),
+        "n_untrusted": sum(not cell["is_trusted"] for cell in cells),
+        "rows": rows(cells, asked.confidence),
+        "cells": list(cells),
+    }
+
+
+def check_directory(directory: Path) -> None:
+    """Raises UsageError for a directory that holds something else."""
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / "cells").is_dir():
+        raise UsageError(f"--out {directory}: exists already and is no comparison of modes")
+
+
+def check_target(target: str) -> None:
+    """Raises UsageError for a target that has no modes to choose from."""
+    if target not in TARGETS:
+        raise UsageError(
+            f"--target {target}: modes are compared on {' or '.join(TARGETS)}; to compare servers "
+            "of your own, run each and compare the runs"
+        )

@@ -1,0 +1,269 @@
+"""The figures of a comparison of batching modes: facts in, Vega-Lite specifications out.
+
+Colours are mid-tones of the Okabe-Ito family, at least 3:1 against white and against near black;
+dash and shape repeat what a colour says, for print and for those who see colours alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Spec = dict[str, Any]
+Record = dict[str, Any]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
+COLORS = ("#3a86c8", "#d08020", "#2a9d78", "#d1495b", "#8a63b0", "#85878c", "#b0a020", "#50b0c8")
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3], [10, 4], [3, 1])
+LATENCIES = (
+    ("ttft_p50", "TTFT p50"),
+    ("ttft_p99", "TTFT p99"),
+    ("itl_p99", "ITL p99"),
+    ("max_stall_p99", "longest stall p99"),
+)
+EXPORT_WIDTH = 460  # of a figure in a file, points
+
+
+def figures(facts: Mapping[str, Any]) -> dict[str, Spec]:
+    """All figures by name: goodput over the rate and its difference, or latencies by mode."""
+    if facts["rates_per_s"] is None:
+        return {"latencies": latencies(facts)}
+    drawn = {"goodput": goodput(facts)}
+    if len(facts["modes"]) > 1 and len(facts["seeds"]) > 1:
+        drawn["difference"] = difference(facts)
+    return drawn
+
+
+def paper(facts: Mapping[str, Any]) -> Spec:
+    """Goodput over the rate, and below it the paired difference, as one figure of fixed size."""
+    panels = [{**_bare(spec), "width": EXPORT_WIDTH} for spec in figures(facts).values()]
+    return _standalone({"vconcat": panels}, f"{facts['scenario']}: batching modes compared")
+
+
+def goodput(facts: Mapping[str, Any]) -> Spec:
+    """Requests per second that kept their promises over those offered, a line per mode; the band
+    is the interval over the seeds, the thin diagonal what was offered."""
+    rows = [
+        _record(row, row["goodput"], offered=row["rate_per_s"])
+        for row in facts["rows"]
+        if not row["class"]
+    ]
+    x = _rate_axis(facts)
+    top = max(facts["rates_per_s"])
+    diagonal = [{"rate": 0, "goodput": 0}, {"rate": top, "goodput": top}]
+    # Student's interval of a rate near zero would go below it.
+    axis = {"domainMin": 0, "clamp": True}
+    y = {"type": "quantitative", "title": "goodput, requests per s", "scale": axis}
+    layers: list[Spec] = [
+        {
+            "data": {"values": diagonal},
+            "mark": {"type": "line", "strokeWidth": 1, "color": COLORS[5], "strokeDash": [1, 3]},
+            "encoding": {
+                "x": {**x, "field": "rate"},
+                "y": {**y, "field": "goodput"},
+            },
+        },
+        *_lines(facts, x, y),
+    ]
+    return _standalone(
+        {"width": "container", "height": 260, "data": {"values": rows}, "layer": layers},
+        "Goodput over the offered rate, by batching mode",
+    )
+
+
+def difference(facts: Mapping[str, Any]) -> Spec:
+    """How much more goodput than the first mode, with the interval of the paired differences."""
+    rows = [
+        _record(row, row["difference"]["goodput"], offered=row["rate_per_s"])
+        for row in facts["rows"]
+        if not row["class"] and row["mode"] != facts["baseline"]
+    ]
+    x = _rate_axis(facts)
+    y = {"type": "quantitative", "title": f"goodput beyond {facts['baseline']}, per s"}
+    zero: Spec = {
+        "data": {"values": [{"zero": 0}]},
+        "mark": {"type": "rule", "color": COLORS[5]},
+        "encoding": {"y": {"field": "zero", "type": "quantitative"}},
+    }
+    return _standalone(
+        {
+            "width": "container",
+            "height": 180,
+            "data": {"values": rows},
+            "layer": [zero, *_lines(facts, x, y)],
+        },
+        f"Goodput beyond {facts['baseline']} over the offered rate, with paired intervals",
+    )
+
+
+def latencies(facts: Mapping[str, Any]) -> Spec:
+    """Each latency as a panel: a dot per mode and class with its interval, on a logarithmic axis,
+    because what a policy changes are orders of magnitude."""
+    panels = [_latency_panel(facts, key, title) for key, title in LATENCIES]
+    return _standalone({"vconcat": panels}, "Latencies by batching mode and class")
+
+
+def _latency_panel(facts: Mapping[str, Any], key: str, title: str) -> Spec:
+    names = list(dict.fromkeys(row["class"] for row in facts["rows"]))
+    shown = names[1:] if len(names) > 1 else names
+    rows = [
+        {**_record(row, row[key]), "name": row["class"] or "all"}
+        for row in facts["rows"]
+        if row["class"] in shown and (row[key]["value"] or 0) > 0
+    ]
+    labels = [name or "all" for name in shown]
+    color = {
+        "field": "name",
+        "type": "nominal",
+        "scale": {"domain": labels, "range": _colors(len(labels))},
+        "legend": {"title": None, "orient": "top"} if len(labels) > 1 else None,
+    }
+    x = {
+        "type": "quantitative",
+        "title": f"{title}, seconds (log scale)",
+        "scale": {"type": "log"},
+        "axis": {"format": "~g"},
+    }
+    y = {
+        "field": "mode",
+        "type": "nominal",
+        "title": None,
+        "sort": list(facts["modes"]),
+        "axis": {"labelLimit": 260},
+    }
+    return {
+        "width": "fit",
+        "height": {"step": 22},
+        "data": {"values": rows},
+        "layer": [
+            {
+                "transform": [{"filter": "datum.low > 0 && isValid(datum.high)"}],
+                "mark": {"type": "rule", "strokeWidth": 2},
+                "encoding": {
+                    "x": {**x, "field": "low"},
+                    "x2": {"field": "high"},
+                    "y": y,
+                    "color": color,
+                },
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70},
+                "encoding": {
+                    "x": {**x, "field": "value"},
+                    "y": y,
+                    "color": color,
+                    "shape": {**color, "scale": {"domain": labels}},
+                    "tooltip": _tooltip(title),
+                },
+            },
+        ],
+    }
+
+
+def _lines(facts: Mapping[str, Any], x: Spec, y: Spec) -> list[Spec]:
+    modes: Sequence[str] = facts["modes"]
+    color = {
+        "field": "mode",
+        "type": "nominal",
+        "scale": {"domain": list(modes), "range": _colors(len(modes))},
+        "legend": {
+            "title": None,
+            "orient": "top",
+            "labelLimit": 300,
+            "columns": 3,
+            "symbolOpacity": 1,
+        },
+    }
+    dash = {
+        **color,
+        "scale": {
+            "domain": list(modes),
+            "range": [DASHES[k % len(DASHES)] for k in range(len(modes))],
+        },
+    }
+    return [
+        {
+            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+            "mark": {"type": "area", "opacity": 0.2},
+            "encoding": {
+                "x": {**x, "field": "rate"},
+                "y": {**y, "field": "low"},
+                "y2": {"field": "high"},
+                "color": color,
+            },
+        },
+        {
+            "mark": {"type": "line", "strokeWidth": 2},
+            "encoding": {
+                "x": {**x, "field": "rate"},
+                "y": {**y, "field": "value"},
+                "color": color,
+                "strokeDash": dash,
+            },
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 36},
+            "encoding": {
+                "x": {**x, "field": "rate"},
+                "y": {**y, "field": "value"},
+                "color": color,
+                "tooltip": _tooltip(str(y["title"])),
+            },
+        },
+    ]
+
+
+def _rate_axis(facts: Mapping[str, Any]) -> Spec:
+    return {
+        "type": "quantitative",
+        "title": "offered, requests per s",
+        "scale": {"domain": [0, max(facts["rates_per_s"])], "nice": False},
+    }
+
+
+def _record(row: Mapping[str, Any], estimate: Mapping[str, Any], **more: Any) -> Record:
+    return {
+        "mode": row["mode"],
+        "rate": row["rate_per_s"],
+        "value": estimate["value"],
+        "low": estimate["low"],
+        "high": estimate["high"],
+        "n": estimate["n"],
+        **more,
+    }
+
+
+def _tooltip(title: str) -> list[Spec]:
+    number = {"type": "quantitative", "format": ".4~g"}
+    return [
+        {"field": "mode"},
+        {"field": "rate", "title": "offered per s", **number},
+        {"field": "value", "title": title, **number},
+        {"field": "low", "title": "from", **number},
+        {"field": "high", "title": "to", **number},
+        {"field": "n", "title": "seeds"},
+    ]
+
+
+def _colors(n: int) -> list[str]:
+    return [COLORS[k % len(COLORS)] for k in range(n)]
+
+
+def _bare(spec: Spec) -> Spec:
+    """A figure as a panel of another one."""
+    outer = ("$schema", "background", "config")
+    return {key: value for key, value in spec.items() if key not in outer}
+
+
+def _standalone(spec: Spec, description: str) -> Spec:
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "background": "transparent",
+        "config": {
+            "font": "system-ui, sans-serif",
+            "view": {"stroke": None},
+            "axis": {"gridOpacity": 1, "domain": True, "labelFontSize": 11, "titleFontSize": 11},
+        },
+        **spec,
+    }

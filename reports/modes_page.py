@@ -1,0 +1,85 @@
+"""Batching modes side by side on one HTML page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reports import page
+from reports.bundle import vega_bundle
+from reports.modes_charts import figures
+from reports.modes_view import ALL, COLUMNS, heading, notes, value_text, waits_text
+from reports.redaction import redact
+
+_CAPTIONS = {
+    "goodput": (
+        "Goodput over the offered rate",
+        "Requests per second that kept all their promises. Dotted: all that were offered. Bands: "
+        "the interval over the seeds.",
+    ),
+    "difference": (
+        "What a mode gains",
+        "Goodput beyond the first mode, seed by seed on the same requests; bands: the interval of "
+        "these paired differences. Where a band leaves out zero, the modes differ.",
+    ),
+    "latencies": (
+        "Latencies by mode",
+        "Each dot is a percentile over all requests of a class, failures counted as infinite, with "
+        "its interval.",
+    ),
+}
+
+
+def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
+    """The page of a comparison's facts (modes.json). `cache_dir` keeps the plotting bundle, which
+    takes seconds to make."""
+    drawn = figures(facts)
+    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
+    has_classes = any(row["class"] for row in facts["rows"])
+    return page.environment().get_template("modes.html.j2").render(
+        facts=facts,
+        heading=heading(facts),
+        notes=notes(facts),
+        captions=[(name, _CAPTIONS[name]) for name in drawn],
+        has_rates=facts["rates_per_s"] is not None,
+        has_classes=has_classes,
+        titles=[title for title, _, _ in COLUMNS],
+        rows=[_row(row, has_classes) for row in facts["rows"]],
+        how=_how(facts),
+        command=shlex.join(redact(str(word)) for word in facts["command"]),
+        style=page.asset("static/page.css"),
+        policy=page.policy(scripts),
+        scripts=scripts,
+        specs=page.embedded(drawn),
+    )  # fmt: skip
+
+
+def write(facts: Mapping[str, Any], path: Path, cache_dir: Path | None = None) -> None:
+    """`render` into a file."""
+    path.write_text(render(facts, cache_dir), encoding="utf-8")
+
+
+def _row(row: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:
+    return {
+        "mode": row["mode"],
+        "rate": "" if row["rate_per_s"] is None else f"{row['rate_per_s']:g}/s",
+        "name": row["class"] or (ALL if has_classes else ""),
+        "cells": [value_text(row[key], unit) for _, key, unit in COLUMNS],
+        "waits": waits_text(row),
+    }
+
+
+def _how(facts: Mapping[str, Any]) -> str:
+    level = f"{100 * facts['confidence']:g} %"
+    if len(facts["seeds"]) > 1:
+        return (
+            f"Means over {len(facts['seeds'])} seeds, ± half of the {level} interval (Student's "
+            "t); a percentile is computed in each run and then averaged. Failures count as "
+            "infinite, and – is a value that does not exist or is infinite."
+        )
+    return (
+        "Of a single run per mode. Failures count as infinite, and – is a value that does not "
+        "exist or is infinite."
+    )

@@ -1,0 +1,181 @@
+"""Batching modes side by side, as words and cells: the page and the terminal show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.measure.catalog import Unit
+from loadgen.measure.wording import say, say_number
+from loadgen.units import format_duration
+
+COLUMNS: tuple[tuple[str, str, Unit], ...] = (
+    ("TTFT p50", "ttft_p50", "s"),
+    ("TTFT p99", "ttft_p99", "s"),
+    ("TPOT p50", "tpot_p50", "s"),
+    ("TPOT p99", "tpot_p99", "s"),
+    ("ITL p50", "itl_p50", "s"),
+    ("ITL p99", "itl_p99", "s"),
+    ("goodput", "goodput", "per_s"),
+    ("met", "attainment", "share"),
+    ("tokens/s", "output_tokens_per_s", "per_s"),
+)
+ALL = "all"
+_MOST_REASONS = 3
+
+Row = Mapping[str, Any]
+
+
+def tables(facts: Mapping[str, Any]) -> Group:
+    """The comparison for a terminal of 100 columns."""
+    parts: list[RenderableType] = [Text(heading(facts), style="bold")]
+    if facts["rates_per_s"] is None:
+        parts += [_numbers(facts), _waits(facts)]
+    else:
+        parts += [_by_rate(facts, "goodput", "per_s"), _by_rate(facts, "attainment", "share")]
+        if len(facts["modes"]) > 1:
+            parts.append(_differences(facts))
+    parts += [Text(f"note: {note}", style="yellow") for note in notes(facts)]
+    return Group(*parts)
+
+
+def heading(facts: Mapping[str, Any]) -> str:
+    """What was compared, in one line."""
+    seeds = facts["seeds"]
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
+    where = "simulated" if facts["target"] == "sim" else "on the bundled engine"
+    settings = " ".join(f"{key}={value}" for key, value in facts["settings"].items())
+    return f"{facts['scenario']}, {where}{' with ' + settings if settings else ''}, {over}"
+
+
+def notes(facts: Mapping[str, Any]) -> list[str]:
+    """What the reader must know before believing a number."""
+    said = []
+    if facts["n_done"] < facts["n_cells"]:
+        said.append(f"only {facts['n_done']} of {facts['n_cells']} cells are done")
+    if facts["n_untrusted"]:
+        said.append(
+            f"{facts['n_untrusted']} runs cannot be trusted; their reports say why (reasons in "
+            "modes.json)"
+        )
+    if facts["target"] == "sim":
+        said.append("simulated: steps cost what the cost model says; compare, do not quote")
+    return said
+
+
+def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) -> str:
+    """`431 ms ±12`: the value and half of its interval, in the value's unit where there is one."""
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    if value is None:
+        return "–"
+    text = say_number(value) if unit == "per_s" else say(value, unit)
+    if is_short or estimate["n"] < 2 or low is None or high is None:
+        return text
+    half = (high - low) / 2
+    words = say_number(half) if unit == "per_s" else say(half, unit)
+    number, _, suffix = words.rpartition(" ")
+    return f"{text} ±{number if suffix and text.endswith(suffix) and number else words}"
+
+
+def waits_text(row: Row) -> str:
+    """`0.61 s behind, 0.12 s no token budget`: seconds per request, the longest waits first."""
+    parts = [
+        f"{format_duration(seconds)} {reason.replace('_', ' ')}"
+        for reason, seconds in list(row["waits_s"].items())[:_MOST_REASONS]
+        if seconds > 0
+    ]
+    return ", ".join(parts) or "–"
+
+
+def _numbers(facts: Mapping[str, Any]) -> Table:
+    """All traffic beside the mode's name, its classes below it."""
+    titles = ("TTFT p50, p99", "TPOT p50, p99", "ITL p99", "goodput", "met", "tokens/s")
+    table = _table("mode", *titles)
+    for row in facts["rows"]:
+        pairs = [
+            ", ".join(
+                value_text(row[f"{name}_{key}"], "s", is_short=True) for key in ("p50", "p99")
+            )
+            for name in ("ttft", "tpot")
+        ]
+        rest = [c for c in COLUMNS if c[1] in ("itl_p99", "goodput", "attainment")]
+        table.add_row(
+            _first_cell(row),
+            *pairs,
+            *(value_text(row[key], unit, is_short=True) for _, key, unit in rest),
+            value_text(row["output_tokens_per_s"], "per_s", is_short=True),
+        )
+    return table
+
+
+def _waits(facts: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("mode", overflow="fold")
+    table.add_column("waited per request, by reason", overflow="fold")
+    for row in facts["rows"]:
+        table.add_row(_first_cell(row), waits_text(row))
+    return table
+
+
+def _first_cell(row: Row) -> str:
+    return f"  {row['class']}" if row["class"] else str(row["mode"])
+
+
+def _by_rate(facts: Mapping[str, Any], quantity: str, unit: Unit) -> Table:
+    rates: Sequence[float] = facts["rates_per_s"]
+    title = {"goodput": "goodput at offered rate", "attainment": "share that met its promises"}
+    table = _table(title[quantity], *(f"{rate:g}/s" for rate in rates))
+    for mode in facts["modes"]:
+        found = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
+        table.add_row(
+            mode,
+            *(
+                value_text(found[rate][quantity], unit, is_short=len(rates) > 6)
+                if rate in found
+                else ""
+                for rate in rates
+            ),
+        )
+    return table
+
+
+def _differences(facts: Mapping[str, Any]) -> Table:
+    rates: Sequence[float] = facts["rates_per_s"]
+    table = _table(f"goodput beyond {facts['baseline']}", *(f"{rate:g}/s" for rate in rates))
+    for mode in facts["modes"][1:]:
+        found = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
+        cells = [
+            _signed(found[rate]["difference"]["goodput"]) if rate in found else "" for rate in rates
+        ]
+        table.add_row(mode, *cells)
+    return table
+
+
+def _signed(estimate: Mapping[str, Any]) -> str:
+    """`+1.2 ±0.3`, bold where the paired interval leaves out zero."""
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    if value is None:
+        return "–"
+    text = f"{'+' if value >= 0 else '−'}{say_number(abs(value))}"
+    if low is None or high is None:
+        return text
+    text = f"{text} ±{say_number((high - low) / 2)}"
+    return f"[bold]{text}[/bold]" if low > 0 or high < 0 else text
+
+
+def whole(facts: Mapping[str, Any]) -> list[Row]:
+    """The rows of all traffic together."""
+    return [row for row in facts["rows"] if not row["class"]]
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column(first, overflow="fold", min_width=10)
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold")
+    return table

@@ -1,0 +1,251 @@
+"""Modes side by side: what is varied, what is kept, and the statistics between them."""
+
+import csv
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from loadgen.errors import UsageError
+from loadgen.lab.mode_spec import Mode, read_modes, read_rates, variant
+from loadgen.lab.mode_table import QUANTITIES, rows, to_csv
+from loadgen.lab.modes import Comparison, compare
+from loadgen.lab.modes_files import write_all
+from loadgen.workload.scenario import load_scenario, scenario_from_flags
+from reports.modes_charts import figures, paper
+from reports.modes_page import render
+from reports.modes_view import tables
+
+MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
+
+
+def small(**more):
+    return scenario_from_flags(
+        rate="4/s", input_len=200, output_len=20, duration="5s", slo=["ttft <= 200ms"], **more
+    )
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=200)
+
+
+def asked(**more):
+    return Comparison(small(), MODES, n_workers=1, **more)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where the plotting bundle is kept, which takes seconds to make."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Two modes, two rates, three seeds."""
+    directory = tmp_path_factory.mktemp("modes")
+    found = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, quiet())
+    return found, directory
+
+
+def test_modes_are_read_with_their_parameters():
+    assert read_modes("static:batch_size=8, chunked:token_budget=512:max_num_seqs=64,vllm_v0") == [
+        Mode("static", {"batch_size": "8"}),
+        Mode("chunked", {"token_budget": "512", "max_num_seqs": "64"}),
+        Mode("vllm_v0"),
+    ]
+    assert read_modes("chunked:token-budget=512")[0].label == "chunked token_budget=512"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "--modes: name at least one"),
+        ("chunkd", "unknown batching mode 'chunkd'; did you mean 'chunked'"),
+        ("chunked:512", "expected key=value after ':', got '512'"),
+        ("chunked,chunked", "'chunked' is named twice"),
+    ],
+)
+def test_modes_that_cannot_be_meant_are_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        read_modes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [("2:8:2", [2, 4, 6, 8]), ("1:2:0.5", [1, 1.5, 2]), ("8,2,4.5", [2, 4.5, 8]), ("3", [3])],
+)
+def test_rates_are_a_range_or_a_list(text, rates):
+    assert read_rates(text) == rates
+
+
+@pytest.mark.parametrize("text", ["", "2:8", "8:2:1", "2:8:0", "0,4", "-1", "4,4", "1:9999:1", "x"])
+def test_rates_that_cannot_be_meant_are_refused(text):
+    with pytest.raises(UsageError, match="expected requests per second as from:to:step"):
+        read_rates(text)
+
+
+def test_a_variant_changes_rate_and_seed_alone():
+    before, after = small().resolved(), variant(small(), 12.5, 3).resolved()
+    assert after.pop("seed") == 3
+    assert after["arrivals"].pop("rate") == "12.5/s"
+    del before["seed"], before["arrivals"]["rate"]
+    assert after == before
+    with pytest.raises(UsageError, match=r"has no arrivals.rate to change \(its arrivals: users\)"):
+        variant(load_scenario("closed_loop_users"), 2.0, 1)
+
+
+def test_every_mode_gets_the_same_requests(compared):
+    facts = compared[0].facts
+    assert facts["n_done"] == facts["n_cells"] == 12
+    schedules = {}
+    for cell in facts["cells"]:
+        key = cell["rate_per_s"], cell["seed"]
+        schedules.setdefault(key, set()).add(cell["schedule_sha256"])
+    assert len(schedules) == 6
+    assert all(len(hashes) == 1 for hashes in schedules.values())
+    assert len({next(iter(hashes)) for hashes in schedules.values()}) == 6
+
+
+def test_a_comparison_goes_on_where_it_was_left(compared, tmp_path):
+    found, directory = compared
+    console = quiet()
+    again = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, console)
+    assert again.facts["cells"] == found.facts["cells"]
+    told = console.file.getvalue()
+    assert "12 of 12 cells are there already" in told
+    assert "[12/12]" not in told
+    wider = compare(asked(rates=[2.0], n_seeds=4), directory, quiet())
+    assert wider.facts["n_done"] == 8
+
+
+class Interrupting(Console):
+    """A user who presses Ctrl-C when the second cell is told."""
+
+    def print(self, *objects, **how):
+        if objects and str(objects[0]).startswith("[2/"):
+            raise KeyboardInterrupt
+        super().print(*objects, **how)
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path):
+    found = compare(asked(n_seeds=3), tmp_path, Interrupting(file=io.StringIO()))
+    assert found.was_interrupted
+    assert (found.facts["n_done"], found.facts["n_cells"]) == (2, 6)
+    assert len(list((tmp_path / "cells").glob("*.json"))) == 2
+    finished = compare(asked(n_seeds=3), tmp_path, quiet())
+    assert not finished.was_interrupted
+    assert finished.facts["n_done"] == 6
+
+
+def test_a_wrong_parameter_is_told_before_anything_runs(tmp_path):
+    wrong = Comparison(small(), [*MODES, Mode("chunked", {"batch_size": "3"})], n_workers=1)
+    with pytest.raises(UsageError, match="unknown setting 'batch_size' of mode 'chunked'"):
+        compare(wrong, tmp_path, quiet())
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_single_runs_leave_ordinary_run_directories(tmp_path, cache):
+    found = compare(asked(cache_dir=cache), tmp_path, quiet())
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert [run.name.split("-")[0] for run in runs] == ["chunked", "static"]
+    verdicts = [json.loads((run / "summary.json").read_text())["verdict"] for run in runs]
+    by_mode = {cell["mode"]: cell["verdict"] for cell in found.facts["cells"]}
+    assert verdicts == [by_mode["chunked"], by_mode["static batch_size=4"]]
+    assert all((run / "report.html").exists() for run in runs)
+
+
+def cell(mode, seed, goodput, waits_s=None):
+    """A cell in which only the goodput says anything."""
+    nothing = {"value": None, "low": None, "high": None}
+    quantities = [q for q in QUANTITIES if q != "goodput"]
+    numbers = dict.fromkeys(quantities, nothing)
+    return {
+        "mode": mode, "rate_per_s": 4.0, "seed": seed, "classes": {}, "n_due": 10,
+        "offered_rate_per_s": 4.0, "waits_s": waits_s or {}, **numbers,
+        "goodput": {"value": goodput, "low": goodput - 1, "high": goodput + 1},
+    }  # fmt: skip
+
+
+def test_differences_are_paired_by_seed():
+    # per seed +1, +2, +3 on top of a baseline that varies by 20: mean 2, s = 1,
+    # t(0.975, 2) = 4.302653, so ± 4.302653 / √3 = 2.484138
+    cells = [cell("a", seed, base) for seed, base in ((1, 10.0), (2, 20.0), (3, 30.0))]
+    cells += [cell("b", seed, base) for seed, base in ((1, 11.0), (2, 22.0), (3, 33.0))]
+    first, second = rows(cells, 0.95)
+    found = second["difference"]["goodput"]
+    assert (found["value"], found["n"]) == (2.0, 3)
+    assert found["low"] == pytest.approx(2 - 2.484138, abs=1e-5)
+    assert found["high"] == pytest.approx(2 + 2.484138, abs=1e-5)
+    assert first["difference"]["goodput"]["value"] == 0
+    assert second["goodput"]["value"] == 22.0
+    assert second["goodput"]["high"] - 22.0 == pytest.approx(11 * 2.484138, abs=1e-4)
+
+
+def test_a_seed_that_only_one_mode_has_is_not_paired():
+    cells = [cell("a", 1, 10.0), cell("b", 1, 11.0), cell("b", 2, 50.0)]
+    assert rows(cells, 0.95)[1]["difference"]["goodput"] == {
+        "value": 1.0, "low": None, "high": None, "n": 1,
+    }  # fmt: skip
+
+
+def test_one_run_keeps_its_own_interval_and_an_infinite_value_has_none():
+    only = rows([cell("a", 1, 10.0)], 0.95)[0]
+    assert only["goodput"] == {"value": 10.0, "low": 9.0, "high": 11.0, "n": 1}
+    two = rows([cell("a", 1, 10.0), cell("a", 2, 10.0)], 0.95)[0]
+    assert two["ttft_p99"]["value"] is None
+
+
+def test_waits_are_told_per_request_the_longest_first():
+    waits_s = {"x": {"behind": 5.0, "no_seq_slot": 10.0}, "y": {"behind": 30.0}}
+    found = rows([cell("a", 1, 1.0, waits_s), cell("a", 2, 1.0, waits_s)], 0.95)[0]
+    assert list(found["waits_s"].items()) == [("behind", 3.5), ("no_seq_slot", 1.0)]
+
+
+def test_csv_has_a_column_per_end_of_every_interval(compared):
+    facts = compared[0].facts
+    table = list(csv.DictReader(io.StringIO(to_csv(facts["rows"]))))
+    assert [row["mode"] for row in table] == ["static batch_size=4", "chunked"] * 2
+    for line, row in zip(table, facts["rows"], strict=True):
+        for end in ("value", "low", "high"):
+            key = "goodput" if end == "value" else f"goodput_{end}"
+            assert float(line[key]) == pytest.approx(row["goodput"][end])
+    assert "goodput_difference_high" in table[0]
+
+
+def test_everything_is_written(compared, tmp_path, cache):
+    facts = compared[0].facts
+    write_all(facts, tmp_path, cache)
+    assert json.loads((tmp_path / "modes.json").read_text()) == json.loads(json.dumps(facts))
+    assert (tmp_path / "goodput.svg").read_text().startswith("<svg")
+    assert "static batch_size=4" in (tmp_path / "goodput.svg").read_text()
+    assert (tmp_path / "goodput.pdf").read_bytes().startswith(b"%PDF-")
+    lines = (tmp_path / "goodput.csv").read_text().splitlines()
+    assert len(lines) == 5
+    page = (tmp_path / "modes.html").read_text()
+    assert "command_line: batching modes" in page
+    assert 'id="difference"' in page
+
+
+def test_the_page_and_the_terminal_say_the_same(compared):
+    facts = compared[0].facts
+    console = quiet()
+    console.print(tables(facts))
+    told = console.file.getvalue()
+    assert "goodput beyond static batch_size=4" in told
+    assert "simulated: steps cost what the cost model says" in told
+    assert set(figures(facts)) == {"goodput", "difference"}
+    assert len(paper(facts)["vconcat"]) == 2
+
+
+def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
+    scenario = load_scenario("mixed_classes", ["phases.warmup=0s", "phases.measure=5s"])
+    asked_of_classes = Comparison(scenario, MODES, n_workers=1, cache_dir=cache)
+    facts = compare(asked_of_classes, tmp_path, quiet()).facts
+    console = quiet()
+    console.print(tables(facts))
+    told = console.file.getvalue()
+    assert "  completion" in told
+    assert "static group running" in told
+    assert set(figures(facts)) == {"latencies"}
+    assert "static group running" in render(facts, cache)

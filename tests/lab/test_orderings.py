@@ -1,0 +1,60 @@
+"""What each batching mode is for, shown on an 8B model on one H200: inequalities with room, on
+several seeds, never single numbers."""
+
+import numpy as np
+import pytest
+
+import slobench as sb
+from loadgen.workload.scenario import scenario_from_flags
+
+SEEDS = (7, 8, 9)
+
+
+def interference(seed, **settings):
+    """(p99 ITL of all, p99 TTFT of the short class), seconds."""
+    scenario = sb.load_scenario(
+        "long_prompt_interference",
+        [f"seed={seed}", "phases.warmup=3s", "phases.measure=20s"],
+    )
+    summary = sb.summarize(sb.simulate(scenario, **settings))
+    assert summary.counts["ok"] == summary.counts["due"]
+    return (
+        summary.metrics["itl_s"].percentiles["p99"].value,
+        summary.classes["short"].metrics["ttft_s"].percentiles["p99"].value,
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_chunking_ends_the_stalls_and_ordering_the_queue(seed):
+    whole = interference(seed, mode="prefill_first")
+    chunked = interference(seed, mode="chunked", token_budget=512)
+    bucketed = interference(seed, mode="bucketed", token_budget=512)
+    assert chunked[0] < 0.2 * whole[0]  # tokens flow on beside three documents a second
+    assert chunked[1] > 0.5 * whole[1]  # and short prompts queue as before
+    assert bucketed[0] < 0.2 * whole[0]
+    assert bucketed[1] < 0.2 * chunked[1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_leaving_and_entering_at_any_step_is_worth_half_as_much_again(seed):
+    """Outputs U(50, 1000): rows of a static batch of 32 are masked after mean/max = 53 % of it."""
+    scenario = scenario_from_flags(
+        rate="1/s",
+        input_len=256,
+        output_len={"kind": "uniform", "min": 50, "max": 1000},
+        duration="10s",
+        seed=seed,
+        overrides={
+            "arrivals": {"kind": "burst", "requests": 256},
+            "limits": {"timeout": "1h"},
+            "phases": {"measure": "10s", "drain": "1h"},
+        },
+    )
+
+    def tokens_per_s(**settings):
+        rows = sb.simulate(scenario, **settings).request_rows
+        return rows["output_tokens"].sum() / np.nanmax(rows["done_s"])
+
+    static = tokens_per_s(mode="static", batch_size=32)
+    assert tokens_per_s(mode="continuous", max_num_seqs=32) > 1.5 * static
+    assert tokens_per_s(mode="continuous") > 4 * static  # the same with all the KV there is

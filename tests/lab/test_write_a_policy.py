@@ -1,0 +1,58 @@
+"""docs/write-a-policy.md, executed: the policy as it stands there, checked, simulated, compared."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loadgen import command
+from loadgen.cli import app
+from loadgen.plugins import load_plugin
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "write-a-policy.md").read_text()
+POLICY, CHECK, SIMULATE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    path = tmp_path / "my_policy.py"
+    path.write_text(POLICY)
+    load_plugin(path)
+    return path
+
+
+def names(plugin):
+    """What a notebook knows after running the page's first block."""
+    import sys
+
+    return dict(vars(sys.modules[f"slobench_plugin_{plugin.stem}"]))
+
+
+def test_the_policy_is_about_forty_lines():
+    code = [line for line in POLICY.splitlines() if line.strip()]
+    assert len(code) <= 42
+
+
+def test_the_page_does_what_it_says(plugin, capsys):
+    notebook = names(plugin)
+    exec(CHECK, notebook)
+    told = capsys.readouterr().out
+    assert told.startswith("short_first: 40 workloads, ")
+    assert told.rstrip().endswith("work conservation, aging")
+    quick = SIMULATE.replace("phases.measure=30s", 'phases.measure=10s", "phases.warmup=2s')
+    exec(quick, notebook)
+    ours, theirs = (
+        notebook[name].classes["short"].metrics["ttft_s"] for name in ("ours", "theirs")
+    )
+    assert ours.percentiles["p99"].value < 0.5 * theirs.percentiles["p99"].value
+
+
+def test_the_command_line_finds_it(plugin, tmp_path, capsys, monkeypatch):
+    words = next(line for line in PAGE.splitlines() if "slobench run" in line).split()
+    words = [str(plugin) if word == "my_policy.py" else word for word in words[1:]]
+    words += ["--out", str(tmp_path / "run"), "--set", "phases.measure=10s"]
+    monkeypatch.setattr("sys.argv", ["slobench", *words])
+    code = command.guarded(lambda: app(words), {})
+    captured = capsys.readouterr()
+    assert code in (0, 1), captured.err
+    assert "short_first token_budget=256" in captured.err
