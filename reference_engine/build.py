@@ -10,7 +10,7 @@ from loadgen.errors import UsageError
 from reference_engine.core import EngineState
 from reference_engine.cost_model import CPU_COSTS, CostModel, Machine, StepCost, machine
 from reference_engine.executors.base import Executor, ExecutorKind, Site
-from reference_engine.executors.simulated import SimulatedExecutor
+from reference_engine.executors.simulated import SIMULATED_CONTEXT, SimulatedExecutor
 from reference_engine.executors.toy import ToyExecutor
 from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.config import ModelConfig, ModelSource
@@ -25,7 +25,7 @@ from reference_engine.swap import HostPool
 from reference_engine.tokenizer import Tokenizer, load_tokenizer
 
 _KV_BYTES = 1 << 30
-_CONTEXT, _SIMULATED_CONTEXT = 4096, 32_768
+_CONTEXT = 4096
 _MAX_NUM_SEQS = 256
 _STEP_TOKENS = 1 << 15
 
@@ -52,7 +52,7 @@ def build(options: ServeOptions) -> Engine:
     model = resolve(options.shape)
     kind = executor_of(options)
     found = machine(model, kind.hardware) if isinstance(kind, SimulatedExecutor) else None
-    longest = model.config.max_model_len if found is None else _SIMULATED_CONTEXT
+    longest = model.config.max_model_len if found is None else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or min(longest, _CONTEXT if found is None else longest)
     if max_model_len > longest:
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,20 +16,25 @@ from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import Limits
+from reference_engine.plan import How, Limits
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
 from reference_engine.steps import StepLog
+from reference_engine.swap import HostPool
 from targets.mock_options import split_options
+
+_MAX_NUM_SEQS = 256
+_STEP_TOKENS = 1 << 15
 
 
 class SimOptions(BaseModel):
     """What can be chosen about a simulated engine. The rest of the keys are the mode's own
     (`policy_args`).
 
-    None: `max_model_len` 32 768 (on `cpu` the shape's), `kv_blocks` all that fit beside the
-    weights, `prefix_cache` on where the scenario shares any text. `declared_max_tokens` is what
+    None: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
+    mode's, `kv_blocks` all that fit beside the weights, `prefix_cache` on where the scenario shares
+    any text. `declared_max_tokens` is what
     every request says it may generate at most, while it ends at the length of its plan; None says
     the plan's.
     """
@@ -40,10 +45,13 @@ class SimOptions(BaseModel):
     shape: str = "8b"
     hardware: str = "h200"
     max_model_len: int | None = Field(default=None, ge=2)
-    max_num_seqs: int = Field(default=256, ge=1)
-    token_budget: int = Field(default=2048, ge=1)
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
     kv_blocks: int | None = Field(default=None, ge=1)
+    swap_blocks: int = Field(default=0, ge=0)
+    preempt: How = How.auto
     prefix_cache: bool | None = None
+    async_depth: int = Field(default=0, ge=0, le=1)
     declared_max_tokens: int | None = Field(default=None, ge=1)
     policy_args: dict[str, Any] = Field(default_factory=dict)
 
@@ -98,15 +106,11 @@ def build(
     context = source.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     n_blocks = options.kv_blocks or found.kv_tokens // BLOCK_TOKENS
-    limits = Limits(
-        max_num_seqs=options.max_num_seqs,
-        max_step_tokens=max(options.token_budget, max_model_len) + options.max_num_seqs,
-        max_model_len=max_model_len,
-        vocab_size=source.config.vocab_size,
-    )
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
+    limits = _limits(options, chosen, max_model_len, source.config.vocab_size)
     clock = VirtualClock()
+    caps = Caps(options.swap_blocks, copy_s=found.copy_token_s * BLOCK_TOKENS)
     state = EngineState(
         limits,
         KvPool(n_blocks, BLOCK_TOKENS, prefix_cache),
@@ -115,8 +119,10 @@ def build(
         cost=found.cost,
         predictor=QuantilePredictor(),
         log=log,
+        host=HostPool(caps.n_host_blocks, caps.copy_s),
+        preempt=options.preempt,
+        async_depth=options.async_depth,
     )
-    caps = Caps(copy_s=found.copy_token_s * BLOCK_TOKENS)
     words = f"{source.name} on {options.hardware}, {_words(chosen)}, {n_blocks} KV blocks"
     return SimulatedEngine(
         Simulator(state, Simulated(found.cost, clock.advance, caps), clock), chosen, words
@@ -126,12 +132,22 @@ def build(
 def make_policy(options: SimOptions) -> Policy:
     """The mode with its parameters; a limit set for the engine holds for a mode that has it."""
     cls = POLICIES.get(options.mode)
-    shared = options.model_dump(include={"max_num_seqs", "token_budget"}, exclude_unset=True)
+    shared = options.model_dump(include={"max_num_seqs", "token_budget"}, exclude_none=True)
+    if "token_budget" in shared and "token_budget" not in cls.model_fields:
+        raise UsageError(f"token_budget: the mode '{options.mode}' has none")
     known = {key: value for key, value in shared.items() if key in cls.model_fields}
     try:
         return cls.model_validate({**known, **options.policy_args})
     except ValidationError as error:
         raise UsageError(f"mode '{options.mode}': {_problem(error)}") from None
+
+
+def _limits(options: SimOptions, policy: Policy, max_model_len: int, vocab_size: int) -> Limits:
+    """As a server's: what the mode asks for, and never less than a whole long prompt in a step."""
+    max_num_seqs = options.max_num_seqs or max(_MAX_NUM_SEQS, getattr(policy, "max_num_seqs", 0))
+    budget = getattr(policy, "token_budget", None)
+    most_tokens = max(budget if isinstance(budget, int) else 0, max_model_len, _STEP_TOKENS)
+    return Limits(max_num_seqs, most_tokens + max_num_seqs, max_model_len, vocab_size)
 
 
 def _words(policy: Policy) -> str:
@@ -141,5 +157,4 @@ def _words(policy: Policy) -> str:
 
 def _problem(error: ValidationError) -> str:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    return f"{key}: {first['msg']}, got {first['input']!r}"
+    return f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}"

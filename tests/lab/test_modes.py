@@ -98,7 +98,7 @@ def test_a_variant_changes_rate_and_seed_alone():
 def test_every_mode_gets_the_same_requests(compared):
     facts = compared[0].facts
     assert facts["n_done"] == facts["n_cells"] == 12
-    schedules = {}
+    schedules: dict[tuple[float, int], set[str]] = {}
     for cell in facts["cells"]:
         key = cell["rate_per_s"], cell["seed"]
         schedules.setdefault(key, set()).add(cell["schedule_sha256"])

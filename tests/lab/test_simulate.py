@@ -2,6 +2,7 @@
 
 import json
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,3 +213,23 @@ def test_a_setting_that_cannot_be_meant_says_what_can(settings, message):
     scenario = on_a_grid()
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         record(scenario, make_plan(scenario), sim_options(read_settings(settings)), QUIET)
+
+
+def test_swapping_brings_preempted_work_back_and_takes_its_time():
+    scenario = steady(rate="6/s", n_in=600, n_out=400, duration="5s")
+    tight: dict[str, Any] = {"kv_blocks": 300, "shape": "8b"}
+    swapped = simulate(scenario, **tight, swap_blocks=2000, preempt="swap")
+    again = simulate(scenario, **tight, preempt="recompute")
+    assert swapped.manifest["engine"]["preemptions"] > 0
+    assert again.manifest["engine"]["preemptions"] > 0
+    assert (swapped.request_rows["output_tokens"] == 400).all()
+    assert not np.array_equal(swapped.request_rows["done_s"], again.request_rows["done_s"])
+
+
+def test_planning_ahead_wastes_a_row_for_each_answer_that_stops_by_itself():
+    # the engine knows where max_tokens ends an answer, but not where the answer ends by itself
+    scenario = on_a_grid(n_out=5)
+    ahead = simulate(scenario, async_depth=1, declared_max_tokens=50)
+    n_wasted = ahead.manifest["engine"]["padding_tokens"]
+    assert len(ahead.request_rows) - 1 <= n_wasted <= len(ahead.request_rows)
+    assert simulate(scenario, declared_max_tokens=50).manifest["engine"]["padding_tokens"] == 0
