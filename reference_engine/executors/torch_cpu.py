@@ -16,13 +16,20 @@ from reference_engine.executors.base import (
     StepResult,
 )
 from reference_engine.model.attention import flatten
+from reference_engine.model.filler import padding_rows
 from reference_engine.model.llama import Llama
 from reference_engine.model.sampling import sample_with_logprobs
 from reference_engine.model.weights import load
 
+_COPY_BYTES_PER_S = 5e9  # one core copying between two places in memory; decides swap or recompute
+
 
 class TorchCpuExecutor(ExecutorKind):
-    """`threads` of torch's own pool; `seed` of the random weights (unused with a directory)."""
+    """`threads` of torch's own pool; `seed` of the random weights (unused with a directory).
+
+    Padding is computed like anything else and thrown away, so that a mode which pads is as slow as
+    it would be elsewhere.
+    """
 
     kind: ClassVar[str] = "torch_cpu"
 
@@ -32,21 +39,29 @@ class TorchCpuExecutor(ExecutorKind):
     def build(self, site: Site) -> Executor:
         torch.set_num_threads(self.threads)
         weights = load(site.model, self.seed)
-        return _TorchCpu(
-            Llama(site.model.config, weights, site.n_blocks, site.block_tokens, site.max_model_len)
+        # One block more than the engine knows of: where padding is written.
+        model = Llama(
+            site.model.config, weights, site.n_blocks + 1, site.block_tokens, site.max_model_len
         )
+        return _TorchCpu(model, site)
 
 
 class _TorchCpu:
-    def __init__(self, model: Llama) -> None:
-        self._model = model
-        self.caps = Caps()
+    def __init__(self, model: Llama, site: Site) -> None:
+        self._model, self._scratch = model, site.n_blocks
+        self._most = site.max_model_len
+        self._host = model.host_memory(site.n_host_blocks)
+        block_bytes = site.model.config.kv_bytes_per_token() * site.block_tokens
+        self.caps = Caps(site.n_host_blocks, block_bytes / _COPY_BYTES_PER_S)
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepResult:
+        for copy in batch.copies:
+            self._model.copy_block(self._host, copy)
         rows = list(batch.all_rows())
         if not rows:
             return StepResult()
+        rows += padding_rows(batch.padding, self._scratch, self._model.block_tokens, self._most)
         step = flatten(rows, self._model.block_tokens)
         sampling = [i for i in step.order if rows[i].samples]
         if not sampling:

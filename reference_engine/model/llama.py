@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from reference_engine.executors.base import Copy
 from reference_engine.model.attention import StepInput, paged_attention
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.weights import Weights
@@ -56,6 +57,18 @@ class Llama:
         self._cache = torch.zeros(
             config.n_layers, n_blocks, block_tokens, 2, config.n_kv_heads, config.head_dim
         )
+
+    def host_memory(self, n_blocks: int) -> torch.Tensor:
+        """Room for the KV of `n_blocks` blocks of all layers, outside the paged memory."""
+        return self._cache.new_zeros((self.config.n_layers, n_blocks, *self._cache.shape[2:]))
+
+    def copy_block(self, host: torch.Tensor, copy: Copy) -> None:
+        """Move one block of all layers to `host` or back."""
+        here, there = self._cache[:, copy.block], host[:, copy.host_block]
+        if copy.is_out:
+            there.copy_(here)
+        else:
+            here.copy_(there)
 
     def forward(self, step: StepInput) -> torch.Tensor:
         """Logits [S, vocab] float32 of the positions in `step.last`; K and V of every position

@@ -6,11 +6,14 @@ import random
 
 import pytest
 
+from reference_engine.cost_model import Padding
+from reference_engine.plan import How
 from reference_engine.policies.base import POLICIES
 from reference_engine.sequence import Request, Sampling
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 pytest.importorskip("torch", reason="torch is not installed")
+padding_rows = pytest.importorskip("reference_engine.model.filler").padding_rows
 
 MODES = sorted({POLICIES.get(name).kind for name in POLICIES.names()})
 LENGTHS = [1, 5, 16, 17, 33, 64, 90]
@@ -84,6 +87,29 @@ def test_preempted_answers_are_those_given_alone(alone):
     engine = rig(n_blocks=9, max_model_len=144, executor="torch_cpu", token_budget=48)
     assert answers(engine, fresh()) == alone
     assert engine.state.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("how", list(How))
+def test_swapped_answers_are_those_given_alone(alone, how):
+    engine = rig(
+        n_blocks=9, max_model_len=144, executor="torch_cpu", token_budget=48, n_host_blocks=40,
+        how=how,
+    )  # fmt: skip
+    assert answers(engine, fresh()) == alone
+    counters = engine.state.counters
+    assert counters.preemptions > 0
+    assert (counters.swaps > 0) is (how is How.swap)  # auto: nothing costs anything here
+
+
+@pytest.mark.parametrize(
+    "padding", [Padding(), Padding(1, 0, 0), Padding(1000, 3, 100), Padding(0, 2, 0)]
+)
+def test_padding_is_computed_and_changes_no_memory_but_its_own(padding):
+    rows = padding_rows(padding, scratch_block=9, block_tokens=16, max_model_len=144)
+    assert sum(row.n_tokens for row in rows) == padding.prefill_tokens + padding.decode_rows
+    assert not any(row.samples for row in rows)
+    assert {block for row in rows for block in row.request.blocks} <= {9}
+    assert all(row.start + row.n_tokens <= 144 for row in rows)
 
 
 def test_the_order_of_arrival_does_not_matter(alone):
