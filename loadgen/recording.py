@@ -92,7 +92,14 @@ class Recording:
             limit_s = self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S
             with self._progress:
                 outcome = shards.run(
-                    self._on_beat(shards), self._on_start, lambda: self._obey(shards), limit_s
+                    self._on_beat(shards),
+                    self._on_start,
+                    lambda: self._obey(shards),
+                    limit_s,
+                    lambda shard: self._progress.note(
+                        f"load-generating process {shard} died: its requests are lost, "
+                        "the others go on"
+                    ),
                 )
             run = self._put_together(planned.manifest | self._ending(outcome), tasks, outcome)
             run = _with_server(run, scraped())
@@ -124,6 +131,7 @@ class Recording:
 
     def _on_start(self, epoch_ns: int) -> None:
         self._epoch_ns = epoch_ns
+        self._progress.begin()
         if self._scraper is not None:
             self._scraper.start(epoch_ns)
 

@@ -74,6 +74,12 @@ class Progress:
             self._live.update(self._view(), refresh=True)
             self._live.stop()
 
+    def begin(self) -> None:
+        """The first request is about to be sent; without a terminal a line says so."""
+        if self._live is None:
+            window = format_duration(self._window_s)
+            self._console.print(f"sending {self._n} requests in {window}", soft_wrap=True)
+
     def beat(self, shard: int, message: dict[str, Any]) -> Totals:
         """Take in one shard's beat and draw; the totals as of now."""
         self._beats[shard] = message

@@ -93,11 +93,12 @@ class Shards:
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
         limit_s: float,
+        on_death: Callable[[int], None] = lambda shard: None,
     ) -> Outcome:
         """Start together and collect. `on_start` gets the epoch (monotonic ns); `on_beat` a shard's
         number and its progress, about four times a second each; `on_idle` is called several times
-        a second. A shard that has not ended after
-        `limit_s` is killed: nothing hangs."""
+        a second; `on_death` gets the number of a shard that ended before it was done, as soon as
+        its output closes. One that has not ended after `limit_s` is killed: nothing hangs."""
         self._await_ready()
         outcome = Outcome(epoch_ns=time.monotonic_ns() + _LEAD_NS)
         self._tell(b"GO %d\n" % outcome.epoch_ns)
@@ -107,6 +108,8 @@ class Shards:
                 on_beat(child.task.shard, message)
             elif message["kind"] == "done":
                 child.instrument = message["instrument"]
+            elif message["kind"] == "end" and child.instrument is None:
+                on_death(child.task.shard)
         for child in self._children:
             if not child.has_ended:
                 child.process.kill()
@@ -175,6 +178,7 @@ class Shards:
                 if not data:
                     child.has_ended = True
                     self._selector.unregister(child.process.stdout)
+                    yield child, {"kind": "end"}
                     continue
                 *lines, child.buffer = (child.buffer + data).split(b"\n")
                 for line in lines:

@@ -41,7 +41,8 @@ class SseDecoder:
     the specification would drop but careless servers do send last.
     """
 
-    _rest: bytes = b""
+    _rest: bytes = b""  # what may be part of a BOM
+    _held: list[bytes] = field(default_factory=list)  # pieces of the line that is not over yet
     _after_cr: bool = False
     _at_start: bool = True
     _name: bytes = b""
@@ -62,20 +63,24 @@ class SseDecoder:
         if b"\r" in piece:
             self._after_cr = piece.endswith(b"\r")
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = (self._rest + piece).split(b"\n")
-        self._rest = lines.pop()
+        self._held.append(piece)
+        if b"\n" not in piece:  # of a long line: joined once, at its end
+            return []
+        lines = b"".join(self._held).split(b"\n")
+        self._held = [lines.pop()]
         return [event for line in lines if (event := self._take(line)) is not None]
 
     def flush(self) -> Event | None:
         """The event the stream stopped in, if it had any data."""
-        if self._rest:
-            self._take(self._rest)
-            self._rest = b""
+        rest = self._rest + b"".join(self._held)
+        self._rest, self._held = b"", []
+        if rest:
+            self._take(rest)
         return self._take(b"")
 
     @property
     def pending(self) -> bool:
-        return bool(self._rest or self._data)
+        return bool(self._rest or any(self._held) or self._data)
 
     def _take(self, line: bytes) -> Event | None:
         if not line:

@@ -231,11 +231,13 @@ def beat(now_s, **counts):
 def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
     out = io.StringIO()
     with Progress(Console(file=out, width=200), 100, 60.0, 4.0) as progress:
+        progress.begin()
         progress.beat(0, beat(4.0, ok=8, timeout=0))
         totals = progress.beat(1, beat(6.0, ok=6, timeout=2))
         progress.note("ending the run: because")
     assert (totals.released, totals.in_flight, totals.n_failed, totals.n_ended) == (16, 6, 2, 16)
-    line, note = out.getvalue().splitlines()
+    first, line, note = out.getvalue().splitlines()
+    assert first == "sending 100 requests in 60 s"
     assert line.startswith("6/60 s · sent 16/100 (2.7/s, asked 4.0/s) · in flight 6")
     assert "failed 2" in line
     assert "TTFT p50 100 ms" in line

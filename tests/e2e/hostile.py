@@ -1,0 +1,143 @@
+"""A server that treats each request of a run by its number, in a thread of the test's process.
+
+The preflight's requests carry no number and are served well.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import threading
+from typing import Any
+
+TOKENS = 6
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+
+
+def chunk(body):
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+def event(delta, finish=None, usage=None):
+    said = {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    if usage is not None:
+        said = {"choices": [], "usage": usage}
+    return b"data: " + json.dumps(said).encode() + b"\n\n"
+
+
+def token(text="word "):
+    return event({"content": text})
+
+
+ROLE = event({"role": "assistant", "content": ""})
+END = event({}, "stop")
+USAGE = event({}, usage={"prompt_tokens": 9, "completion_tokens": TOKENS})
+DONE = b"data: [DONE]\n\n"
+LAST = b"0\r\n\r\n"
+
+
+class Hostile:
+    """`treat(number)` names what happens to a request: one of the methods below. A context manager;
+    `url` is where it listens."""
+
+    def __init__(self, treat):
+        self._treat = treat
+        self._is_up, self._thread = threading.Event(), threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._is_up.wait(10)
+        return self
+
+    def __exit__(self, *exc):
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _run(self):
+        asyncio.run(self._serve())
+
+    async def _serve(self):
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._tasks: set[Any] = set()
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._is_up.set()
+        await self._over.wait()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader, writer):
+        self._tasks.add(asyncio.current_task())
+        with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
+            try:
+                while await self._answer(reader, writer):
+                    pass
+            finally:
+                writer.close()
+
+    async def _answer(self, reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
+        fields = {name.lower(): value for name, value in fields.items()}
+        await reader.readexactly(int(fields.get("content-length", 0)))
+        if head.startswith(b"GET"):
+            kind = b"content-type: application/json\r\n"
+            size = b"content-length: %d\r\n\r\n" % len(MODELS)
+            writer.write(b"HTTP/1.1 200 OK\r\n" + kind + size + MODELS)
+            return True
+        number = fields.get("x-seq")
+        how = "well" if number is None else self._treat(int(number))
+        await getattr(self, how)(writer)
+        return how not in ("cut", "reset")
+
+    async def well(self, writer):
+        writer.write(HEAD + chunk(ROLE))
+        for _ in range(TOKENS):
+            writer.write(chunk(token()))
+            await writer.drain()
+            await asyncio.sleep(0.002)
+        writer.write(chunk(END + USAGE + DONE) + LAST)
+
+    async def cut(self, writer):
+        writer.write(HEAD + chunk(token()) + b"400\r\nda")
+        await writer.drain()
+
+    async def reset(self, writer):
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        writer.transport.abort()
+
+    async def bytewise(self, writer):
+        whole = HEAD + b"".join(chunk(part) for part in [ROLE, token(), END + DONE]) + LAST
+        for place in range(len(whole)):
+            writer.write(whole[place : place + 1])
+            await writer.drain()
+
+    async def burst(self, writer):
+        writer.write(HEAD + chunk(token() * TOKENS + END + USAGE + DONE) + LAST)
+
+    async def role_first(self, writer):
+        """The role 100 ms before the first token."""
+        writer.write(HEAD + chunk(ROLE))
+        await asyncio.sleep(0.1)
+        writer.write(chunk(token()) + chunk(END + DONE) + LAST)
+
+    async def role_only(self, writer):
+        writer.write(HEAD + chunk(ROLE + END + DONE) + LAST)
+
+    async def late_usage(self, writer):
+        """The counts 150 ms after the last token."""
+        writer.write(HEAD + chunk(token() * TOKENS) + chunk(END))
+        await asyncio.sleep(0.15)
+        writer.write(chunk(USAGE + DONE) + LAST)
+
+    async def long_line(self, writer):
+        text = "x" * (50 << 20)
+        writer.write(HEAD + chunk(token(text)) + chunk(token() + END + DONE) + LAST)
+        await writer.drain()

@@ -1,0 +1,184 @@
+"""Servers, and a machine, that do their worst to a run: every scheduled request has its row, and
+what can be known of it is right."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.drive.store import read_run
+from loadgen.records import Status
+from targets.embed import mock
+from tests.e2e.hostile import TOKENS, Hostile
+
+pytestmark = pytest.mark.e2e
+
+
+def flags(rate, seconds, *more):
+    return [
+        f"--rate={rate}", f"--duration={seconds}", "--input-len=16", f"--output-len={TOKENS}",
+        "--set=arrivals.kind=constant", "--set=stop_when=never", "--set=phases.drain=5s",
+        "--out=run", *more,
+    ]  # fmt: skip
+
+
+def accounted(directory):
+    """The run, once its rows are seen to sum to the schedule in the tables and in the summary."""
+    run = read_run(directory)
+    counts = json.loads((directory / "summary.json").read_text())["counts"]
+    n = len(run.schedule_rows)
+    assert len(run.request_rows) == n == counts["scheduled"]
+    assert sum(counts[status.name] for status in Status) == counts["due"]
+    assert counts["due"] + counts["warmup"] + counts["withdrawn"] + counts["not_due"] == n
+    return run
+
+
+def error_of(run, row):
+    return run.names.errors[row["error_id"]]
+
+
+KINDS = ("well", "cut", "reset", "bytewise", "burst", "role_first", "role_only", "late_usage")
+
+
+def test_each_way_of_answering_is_told_for_what_it_is(cli, tmp_path):
+    with Hostile(lambda number: KINDS[number % len(KINDS)]) as server:
+        result = cli(
+            "run", f"--target={server.url}", *flags("40/s", "1s"), *cli.lenient, cwd=tmp_path
+        )
+    assert result.returncode in (0, 1), result.stderr
+    run = accounted(tmp_path / "run")
+    rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    for row in run.request_rows:
+        rows[KINDS[row["request_id"] % len(KINDS)]].append(row)
+    for kind in ("well", "bytewise", "burst", "role_first", "late_usage"):
+        assert {Status(row["status"]) for row in rows[kind]} == {Status.ok}, kind
+    for kind, words in (
+        ("cut", "in the middle of the response"),
+        ("reset", ""),
+        ("role_only", "without a single token"),
+    ):
+        assert {Status(row["status"]) for row in rows[kind]} == {Status.stream_error}, kind
+        assert all(words in error_of(run, row) for row in rows[kind]), kind
+    assert {int(row["chunks"]) for row in rows["cut"]} == {1}
+    for kind in ("well", "burst", "late_usage"):
+        assert {int(row["output_tokens"]) for row in rows[kind]} == {TOKENS}, kind
+    for row in rows["burst"]:  # one read brought them all
+        assert row["first_token_s"] == row["last_token_s"]
+    for row in rows["role_first"]:
+        assert row["first_chunk_s"] + 0.09 < row["first_token_s"]
+    for row in rows["late_usage"]:
+        assert row["last_token_s"] + 0.14 < row["done_s"]
+
+
+def test_one_in_ten_connections_refused_is_one_in_ten_failures(cli, tmp_path):
+    """Reset instead of answered, each on a connection of its own, by the request's number."""
+    target = tmp_path / "t.yaml"
+    with Hostile(lambda number: "reset" if number % 10 == 3 else "burst") as server:
+        target.write_text(f"url: {server.url}\nconnections: never\n")
+        result = cli("run", f"--target={target}", *flags("60/s", "1s"), *cli.lenient, cwd=tmp_path)
+    assert result.returncode in (0, 1), result.stderr
+    run = accounted(tmp_path / "run")
+    failed = run.request_rows["status"] != Status.ok
+    assert (failed == (run.request_rows["request_id"] % 10 == 3)).all()
+
+
+def test_a_line_of_50_MB_is_read_within_bounds(cli, tmp_path):
+    """It is a token like any other; the memory of the largest process stays below 600 MB."""
+    watch = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]);"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, done.returncode)"
+    )
+    with Hostile(lambda number: "long_line" if number == 2 else "burst") as server:
+        command = ["run", f"--target={server.url}", *flags("5/s", "1s"), *cli.lenient]
+        done = subprocess.run(
+            [sys.executable, "-c", watch, sys.executable, "-m", "loadgen", *command],
+            cwd=tmp_path, env=cli.environ, capture_output=True, text=True, timeout=90, check=True,
+        )  # fmt: skip
+    peak_kb, code = map(int, done.stdout.split()[-2:])
+    assert code in (0, 1, 3), done.stderr
+    assert peak_kb < 600_000
+    run = accounted(tmp_path / "run")
+    assert (run.request_rows["status"] == Status.ok).all()
+    assert run.request_rows["bytes"].max() > 50 << 20
+    assert int(run.request_rows["chunks"][run.request_rows["bytes"].argmax()]) == 2
+
+
+def started(cli, cwd, *args):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loadgen", *args],
+        cwd=cwd, env=cli.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stderr or ():
+        if line.startswith("sending "):
+            return process
+    raise AssertionError("it ended before it sent anything")
+
+
+def still_running(process, seconds):
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def test_a_stopped_server_shows_in_p99_from_the_release(cli, tmp_path):
+    with mock({"ttft": "5ms", "itl": "1ms"}, tmp_path) as served:
+        process = started(
+            cli, tmp_path, "run", f"--target={served.endpoint.url}", *flags("60/s", "2s"),
+            *cli.lenient, "--set=limits.max_concurrency=2", "--set=limits.when_full=wait",
+        )  # fmt: skip
+        try:
+            still_running(process, 0.8)
+            os.kill(served.child.process.pid, signal.SIGSTOP)
+            still_running(process, 1.0)
+            os.kill(served.child.process.pid, signal.SIGCONT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            served.child.process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+    assert process.returncode in (0, 1, 3), stderr
+    run = accounted(tmp_path / "run")
+    assert (run.request_rows["status"] == Status.ok).all()
+    metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
+    assert metrics["ttft_s"]["percentiles"]["p99"]["value"] > 0.8
+    waited_s = run.request_rows["first_token_s"] - run.request_rows["sent_s"]
+    assert np.count_nonzero(waited_s > 0.5) <= 4  # the two on their way, and a neighbour each
+
+
+def test_a_killed_worker_is_noticed_at_once_and_costs_only_its_rows(cli, tmp_path):
+    with mock({"ttft": "5ms", "itl": "1ms"}, tmp_path) as served:
+        process = started(
+            cli, tmp_path, "run", f"--target={served.endpoint.url}", *flags("60/s", "2s"),
+            *cli.lenient, "--workers=2",
+        )  # fmt: skip
+        try:
+            still_running(process, 0.8)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            shards = [
+                int(pid)
+                for pid in children
+                if "loadgen.drive.shard" in Path(f"/proc/{pid}/cmdline").read_text()
+            ]
+            assert len(shards) == 2
+            killed_s = time.monotonic()
+            os.kill(shards[0], signal.SIGKILL)
+            said = next(line for line in process.stderr if "died" in line)
+            assert time.monotonic() - killed_s < 1.0
+            assert "load-generating process" in said
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 3, stderr
+    run = accounted(tmp_path / "run")
+    lost = run.request_rows["status"] == Status.lost
+    (dead,) = {0, 1} - set(run.request_rows["shard"][~lost].tolist())
+    assert (run.request_rows["status"][~lost] == Status.ok).all()
+    assert np.count_nonzero(lost) == pytest.approx(len(lost) / 2, abs=1)
+    assert f"process {dead} died" in run.manifest["end_reason"]
