@@ -1,32 +1,27 @@
-"""Why the requests of a measured run waited, from the log of the bundled engine that served it."""
+"""Why the requests of a measured run waited, from what the engine's /metrics said meanwhile."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import re
 
-from loadgen.measure.attainment import due_rows
+import numpy as np
+
 from loadgen.records import Run
 
-EVENTS = "engine_events.parquet"
+_SERIES = re.compile(r'wait_s\{reason="(?P<reason>[^"]+)"\}')
 
 
-def read_waits(run: Run, directory: Path) -> dict[str, dict[str, float]]:
-    """Seconds of waiting by class and reason, of the requests due in the measured window; empty
-    where the engine left no log, or one that does not say."""
-    path = directory / EVENTS
-    if not path.exists():
-        return {}
-    from pyarrow import parquet
-
-    events = parquet.read_table(path, columns=["kind", "row", "detail"]).to_pylist()
-    is_due, classes = due_rows(run), run.schedule_rows["class_id"]
-    waits: dict[str, dict[str, float]] = {}
-    for event in events:
-        row = event["row"]
-        if event["kind"] not in ("finish", "cancel") or row is None or not is_due[row]:
+def read_waits(run: Run) -> dict[str, dict[str, float]]:
+    """Seconds of waiting by reason since the end of warm-up, under the name "" for all classes,
+    which the counters do not tell apart; empty where no server stated them."""
+    rows, start_s = run.server_rows, float(run.manifest["window"]["warmup_s"])
+    waits: dict[str, float] = {}
+    for series_id, name in enumerate(run.names.series):
+        match = _SERIES.fullmatch(name)
+        mine = rows[rows["series_id"] == series_id]
+        if match is None or not len(mine):
             continue
-        by_reason = waits.setdefault(run.names.classes[int(classes[row])], {})
-        for reason, seconds in json.loads(event["detail"]).get("waits", {}).items():
-            by_reason[reason] = by_reason.get(reason, 0.0) + seconds
-    return waits
+        before = mine["value"][mine["t_s"] <= start_s]
+        first = float(before[-1]) if len(before) else 0.0
+        waits[match["reason"]] = float(np.max(mine["value"])) - first
+    return {"": waits} if waits else {}

@@ -216,7 +216,7 @@ def _measured(task: _Task, scenario: Scenario, console: Console) -> Cell:
     finished = execute(scenario, "reference", options, console)
     if finished.was_interrupted:
         raise KeyboardInterrupt
-    waits_s = read_waits(finished.run, finished.directory)
+    waits_s = read_waits(finished.run)
     return cell_of(finished.run, finished.summary, task.mode.label, task.rate_per_s, waits_s)
 
 
