@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -515,4 +514,4 @@ def from_(
 def main() -> None:
     """The console script: every way to fail is a line and an exit code, never a bare traceback."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end like Ctrl-C: clean up, say so
-    sys.exit(command.guarded(app, os.environ))
+    command.leave(command.guarded(app, os.environ))

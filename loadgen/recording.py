@@ -21,9 +21,9 @@ from rich.console import Console
 
 from loadgen.drive import store
 from loadgen.drive.progress import Progress
-from loadgen.drive.shard import ShardTask
 from loadgen.drive.shards import Outcome, Shards
 from loadgen.drive.stop_rules import StopRules, stop_rules
+from loadgen.drive.task import ShardTask
 from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
@@ -50,8 +50,10 @@ class Recording:
         options: RunOptions,
         directory: Path,
         console: Console,
+        shards: Shards,
     ) -> None:
         self._scenario, self._plan, self._target = scenario, plan, target
+        self._shards = shards
         self._schedule, self._names = plan.schedule, scenario.names()
         self._options, self._directory = options, directory
         self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
@@ -78,23 +80,20 @@ class Recording:
             self._scenario,
             self._plan,
             self._target,
-            self._options.n_workers,
+            self._shards.n,
             self._options.transport,
             self._salt,
             self._directory.name,
             parts_dir,
         )
-        with (
-            self._scraping() as scraped,
-            Shards(tasks, self._directory / "logs", self._options.plugins) as shards,
-            self._interruptible(),
-        ):
+        with self._scraping() as scraped, self._interruptible():
             limit_s = self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S
             with self._progress:
-                outcome = shards.run(
-                    self._on_beat(shards),
+                outcome = self._shards.run(
+                    tasks,
+                    self._on_beat,
                     self._on_start,
-                    lambda: self._obey(shards),
+                    self._obey,
                     limit_s,
                     lambda shard: self._progress.note(
                         f"load-generating process {shard} died: its requests are lost, "
@@ -148,30 +147,27 @@ class Recording:
         finally:
             stop()
 
-    def _on_beat(self, shards: Shards) -> Callable[[int, dict[str, Any]], None]:
-        def beat(shard: int, message: dict[str, Any]) -> None:
-            totals = self._progress.beat(shard, message)
-            if self._ended != "completed":
-                return
-            reason = self._rules.reason(
-                totals.now_s,
-                n_released=totals.released,
-                n_ended=totals.n_ended,
-                n_failed=totals.n_failed,
-                ttft_s=message["ttft_s"],
-                e2e_s=message["e2e_s"],
-            )
-            if reason is not None:
-                self._progress.note(f"ending the run: {reason}")
-                self._stop(shards, "stopped", reason, self._scenario.phases.drain)
+    def _on_beat(self, shard: int, message: dict[str, Any]) -> None:
+        totals = self._progress.beat(shard, message)
+        if self._ended != "completed":
+            return
+        reason = self._rules.reason(
+            totals.now_s,
+            n_released=totals.released,
+            n_ended=totals.n_ended,
+            n_failed=totals.n_failed,
+            ttft_s=message["ttft_s"],
+            e2e_s=message["e2e_s"],
+        )
+        if reason is not None:
+            self._progress.note(f"ending the run: {reason}")
+            self._stop("stopped", reason, self._scenario.phases.drain)
 
-        return beat
-
-    def _stop(self, shards: Shards, how: str, reason: str, drain_s: float) -> None:
+    def _stop(self, how: str, reason: str, drain_s: float) -> None:
         if self._ended == "completed":
             self._ended, self._end_reason = how, reason
             self._ended_s = (time.monotonic_ns() - self._epoch_ns) * 1e-9
-        shards.stop(reason, drain_s)
+        self._shards.stop(reason, drain_s)
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -194,13 +190,13 @@ class Recording:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _obey(self, shards: Shards) -> None:
+    def _obey(self) -> None:
         """Once: release nothing more and wait for what is in flight. Twice: give that up too. A
         server of ours that has ended ends the run."""
         gone = self._target.ended() if self._ended == "completed" else None
         if gone is not None:
             self._progress.note(f"ending the run: {gone}")
-            self._stop(shards, "stopped", gone, min(_DEAD_DRAIN_S, self._scenario.phases.drain))
+            self._stop("stopped", gone, min(_DEAD_DRAIN_S, self._scenario.phases.drain))
             self._server_ended_s = self._ended_s
         if self._n_handled == self._n_interrupts:
             return
@@ -211,10 +207,10 @@ class Recording:
                 f"interrupted: waiting up to {drain_s:g} s for requests in flight; "
                 "Ctrl-C again gives them up"
             )
-            self._stop(shards, "interrupted", "the interrupt", drain_s)
+            self._stop("interrupted", "the interrupt", drain_s)
         else:
             self._progress.note("interrupted again: giving up the requests in flight")
-            self._stop(shards, "interrupted", "the second interrupt", 0.0)
+            self._stop("interrupted", "the second interrupt", 0.0)
 
     def _ending(self, outcome: Outcome) -> dict[str, Any]:
         reason = self._end_reason

@@ -1,29 +1,31 @@
-"""One run, wired together: scenario → schedule → target → shards → tables → summary → report."""
+"""One run, wired together: scenario → schedule → target → shards → tables → summary → report.
+
+What is not needed before the first request is imported while the preflight waits (`warm_up`)."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from loadgen.drive import store
 from loadgen.drive.engine_logs import adopt_engine_logs
+from loadgen.drive.shards import Shards
 from loadgen.errors import UsageError
-from loadgen.measure.aggregate import summarize
-from loadgen.measure.attainment import derived
-from loadgen.measure.summary import Summary
-from loadgen.recording import Recording
+from loadgen.manifest import surroundings
 from loadgen.records import Run
 from loadgen.run_directory import run_directory
 from loadgen.run_options import RunOptions
+from loadgen.shard_tasks import shard_count
 from loadgen.target import Choice, Target, open_target
+from loadgen.warm_up import WarmUp
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
+
+if TYPE_CHECKING:
+    from loadgen.measure.summary import Summary
 
 SIMULATED = "sim"
 """The target that is no server: the bundled engine in virtual time."""
@@ -62,8 +64,9 @@ def execute(scenario: Scenario, target: str, options: RunOptions, console: Conso
             recorded = _simulated(scenario, plan, options, directory, console)
         else:
             recorded = _measured(scenario, plan, target, options, directory, console)
-        summary = summarize(recorded, confidence=options.confidence)
-        tell(recorded, summary, directory, options.cache_dir)
+        from loadgen.conclusion import summarized  # imported by the warm-up
+
+        summary = summarized(recorded, directory, None, options.confidence, options.cache_dir)
         return Finished(recorded, summary, directory)
 
 
@@ -78,8 +81,12 @@ def _measured(
     choice = Choice(
         target, options.engine, options.model, options.environ, options.scrape, options.plugins
     )
-    with open_target(choice, scenario, plan.schedule, directory / "logs", console) as opened:
-        recorded = record(scenario, plan, opened, options, directory, console)
+    logs, warm_up = directory / "logs", WarmUp(surroundings)
+    with (
+        _shards(scenario, plan, options, directory) as shards,  # they import during the preflight
+        open_target(choice, scenario, plan.schedule, logs, console, warm_up) as opened,
+    ):
+        recorded = _record(scenario, plan, opened, options, directory, console, shards)
     adopt_engine_logs(directory, recorded.manifest["epoch_monotonic_s"])
     return recorded
 
@@ -106,28 +113,24 @@ def record(
 ) -> Run:
     """Send a plan to an open target and put the run together; the plan and the manifest are in
     `directory` before the first request goes out."""
-    return Recording(scenario, plan, target, options, directory, console).record()
+    with _shards(scenario, plan, options, directory) as shards:
+        return _record(scenario, plan, target, options, directory, console, shards)
 
 
-def conclude(
-    directory: Path, slo: Sequence[str] | None, confidence: float | None, cache_dir: Path | None
-) -> Summary:
-    """Compute a recorded run's numbers again, with other promises if given, and render its page.
-    A run whose results were never put together is put together first."""
-    run = store.read_run(directory)
-    if not (directory / "requests.parquet").exists():
-        ending = {"ended": "interrupted", "end_reason": "slobench was ended from outside"}
-        run = replace(run, manifest=run.manifest | ending)
-        store.write_run(directory, run, derived(run))
-        shutil.rmtree(directory / "parts")
-    summary = summarize(run, slo=slo, confidence=confidence)
-    tell(run, summary, directory, cache_dir)
-    return summary
+def _shards(scenario: Scenario, plan: Plan, options: RunOptions, directory: Path) -> Shards:
+    n = shard_count(scenario, plan, options.n_workers)
+    return Shards(n, directory / "logs", options.plugins)
 
 
-def tell(run: Run, summary: Summary, directory: Path, cache_dir: Path | None) -> None:
-    """What was made of a run, for programs and for people."""
-    from reports.html import write
+def _record(
+    scenario: Scenario,
+    plan: Plan,
+    target: Target,
+    options: RunOptions,
+    directory: Path,
+    console: Console,
+    shards: Shards,
+) -> Run:
+    from loadgen.recording import Recording  # imported by the warm-up
 
-    store.write_summary(directory, summary.to_json())
-    write(run, summary, directory / "report.html", cache_dir=cache_dir)
+    return Recording(scenario, plan, target, options, directory, console, shards).record()

@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.drive.dispatch import Bounds
 from loadgen.drive.payloads import HttpHead
-from loadgen.drive.shard import ShardTask
+from loadgen.drive.task import ShardTask
 from loadgen.records import Schedule
 from loadgen.target import Target
 from loadgen.workload.classes import DEFAULT_TENANT
@@ -29,17 +29,15 @@ def shard_tasks(
     scenario: Scenario,
     plan: Plan,
     target: Target,
-    n_workers: int,
+    n_shards: int,
     transport: Literal["fast", "aiohttp"],
     salt: bytes,
     run_name: str,
     parts_dir: Path,
 ) -> list[ShardTask]:
-    """One task per process; `n_workers` 0 means as many as the asked token rate needs."""
+    """One task for each of `n_shards` processes."""
     endpoint, names = target.endpoint, scenario.names()
     cap = scenario.limits.max_concurrency
-    n_shards = n_workers or workers_needed(plan.schedule, scenario.horizon_s)
-    n_shards = min(n_shards, len(plan.schedule), cap)
     n_preopen = math.ceil(2 * len(plan.schedule) / scenario.horizon_s) + 4
     return [
         ShardTask(
@@ -80,6 +78,12 @@ def _head(endpoint: Endpoint) -> HttpHead:
     is_forwarded = route.proxy is not None and not route.is_tunnelled
     before = address.http_url if is_forwarded else address.base_path
     return HttpHead(address.host_header, before, endpoint.request_headers())
+
+
+def shard_count(scenario: Scenario, plan: Plan, n_workers: int) -> int:
+    """How many processes; `n_workers` 0 means as many as the asked token rate needs."""
+    asked = n_workers or workers_needed(plan.schedule, scenario.horizon_s)
+    return min(asked, len(plan.schedule), scenario.limits.max_concurrency)
 
 
 def workers_needed(schedule: Schedule, horizon_s: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
 from loadgen.records import Schedule
+from loadgen.warm_up import WarmUp
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
@@ -79,9 +80,15 @@ class Target:
 
 @contextmanager
 def open_target(
-    choice: Choice, scenario: Scenario, schedule: Schedule, log_dir: Path, console: Console
+    choice: Choice,
+    scenario: Scenario,
+    schedule: Schedule,
+    log_dir: Path,
+    console: Console,
+    warm_up: WarmUp | None = None,
 ) -> Iterator[Target]:
-    """Start what has to be started, probe it, and yield it; ends what it started.
+    """Start what has to be started, probe it, and yield it; ends what it started. `warm_up` has its
+    time while the probe waits for answers.
 
     Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
     """
@@ -89,8 +96,8 @@ def open_target(
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        found = _probed(server.kind, endpoint, choice.model, scenario, schedule, console)
-        yield _with_metrics(replace(found, ended=server.ended), choice.scrape, console)
+        found = _probed(server.kind, endpoint, choice, scenario, schedule, console, warm_up)
+        yield replace(found, ended=server.ended)
 
 
 def launch_line(spec: str, environ: Mapping[str, str]) -> str:
@@ -194,53 +201,63 @@ def _mock_options(text: str) -> dict[str, str]:
 def _probed(
     kind: str,
     endpoint: Endpoint,
-    model: str,
+    choice: Choice,
     scenario: Scenario,
     schedule: Schedule,
     console: Console,
+    warm_up: WarmUp | None,
 ) -> Target:
     calibration = Calibration(Prompts(scenario.prompts, scenario.seed, b"preflight"), schedule)
-    found = finish(
-        preflight(
-            endpoint,
-            endpoint.adapter(**({"model": model} if model else {})),
-            max_input_tokens=int(schedule["input_tokens"].max()),
-            max_output_tokens=int(schedule["output_tokens"].max()),
-            timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
-            text_of=calibration.sample,
-            calibrate=calibration.steps,
-        )
+    warm_up = warm_up or WarmUp()
+    probing = preflight(
+        endpoint,
+        endpoint.adapter(**({"model": choice.model} if choice.model else {})),
+        max_input_tokens=int(schedule["input_tokens"].max()),
+        max_output_tokens=int(schedule["output_tokens"].max()),
+        timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
+        text_of=calibration.sample,
+        calibrate=calibration.steps,
+        on_timed=warm_up.may_begin,
     )
-    _tell(found, console)
+    found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
+    checks = [*found.checks]
+    if metrics is not None and found.fatal is None:
+        checks.append(metrics[0])
+    for check in checks:
+        _tell(check, console)
     found.or_raise()
-    checks = [{"check": c.check, "ok": c.ok, "detail": c.detail} for c in found.checks]
-    return Target(kind, endpoint, found.adapter, calibration.fit, checks)
+    return Target(
+        kind=kind,
+        endpoint=endpoint,
+        adapter=found.adapter,
+        fit=calibration.fit,
+        checks=[{"check": c.check, "ok": c.ok, "detail": c.detail} for c in checks],
+        metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
+    )
 
 
-def _with_metrics(target: Target, is_wanted: bool, console: Console) -> Target:
-    """The target and, if they are wanted and there, where its metrics are read."""
-    if not is_wanted:
-        return target
-    check, is_there = finish(find_metrics(target.endpoint))
-    _tell_check(check, console)
-    checks = [*target.checks, {"check": check.check, "ok": check.ok, "detail": check.detail}]
-    urls = target.endpoint.metrics_urls() if is_there else ()
-    return replace(target, checks=checks, metrics=urls)
+async def _both(
+    probing: Coroutine[Any, Any, Preflight], endpoint: Endpoint, scrape: bool
+) -> tuple[Preflight, tuple[Check, bool] | None]:
+    """The preflight and, if they are wanted, whether the server's metrics can be read."""
+    if not scrape:
+        return await probing, None
+    found, metrics = await asyncio.gather(probing, find_metrics(endpoint))
+    return found, metrics
 
 
-def finish(probing: Coroutine[Any, Any, T]) -> T:
+def finish(
+    probing: Coroutine[Any, Any, T], meanwhile: Callable[[Future[T]], None] = lambda _: None
+) -> T:
     """Run a probe to its end, also where a loop is running already (a notebook)."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, probing).result()
+        future = thread.submit(asyncio.run, probing)
+        meanwhile(future)
+        return future.result()
 
 
-def _tell(found: Preflight, console: Console) -> None:
+def _tell(check: Check, console: Console) -> None:
     """One line per check; what could not be known is dim."""
-    for check in found.checks:
-        _tell_check(check, console)
-
-
-def _tell_check(check: Check, console: Console) -> None:
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
     line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
     console.print(line, style=style, soft_wrap=True, markup=False)

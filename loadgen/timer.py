@@ -37,7 +37,8 @@ class _Itimerspec(ctypes.Structure):
 
 class TimerFd:
     """A Linux timerfd on CLOCK_MONOTONIC. The thread's timer slack is set to 1 ns, which matters:
-    the default 50 µs is added to every wake-up. Source: timerfd_create(2), prctl(2)."""
+    the default 50 µs is added to every wake-up. `epoch_ns` may be set until the first alarm.
+    Source: timerfd_create(2), prctl(2)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, epoch_ns: int) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -45,16 +46,16 @@ class TimerFd:
         self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
-        self._epoch_ns = epoch_ns
+        self.epoch_ns = epoch_ns
         self._callback: Callable[[], None] | None = None
         self._loop = loop
         loop.add_reader(self._fd, self._fired)
 
     def now_s(self) -> float:
-        return (time.monotonic_ns() - self._epoch_ns) * 1e-9
+        return (time.monotonic_ns() - self.epoch_ns) * 1e-9
 
     def arm(self, at_s: float, callback: Callable[[], None]) -> None:
-        self.arm_ns(self._epoch_ns + round(at_s * 1e9), callback)
+        self.arm_ns(self.epoch_ns + round(at_s * 1e9), callback)
 
     def arm_ns(self, at_ns: int, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -82,14 +83,14 @@ class LoopTimer:
     _SPIN_S = 0.002
 
     def __init__(self, loop: asyncio.AbstractEventLoop, epoch_ns: int) -> None:
-        self._loop, self._epoch_ns = loop, epoch_ns
+        self._loop, self.epoch_ns = loop, epoch_ns
         self._handle: asyncio.TimerHandle | None = None
 
     def now_s(self) -> float:
-        return (time.monotonic_ns() - self._epoch_ns) * 1e-9
+        return (time.monotonic_ns() - self.epoch_ns) * 1e-9
 
     def arm(self, at_s: float, callback: Callable[[], None]) -> None:
-        self.arm_ns(self._epoch_ns + round(at_s * 1e9), callback)
+        self.arm_ns(self.epoch_ns + round(at_s * 1e9), callback)
 
     def arm_ns(self, at_ns: int, callback: Callable[[], None]) -> None:
         self.close()

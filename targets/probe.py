@@ -57,13 +57,15 @@ async def preflight(
     timeout_s: float = 30.0,
     text_of: Callable[[int], str] | None = None,
     calibrate: Calibrate | None = None,
+    on_timed: Callable[[], None] = lambda: None,
 ) -> Preflight:
     """Probe an endpoint with `adapter`, whose `model` may be empty (then the first served one is
     taken).
 
     `max_…_tokens` are the longest the scenario asks for. `text_of(n)` gives about n characters of
     the workload's own text, for the prompt fit; without it there is none. `calibrate` asks on from
-    there. `timeout_s` bounds every exchange, and an exchange that overruns it ends the preflight.
+    there. `on_timed` is called once nothing is left whose time is told. `timeout_s` bounds every
+    exchange, and an exchange that overruns it ends the preflight.
     """
     probe = _Probe(endpoint, adapter, timeout_s)
     try:
@@ -74,6 +76,7 @@ async def preflight(
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
             answer = await probe.complete(session, prompt)
             probe.judge(answer)
+            on_timed()
             if text_of is not None:
                 known = _point_of(prompt, answer)
                 await probe.fit_prompt(session, text_of, max_input_tokens, known)

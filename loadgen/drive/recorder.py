@@ -41,7 +41,7 @@ class ShardRecorder:
 
     Raw exchanges are kept as they came and decoded by `finish`. Once they hold more than
     `memory_bytes`, the bodies of later ones go to a file at `spill_path` until then. `redact` is
-    applied to every text of the server's that is kept.
+    applied to every text of the server's that is kept. `epoch_ns` may be set until `finish`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ShardRecorder:
     ) -> None:
         self.rows = empty_requests(schedule)
         self.rows["shard"] = shard
-        self._adapter, self._epoch_ns, self._redact = adapter, epoch_ns, redact
+        self._adapter, self.epoch_ns, self._redact = adapter, epoch_ns, redact
         self._errors, self._remotes = Ids(), Ids()
         self._exchanges: list[Exchange] = []
         self._spill = Spill(spill_path, memory_bytes)
@@ -82,7 +82,7 @@ class ShardRecorder:
     def finish(self, lost: str = "") -> tuple[Requests, Chunks, Names]:
         """Decode everything; the rows, their chunks grouped by request id, and the names. Rows
         that nobody accounted for are `lost`, with that reason."""
-        columns = Columns(self.rows, self._epoch_ns)
+        columns = Columns(self.rows, self.epoch_ns)
         for exchange in self._exchanges:
             self._spill.restore(exchange)
             self._understand(exchange, columns)

@@ -1,6 +1,7 @@
 """One load-generating process: `python -m loadgen.drive.shard`, started by `shards`.
 
-It gets its whole share of the schedule once, on stdin; after that only `GO`, `STOP` and `ABORT`
+It is started before anybody knows what it will have to do, so that importing takes no time of the
+user's. It gets its whole share of the schedule once, on stdin; after that only `GO` and `STOP`
 lines come in, and a JSON line goes out a few times a second. When stdin closes, the parent is gone
 and the shard stops by itself. A process of its own keeps whatever draws progress off this clock.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import pickle
@@ -17,53 +19,31 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from loadgen.drive.answer import answer_text
 from loadgen.drive.client import Client
 from loadgen.drive.decode import decode, quick_status
-from loadgen.drive.dispatch import Bounds, Dispatcher, families
+from loadgen.drive.dispatch import Dispatcher, families
 from loadgen.drive.exchange import Exchange
 from loadgen.drive.instrument import GcPauses, LoopLag, Meter
-from loadgen.drive.payloads import HttpHead, Payloads
+from loadgen.drive.payloads import Payloads
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
-from loadgen.drive.transport import Connections, Transport
+from loadgen.drive.task import ShardTask
+from loadgen.drive.transport import Transport
 from loadgen.plugins import load_plugin
-from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
+from loadgen.records import ON_PURPOSE, Status
 from loadgen.timer import make_timer
 from loadgen.workload.dialogue import Dialogue
-from loadgen.workload.prompts import PromptFit, Prompts
-from targets.base import Adapter
 from targets.dialer import Dialer
-from targets.route import Route
 
+# What a task usually holds instances of, or needs: imported while there is no task yet.
+_NEEDED_LATER = ("uvloop", "targets.openai_chat", "loadgen.workload.texts")
 _BEAT_S = 0.25
 _CHORE_S = 0.005
 _CHORE_SHARE = 0.1
 _ORPHAN_S = 30.0  # for writing the part after the parent is gone; nobody would reap us later
-
-
-@dataclass(frozen=True, repr=False)
-class ShardTask:
-    """Everything one shard needs, handed over once. Holds the API key in `head`: no repr."""
-
-    shard: int
-    schedule: Schedule
-    edges: Edges
-    route: Route
-    head: HttpHead
-    adapter: Adapter
-    prompts: Prompts
-    fit: PromptFit
-    run_name: str
-    tenants: tuple[str, ...]
-    bounds: Bounds
-    transport: Literal["fast", "aiohttp"]
-    connections: Connections
-    n_preopen: int
-    part_path: Path
 
 
 @dataclass
@@ -80,18 +60,18 @@ class _Live:
 
 
 class Shard:
-    """Wires dispatcher, client, recorder and instrument on one event loop, from a known epoch."""
+    """Wires dispatcher, client, recorder and instrument on one event loop. Made before the epoch is
+    known: with many rows that takes longer than the time between knowing it and the first one."""
 
     def __init__(
         self,
         task: ShardTask,
-        epoch_ns: int,
         loop: asyncio.AbstractEventLoop,
         client: Transport,
         payloads: Payloads,
         say: Callable[..., None],
     ) -> None:
-        self._loop, self._epoch_ns, self._say = loop, epoch_ns, say
+        self._loop, self._epoch_ns, self._say = loop, 0, say
         self._client, self._payloads = client, payloads
         self._part_path, self._number, self._adapter = task.part_path, task.shard, task.adapter
         self._children, _ = families(task.schedule, task.edges)
@@ -108,12 +88,12 @@ class Shard:
         self._recorder = ShardRecorder(
             task.schedule,
             task.adapter,
-            epoch_ns,
+            self._epoch_ns,
             task.shard,
             task.part_path.with_suffix(".bodies"),
             redact=task.head.redact,
         )
-        self._timer = make_timer(loop, epoch_ns)
+        self._timer = make_timer(loop, self._epoch_ns)
         self._dispatcher = Dispatcher(
             task.schedule,
             task.edges,
@@ -124,10 +104,12 @@ class Shard:
             on_finished=self._finished.set,
         )
         client.on_end = self._on_end
+        self._gc.start()
 
-    def start(self) -> None:
+    def start(self, epoch_ns: int) -> None:
         """Arm the first release and begin to measure ourselves."""
-        for meter in (self._gc, self._meter, self._lag):
+        self._epoch_ns = self._recorder.epoch_ns = self._timer.epoch_ns = epoch_ns
+        for meter in (self._meter, self._lag):
             meter.start()
         self._loop.set_exception_handler(self._break)
         self._loop.call_later(_BEAT_S, self._beat)
@@ -294,6 +276,7 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
     )
     payloads.extend(0.0)
     opened = await client.open(task.n_preopen)
+    shard = Shard(task, loop, client, payloads, say)
     commands: asyncio.Queue[bytes] = asyncio.Queue()
     os.set_blocking(stdin_fd, False)
     loop.add_reader(stdin_fd, _read_commands, stdin_fd, commands, loop)
@@ -302,8 +285,7 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
     if word != b"GO":
         await client.close()
         return
-    shard = Shard(task, int(argument), loop, client, payloads, say)
-    shard.start()
+    shard.start(int(argument))
     listener = loop.create_task(_obey(commands, shard))
     say("done", instrument=await shard.finish())
     listener.cancel()
@@ -339,8 +321,11 @@ def main() -> None:
     """The process: reads the pickled task (length first), runs it, exits 0 when its part is
     written. SIGINT is ignored: Ctrl-C reaches the whole process group, the parent decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in _NEEDED_LATER:
+        with contextlib.suppress(ImportError):  # uvloop is not built for every platform
+            importlib.import_module(module)
     stdin_fd = sys.stdin.fileno()
-    size = int.from_bytes(_read_exactly(stdin_fd, 8), "big")
+    size = int.from_bytes(_read_exactly(stdin_fd, 8, may_end=True), "big")
     plugins, pickled = pickle.loads(_read_exactly(stdin_fd, size))
     for plugin in plugins:  # before the task, which may hold instances of their classes
         load_plugin(plugin)
@@ -348,6 +333,7 @@ def main() -> None:
 
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
         runner.run(_serve(task, stdin_fd, _say))
+        os._exit(0)  # the part is written; taking hundreds of megabytes apart would only take time
 
 
 def _loop_factory(task: ShardTask) -> Callable[[], asyncio.AbstractEventLoop]:
@@ -368,10 +354,13 @@ def _say(kind: str, **fields: object) -> None:
         os.write(1, json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
 
-def _read_exactly(fd: int, size: int) -> bytes:
-    pieces = []
+def _read_exactly(fd: int, size: int, *, may_end: bool = False) -> bytes:
+    """`may_end`: the end of the input before the first byte means that there is nothing to do."""
+    pieces: list[bytes] = []
     while size:
         piece = os.read(fd, min(size, 1 << 20))
+        if not piece and may_end and not pieces:
+            raise SystemExit
         if not piece:
             raise SystemExit("loadgen.drive.shard: the task on stdin is incomplete")
         pieces.append(piece)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadgen.drive.shard import ShardTask
+from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
 
 _LEAD_NS = 50_000_000  # from "GO" to the epoch: every shard has armed its first alarm by then
@@ -29,12 +29,17 @@ OnBeat = Callable[[int, dict[str, Any]], None]
 
 @dataclass
 class _Child:
-    task: ShardTask
+    number: int
     process: subprocess.Popen[bytes]
     buffer: bytes = b""
     is_ready: bool = False
     instrument: dict[str, Any] | None = None
     has_ended: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is to come from it; the process itself may still be ending."""
+        return self.has_ended or self.instrument is not None
 
 
 @dataclass
@@ -47,28 +52,26 @@ class Outcome:
 
 
 class Shards:
-    """A set of running shards; a context manager, so that no process outlives it.
+    """A set of `n` running shards; a context manager, so that no process outlives it. They import
+    what they need while the controlling process does something else, and wait for their tasks.
 
     `run` returns when every shard has written its part or died. `stop` may be called from its
     callbacks. `plugins` are Python files that each shard runs before it reads its task.
     """
 
-    def __init__(
-        self, tasks: Sequence[ShardTask], log_dir: Path, plugins: Sequence[Path] = ()
-    ) -> None:
-        self._tasks, self._log_dir, self._plugins = tasks, log_dir, tuple(plugins)
+    def __init__(self, n: int, log_dir: Path, plugins: Sequence[Path] = ()) -> None:
+        self._n, self._log_dir, self._plugins = n, log_dir, tuple(plugins)
         self._children: list[_Child] = []
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Shards:
-        for task in self._tasks:
-            self._children.append(_Child(task, self._spawn(task)))
         try:
-            for child in self._children:
+            for number in range(self._n):
+                child = _Child(number, self._spawn(number))
+                self._children.append(child)
                 assert child.process.stdout is not None
                 os.set_blocking(child.process.stdout.fileno(), False)
                 self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
-                self._hand_over(child)
         except BaseException:
             self.__exit__()
             raise
@@ -87,47 +90,55 @@ class Shards:
                 child.process.kill()
                 child.process.wait()
 
+    @property
+    def n(self) -> int:
+        return self._n
+
     def run(
         self,
+        tasks: Sequence[ShardTask],
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
         limit_s: float,
         on_death: Callable[[int], None] = lambda shard: None,
     ) -> Outcome:
-        """Start together and collect. `on_start` gets the epoch (monotonic ns); `on_beat` a shard's
-        number and its progress, about four times a second each; `on_idle` is called several times
-        a second; `on_death` gets the number of a shard that ended before it was done, as soon as
-        its output closes. One that has not ended after `limit_s` is killed: nothing hangs."""
+        """Hand each shard its task, start together and collect. `on_start` gets the epoch
+        (monotonic ns); `on_beat` a shard's number and its progress, about four times a second each;
+        `on_idle` is called several times a second; `on_death` gets the number of a shard that ended
+        before it was done, as soon as its output closes. One that has not ended after `limit_s` is
+        killed: nothing hangs."""
+        for child, task in zip(self._children, tasks, strict=True):
+            self._hand_over(child, task)
         self._await_ready()
         outcome = Outcome(epoch_ns=time.monotonic_ns() + _LEAD_NS)
         self._tell(b"GO %d\n" % outcome.epoch_ns)
         on_start(outcome.epoch_ns)
         for child, message in self._messages(time.monotonic() + limit_s, on_idle):
             if message["kind"] == "beat":
-                on_beat(child.task.shard, message)
+                on_beat(child.number, message)
             elif message["kind"] == "done":
                 child.instrument = message["instrument"]
             elif message["kind"] == "end" and child.instrument is None:
-                on_death(child.task.shard)
+                on_death(child.number)
         for child in self._children:
-            if not child.has_ended:
+            if not child.is_over:
                 child.process.kill()
             if child.instrument is None:
-                outcome.dead[child.task.shard] = self._last_words(child)
+                outcome.dead[child.number] = self._last_words(child)
                 continue
             outcome.instruments.append(child.instrument)
             if child.instrument["broken"]:
-                outcome.dead[child.task.shard] = child.instrument["broken"]
+                outcome.dead[child.number] = child.instrument["broken"]
         return outcome
 
     def stop(self, reason: str, drain_s: float) -> None:
         """Release nothing more; requests in flight have `drain_s` to finish."""
         self._tell(b"STOP %f %s\n" % (drain_s, reason.encode()))
 
-    def _spawn(self, task: ShardTask) -> subprocess.Popen[bytes]:
+    def _spawn(self, number: int) -> subprocess.Popen[bytes]:
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        with (self._log_dir / f"shard-{task.shard}.log").open("wb") as log:
+        with (self._log_dir / f"shard-{number}.log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "loadgen.drive.shard"],
                 stdin=subprocess.PIPE,
@@ -137,8 +148,8 @@ class Shards:
                 process_group=0,  # Ctrl-C is the parent's to interpret
             )
 
-    def _hand_over(self, child: _Child) -> None:
-        data = pickle.dumps((self._plugins, pickle.dumps(child.task, protocol=5)), protocol=5)
+    def _hand_over(self, child: _Child, task: ShardTask) -> None:
+        data = pickle.dumps((self._plugins, pickle.dumps(task, protocol=5)), protocol=5)
         assert child.process.stdin is not None
         try:
             view = memoryview(len(data).to_bytes(8, "big") + data)
@@ -146,7 +157,7 @@ class Shards:
                 view = view[os.write(child.process.stdin.fileno(), view) :]
         except BrokenPipeError:
             raise RunInvalid(
-                f"load-generating process {child.task.shard} died at its start: "
+                f"load-generating process {child.number} died at its start: "
                 f"{self._last_words(child)}"
             ) from None
 
@@ -158,15 +169,13 @@ class Shards:
                 return
         child = next(child for child in self._children if not child.is_ready)
         how = "died at its start" if child.has_ended else f"was not ready within {_READY_S:g} s"
-        raise RunInvalid(
-            f"load-generating process {child.task.shard} {how}: {self._last_words(child)}"
-        )
+        raise RunInvalid(f"load-generating process {child.number} {how}: {self._last_words(child)}")
 
     def _messages(
         self, deadline_s: float, on_idle: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[_Child, dict[str, Any]]]:
-        """Messages as they come, until every shard has closed its output or the deadline."""
-        while any(not child.has_ended for child in self._children):
+        """Messages as they come, until every shard is done or has died, or the deadline."""
+        while any(not child.is_over for child in self._children):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return
@@ -195,6 +204,6 @@ class Shards:
             code = child.process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
             return "it is still running but says nothing"
-        log = (self._log_dir / f"shard-{child.task.shard}.log").read_text(errors="replace").strip()
+        log = (self._log_dir / f"shard-{child.number}.log").read_text(errors="replace").strip()
         last = log.splitlines()[-1] if log else "nothing in its log"
         return f"exit status {code}; {last}"

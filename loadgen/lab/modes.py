@@ -182,7 +182,7 @@ def _run(task: _Task, console: Console) -> Cell:
 
 
 def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
-    from loadgen.run import tell
+    from loadgen.conclusion import tell
 
     settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
     options, plan, quiet = sim_options(settings), make_plan(scenario), Console(quiet=True)

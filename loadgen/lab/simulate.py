@@ -22,7 +22,6 @@ from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.simulated_engine import SimOptions, SimulatedEngine, build, sim_options
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.manifest import ending, manifest
-from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import Run
 from loadgen.run_directory import run_directory
@@ -75,12 +74,12 @@ def simulate(
     console = Console(quiet=True)
     if out_dir is None:
         return record(chosen, make_plan(chosen), options, console, policy=policy)
-    from loadgen.run import tell
+    from loadgen.conclusion import summarized
 
     with run_directory(chosen.name, Path(out_dir), force=False) as directory:
         plan = make_plan(chosen)
         run = record(chosen, plan, options, console, policy=policy, directory=directory)
-        tell(run, summarize(run), directory, None)
+        summarized(run, directory, None, None, None)
     return run
 
 

@@ -1,6 +1,9 @@
 """What a user gets wrong: one line that says what, where and what to do, and an exit code."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +88,14 @@ def test_an_internal_error_is_one_line_and_a_file(tmp_path, capsys):
     (kept,) = (tmp_path / "slobench").iterdir()
     assert str(kept) in lines[1]
     assert "Traceback" in kept.read_text()
+
+
+def test_output_that_can_not_be_written_is_told():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this platform")
+    with open("/dev/full", "w") as full:
+        told = subprocess.run(
+            [sys.executable, "-m", "loadgen", "list", "lengths"], stdout=full,
+            stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (told.returncode, told.stderr) == (3, "slobench: No space left on device\n")

@@ -1,0 +1,119 @@
+"""How long `slobench run` takes before the first request and after the last token.
+
+    python benchmarks/startup.py [--rounds 10] [--quick] [--write]
+
+Twenty requests against a server that runs already (targets/truth: TTFT 50 ms, ITL 10 ms), pinned to
+nothing, as a user would. Instants of requests are the server's, on the clock that the process is
+started and awaited by. `waited` is the part before the first request in which the server was busy
+answering the preflight: it is the server's time, not ours. Prints what importing costs, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from rig.machine import Goal, keep, machine_line, show, spreads
+
+from targets.truth_server import TruthServer, truth_server
+
+REQUESTS, FOR_S = 20, 1
+GOAL_S = 0.5
+IMPORT_LINE = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
+
+
+def command(server: TruthServer, out: Path, *interpreter: str) -> list[str]:
+    return [
+        sys.executable, *interpreter, "-m", "loadgen", "run", f"--target={server.url}",
+        f"--rate={REQUESTS}/s", f"--duration={FOR_S}s", "--input-len=16", "--output-len=16",
+        "--set=arrivals.kind=constant", "--slo=p99(ttft)<=500ms", f"--out={out}", "--force",
+    ]  # fmt: skip
+
+
+def one_run(folder: Path) -> dict[str, float]:
+    """Seconds from the start of the process to the first request, and from the last token to its
+    end."""
+    with truth_server(folder, cache_dir=folder, pinned=False) as server:
+        started_s = time.monotonic()
+        found = subprocess.run(
+            command(server, folder / "run"), capture_output=True, text=True, check=False
+        )
+        ended_s = time.monotonic()
+        if found.returncode not in (0, 1, 3):
+            raise SystemExit(found.stderr)
+        rows = server.finish().rows
+    is_ours = rows["seq"] >= 0
+    assert np.count_nonzero(is_ours) == REQUESTS, "not every request was sent"
+    first_s = float(rows["arrived_ns"][is_ours].min()) * 1e-9 - started_s
+    waited_s = busy_s(rows["arrived_ns"][~is_ours], rows["done_ns"][~is_ours])
+    return {
+        "first request s": first_s,
+        "… of it waited for the server s": waited_s,
+        "… of it our own s": first_s - waited_s,
+        "last token to exit s": ended_s - float(rows["last_ns"].max()) * 1e-9,
+    }
+
+
+def busy_s(start_ns: np.ndarray, end_ns: np.ndarray) -> float:
+    """The length of a union of intervals."""
+    total_ns, until_ns = 0, 0
+    for start, end in sorted(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        total_ns += max(0, end - max(start, until_ns))
+        until_ns = max(until_ns, end)
+    return total_ns * 1e-9
+
+
+def imports_ms(folder: Path) -> dict[str, float]:
+    """Milliseconds that importing each top-level package takes in such a run, its own modules
+    only, in the controlling process; the interpreter's own account, which adds to it."""
+    with truth_server(folder, cache_dir=folder, pinned=False) as server:
+        line = command(server, folder / "run", "-X", "importtime")
+        told = subprocess.run(line, capture_output=True, text=True, check=False).stderr
+    spent_ms: dict[str, float] = defaultdict(float)
+    for own_us, module in IMPORT_LINE.findall(told):
+        spent_ms[module.partition(".")[0]] += int(own_us) * 1e-3
+    return dict(sorted(spent_ms.items(), key=lambda one: -one[1]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    n_rounds = 3 if asked.quick else asked.rounds
+    print(machine_line())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        one_run(folder)  # what is kept in caches is made, as it is after a user's first run
+        table = spreads([one_run(folder) for _ in range(n_rounds)])
+        imports = imports_ms(folder)
+    show(f"{REQUESTS} requests, {n_rounds} rounds: median [min, max]", ["slobench"],
+         {"slobench": table})  # fmt: skip
+    goals = [
+        Goal("start to first request", table["first request s"]["median"], GOAL_S, "s"),
+        Goal("our own part of it", table["… of it our own s"]["median"], GOAL_S, "s"),
+        Goal("last token to exit", table["last token to exit s"]["median"], GOAL_S, "s"),
+    ]
+    print(*goals, sep="\n")
+    shown = [f"{package} {ms:.0f}" for package, ms in imports.items() if ms >= 5]
+    print(f"\nimports, {sum(imports.values()):.0f} ms under -X importtime: {', '.join(shown)}")
+    if asked.write:
+        found = {
+            "seconds": table,
+            "goals": [goal.to_json() for goal in goals],
+            "imports_ms": imports,
+        }
+        print(f"\n{keep('startup', vars(asked), found)}")
+    return int(not all(goal.met for goal in goals))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
