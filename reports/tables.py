@@ -299,6 +299,66 @@ def backend_rows(summary: Summary) -> list[list[Cell]]:
     ]
 
 
+STIMULUS_HEAD = ("arrivals", "scheduled", "sent")
+LENGTH_HEAD = ("tokens", "n", "mean asked", "mean got", "differ", "most off")
+
+
+def stimulus_rows(summary: Summary) -> list[list[Cell]]:
+    """What was scheduled and what was sent, by their rates and the pattern of their gaps."""
+    found = summary.stimulus
+    if found is None:
+        return []
+    sides = (("scheduled", found.scheduled), ("sent", found.sent))
+    counts = [Cell(say_count(side.n), f"stimulus.{of}.n") for of, side in sides]
+    rates = [
+        Cell(say(side.rate_per_s, "per_s"), f"stimulus.{of}.rate_per_s", "per_s")
+        for of, side in sides
+    ]
+    patterns = (
+        ("gap cv", "gap_cv"),
+        ("lag-1 correlation of gaps", "gap_lag1"),
+        ("dispersion of counts", "dispersion"),
+    )
+    return [
+        [Cell("requests"), *counts],
+        [Cell("rate"), *rates],
+        *(
+            [Cell(word), *(Cell(_figure(getattr(side, name))) for _, side in sides)]
+            for word, name in patterns
+        ),
+    ]
+
+
+def length_rows(summary: Summary) -> list[list[Cell]]:
+    """Prompt and answer lengths, asked and got."""
+    found = summary.stimulus
+    if found is None:
+        return []
+    rows = []
+    for word, side in (("input", found.input_tokens), ("output", found.output_tokens)):
+        if side is None:
+            continue
+        path = f"stimulus.{word}_tokens"
+        rows.append(
+            [
+                Cell(word),
+                Cell(say_count(side.n), f"{path}.n"),
+                Cell(_figure(side.asked_mean)),
+                Cell(_figure(side.got_mean)),
+                Cell(say_count(side.differ), f"{path}.differ"),
+                Cell(say_count(side.most_off), f"{path}.most_off"),
+            ]
+        )
+    return rows
+
+
+def _figure(value: float | None) -> str:
+    """A plain number of three digits; what rounding left over is nothing."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return "0" if abs(value) < 1e-6 else f"{value:.3g}"
+
+
 def count_rows(summary: Summary) -> list[tuple[str, Cell]]:
     """Scheduled, warm-up, due, not due, and the due ones by how they ended (zeros left out)."""
     names = {

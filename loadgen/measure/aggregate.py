@@ -32,6 +32,7 @@ from loadgen.measure.samples import Samples
 from loadgen.measure.server import server_findings, server_summary
 from loadgen.measure.slo import Slo, parse_slo, ungrounded
 from loadgen.measure.stats import Interval, Percentile, wilson
+from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import (
     PERCENTILES,
     Attainment,
@@ -112,6 +113,7 @@ def summarize(
         classes=classes,
         server=server_summary(run, columns, window),
         backends=tuple(backends(run, columns, due)),
+        stimulus=stimulus(run, columns, window),
     )
 
 

@@ -12,6 +12,7 @@ from loadgen.measure.attainment import Window
 from loadgen.measure.backends import Backend
 from loadgen.measure.server import ServerSummary
 from loadgen.measure.stats import Interval, Percentile
+from loadgen.measure.stimulus import Stimulus
 from loadgen.measure.throughput import Throughput
 from loadgen.measure.validity import Check
 from loadgen.measure.verdict import SloResult, Verdict
@@ -95,7 +96,8 @@ class Summary:
     `confidence` is that of every interval and proof; the verdict is by the point estimate unless it
     was asked for. `classes` is empty where all traffic is of one class; the verdict is met only if
     the promises made to each of them are. `server` is None where its metrics were not read.
-    `backends` are the addresses that requests went to, busiest first.
+    `backends` are the addresses that requests went to, busiest first; `stimulus` is what was really
+    sent, beside what was scheduled.
     """
 
     run: str
@@ -117,6 +119,7 @@ class Summary:
     classes: Mapping[str, ClassSummary] = field(default_factory=dict)
     server: ServerSummary | None = None
     backends: tuple[Backend, ...] = ()
+    stimulus: Stimulus | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open ends are null."""

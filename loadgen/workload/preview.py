@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.arrival_stats import describe_arrivals
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.measure.stats import least_n
-from loadgen.records import Edges, Phase, Schedule, Times
+from loadgen.records import Edges, Phase, Schedule
 from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.pairs import mean_pair
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import schedule_sha256
 
-ARRIVALS_PER_WINDOW = 5
 Means = NDArray[np.float64]  # tokens
 
 
@@ -143,27 +143,6 @@ def _class(name: str, rows: Schedule, scenario: Scenario, confidence: float) -> 
             _proof(parse_slo(text), n_measured - n_withdrawn, measure_s, confidence)
             for text in scenario.classes[name].slo_texts()
         ],
-    }
-
-
-def describe_arrivals(times: Times, horizon_s: float) -> dict[str, Any]:
-    """Second-order statistics of sorted instants in [0, horizon_s).
-
-    gap_cv: standard deviation / mean of the gaps. gap_lag1: correlation of neighbouring gaps.
-    dispersion: variance / mean of the counts in equal windows of about five arrivals each (1 for
-    Poisson at any window). peak_in_1s: the most arrivals in any [t, t + 1 s).
-    """
-    gaps_s = np.diff(times)
-    has_gaps = gaps_s.size > 1 and float(np.mean(gaps_s)) > 0
-    is_varied = gaps_s.size > 2 and float(np.std(gaps_s)) > 1e-9 * float(np.mean(gaps_s))
-    n_windows = times.size // ARRIVALS_PER_WINDOW
-    counts, _ = np.histogram(times, max(n_windows, 1), (0.0, horizon_s))
-    return {
-        "gap_cv": float(np.std(gaps_s) / np.mean(gaps_s)) if has_gaps else None,
-        "gap_lag1": float(np.corrcoef(gaps_s[:-1], gaps_s[1:])[0, 1]) if is_varied else None,
-        "dispersion": float(np.var(counts) / np.mean(counts)) if n_windows >= 10 else None,
-        "dispersion_window_s": horizon_s / n_windows if n_windows >= 10 else None,
-        "peak_in_1s": int(np.max(np.searchsorted(times, times + 1.0) - np.arange(times.size))),
     }
 
 

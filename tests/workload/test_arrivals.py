@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
+from loadgen.measure.arrival_stats import describe_arrivals
 from loadgen.workload.arrivals import ARRIVALS
-from loadgen.workload.preview import describe_arrivals
 from loadgen.workload.scenario import scenario_from_flags
 from loadgen.workload.schedule import make_schedule, merge, split
 from loadgen.workload.streams import Purpose, stream
