@@ -118,7 +118,7 @@ def record(
 
 
 def _shards(scenario: Scenario, plan: Plan, options: RunOptions, directory: Path) -> Shards:
-    n = shard_count(scenario, plan, options.n_workers)
+    n = shard_count(scenario, plan, options.n_workers, options.cache_dir)
     return Shards(n, directory / "logs", options.plugins)
 
 

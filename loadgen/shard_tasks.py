@@ -4,16 +4,15 @@ concurrency limit."""
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from loadgen.cores import affine_cores, known_ceiling, our_quota, workers_for
 from loadgen.drive.dispatch import Bounds
 from loadgen.drive.payloads import HttpHead
 from loadgen.drive.task import ShardTask
-from loadgen.records import Schedule
 from loadgen.target import Target
 from loadgen.workload.classes import DEFAULT_TENANT
 from loadgen.workload.prompts import Prompts
@@ -21,7 +20,6 @@ from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, split_plan
 from targets.endpoint import Endpoint
 
-_EVENTS_PER_WORKER = 50_000.0  # token events a second one core holds; CLIENT measurements: 100 k
 _MOST_PREOPENED = 256
 
 
@@ -80,14 +78,10 @@ def _head(endpoint: Endpoint) -> HttpHead:
     return HttpHead(address.host_header, before, endpoint.request_headers())
 
 
-def shard_count(scenario: Scenario, plan: Plan, n_workers: int) -> int:
-    """How many processes; `n_workers` 0 means as many as the asked token rate needs."""
-    asked = n_workers or workers_needed(plan.schedule, scenario.horizon_s)
+def shard_count(scenario: Scenario, plan: Plan, n_workers: int, cache_dir: Path | None) -> int:
+    """How many processes; `n_workers` 0 means as many as the asked token rate needs here."""
+    tokens = float(plan.schedule["output_tokens"].sum(dtype=np.float64))
+    asked = n_workers or workers_for(
+        tokens / scenario.horizon_s, known_ceiling(cache_dir), affine_cores(), our_quota()
+    )
     return min(asked, len(plan.schedule), scenario.limits.max_concurrency)
-
-
-def workers_needed(schedule: Schedule, horizon_s: float) -> int:
-    """Processes for the asked token rate, with one core left to the rest of the machine."""
-    tokens_per_s = float(schedule["output_tokens"].sum(dtype=np.float64)) / horizon_s
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(math.ceil(tokens_per_s / _EVENTS_PER_WORKER), (n_cores or 2) - 1))

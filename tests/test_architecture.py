@@ -41,6 +41,7 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.recording": [*WORDS, "loadgen", "targets.scrape"],
     "loadgen.shard_tasks": [
         *WORDS,
+        "loadgen.cores",
         "loadgen.drive",
         "loadgen.workload",
         "loadgen.target",
@@ -55,6 +56,7 @@ ALLOWED: dict[str, list[str]] = {
     ],
     "loadgen.conclusion": [*WORDS, "loadgen.drive", "loadgen.measure", "reports"],
     "loadgen.warm_up": WORDS,
+    "loadgen.cores": [*WORDS, "loadgen.drive"],
     "loadgen.run_directory": WORDS,
     "loadgen.run_options": WORDS,
     # The one place that knows both the load generator and the engine.

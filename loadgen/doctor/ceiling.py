@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from loadgen.cores import CEILING_FILE, machine_name
 from loadgen.doctor.trial import Trial
-from loadgen.drive.instrument import host
 
-FILE_NAME = "ceiling.json"
 FIRST_RATE_PER_S = 100.0
 LOWEST_RATE_PER_S = 5.0
 HIGHEST_RATE_PER_S = 6400.0
@@ -79,16 +78,10 @@ def ceiling_file(best: Trial, now: datetime | None = None) -> dict[str, Any]:
     }
 
 
-def machine_name() -> str:
-    """What tells one machine from another: its name, its processor and the cores we may use."""
-    facts = host()
-    return f"{facts['hostname']}, {facts['cpu_model'] or 'unknown CPU'}, {facts['cpus']} cores"
-
-
 def write_ceiling(best: Trial, cache_dir: Path) -> Path:
     """Keep the ceiling in the cache directory; the path of the file."""
     cache_dir.mkdir(parents=True, exist_ok=True)
-    path = cache_dir / FILE_NAME
+    path = cache_dir / CEILING_FILE
     unfinished = path.with_suffix(".new")
     unfinished.write_text(json.dumps(ceiling_file(best), indent=2) + "\n")
     unfinished.replace(path)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.cores import quota_cores
 from loadgen.timer import make_timer
 
 _ALARMS = 200
@@ -51,7 +52,7 @@ def read_machine() -> Machine:
     affine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Machine(
         cores=affine or 1,
-        quota_cores=_quota_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
+        quota_cores=quota_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
         governor=_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         turbo=_turbo(),
         open_files=soft,
@@ -73,31 +74,6 @@ def _text(path: str | Path) -> str | None:
         return Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _quota_cores(membership: Path, root: Path) -> float | None:
-    """The tightest CPU quota of our cgroup and those around it, in cores; None without one.
-
-    Source: Linux cgroup-v2 `cpu.max`; of version 1, `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
-    """
-    quotas = []
-    told = re.search(r"^0::(/.*)$", _text(membership) or "", re.MULTILINE)
-    group = root / (told[1] if told else "/").lstrip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(root):
-            break
-        quotas.append(quota_of(_text(folder / "cpu.max")))
-    old = [_text(root / "cpu" / f"cpu.cfs_{word}_us") for word in ("quota", "period")]
-    quotas.append(quota_of(" ".join(word or "" for word in old)))
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def quota_of(text: str | None) -> float | None:
-    """Cores from `quota period`, both in microseconds; None for `max`, -1 and what is neither."""
-    words = (text or "").split()
-    if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
-        return None
-    return int(words[0]) / int(words[1])
 
 
 def _turbo() -> bool | None:

@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.cores import machine_name
 from loadgen.doctor.ceiling import (
     HIGHEST_RATE_PER_S,
     LOWEST_RATE_PER_S,
     ceiling_file,
     find_ceiling,
-    machine_name,
     write_ceiling,
 )
 from loadgen.doctor.trial import ERROR_LIMIT_S, Trial

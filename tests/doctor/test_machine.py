@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.doctor import machine as facts
-from loadgen.doctor.machine import Machine, cpu_pressure, port_count, quota_of, read_machine
+from loadgen.cores import quota_cores, quota_of
+from loadgen.doctor.machine import Machine, cpu_pressure, port_count, read_machine
 from loadgen.doctor.verdicts import machine_checks
 
 GOOD = Machine(
@@ -31,14 +31,14 @@ def test_the_tightest_quota_around_us_counts(tmp_path):
     pod = root / "kube" / "pod"
     (pod / "container").mkdir(parents=True)
     (pod / "container" / "cpu.max").write_text("max 100000\n")
-    assert facts._quota_cores(membership, root) is None
+    assert quota_cores(membership, root) is None
     (pod / "cpu.max").write_text("150000 100000\n")
     (root / "kube" / "cpu.max").write_text("400000 100000\n")
-    assert facts._quota_cores(membership, root) == 1.5
+    assert quota_cores(membership, root) == 1.5
     (root / "cpu").mkdir()  # cgroup version 1
     (root / "cpu" / "cpu.cfs_quota_us").write_text("50000")
     (root / "cpu" / "cpu.cfs_period_us").write_text("100000")
-    assert facts._quota_cores(membership, root) == 0.5
+    assert quota_cores(membership, root) == 0.5
 
 
 def test_ports_and_pressure_are_read_from_the_kernels_own_words():
