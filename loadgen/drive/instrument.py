@@ -18,6 +18,7 @@ import numpy as np
 
 _PROBE_S = 0.01
 _WAKE_UP_S = 50e-6
+_THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
 
 
 class LoopLag:
@@ -63,7 +64,7 @@ class Meter:
     """CPU share, run-queue delay and throttling of this thread between `start` and `stop`.
 
     Source: proc(5) `/proc/<pid>/schedstat` (nanoseconds spent waiting on a run queue, number of
-    timeslices), Linux cgroup-v2 `cpu.stat`. `None` where the system does not tell. Of the run-queue
+    timeslices), Linux cgroup `cpu.stat`. `None` where the system does not tell. Of the run-queue
     delay, 50 µs per timeslice are taken for the cost of waking up: decision 25.
     """
 
@@ -145,15 +146,36 @@ def waiting_s(schedstat: str) -> float:
     return delay_ns * 1e-9 - n_slices * _WAKE_UP_S
 
 
-def _throttled_s() -> float | None:
+def _throttled_s(
+    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> float | None:
+    """Seconds that our cgroup was held back; version 2's own file, else version 1's."""
     try:
-        group = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].splitlines()[0]
-        stat = Path(f"/sys/fs/cgroup{group}/cpu.stat").read_text()
-    except (OSError, IndexError):
+        lines = membership.read_text().splitlines()
+    except OSError:
         return None
-    for line in stat.splitlines():
-        if line.startswith("throttled_usec"):
-            return int(line.split()[1]) * 1e-6
+    for line in sorted(lines):  # version 2's begins with 0
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if number != "0" and "cpu" not in controllers.split(","):
+            continue
+        for folder in (root / controllers, root / "cpu"):
+            try:
+                found = throttled_s((folder / group.lstrip("/") / "cpu.stat").read_text())
+            except OSError:
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+def throttled_s(cpu_stat: str) -> float | None:
+    """What `cpu.stat` says: `throttled_usec` in version 2 of cgroups, `throttled_time` (ns) in
+    version 1; None where it says neither."""
+    for line in cpu_stat.splitlines():
+        word, _, value = line.partition(" ")
+        if word in _THROTTLED and value.isdecimal():
+            return int(value) * _THROTTLED[word]
     return None
 
 
