@@ -46,7 +46,7 @@ class Load:
             f"arrivals: {arrivals}\n"
             f"requests: {{input_tokens: 16, output_tokens: {self.tokens}}}\n"
             f"phases: {{measure: {self.for_s:g}s, drain: 30s}}\n"
-            f"limits: {{timeout: 60s, max_concurrency: 20000}}\n"
+            f"limits: {{timeout: 60s, max_concurrency: 20000}}\nstop_when: never\n"
         )
 
 
