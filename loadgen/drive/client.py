@@ -30,6 +30,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
+        self._answered: tuple[Exchange, bool] | None = None  # and whether the connection is kept
         self._read_ns = 0
         self._body_until_eof = True
         self.remote = ""
@@ -51,6 +52,9 @@ class Connection(asyncio.Protocol):
             self._end(Status.stream_error, "the server switched protocols")
         except httptools.HttpParserError as error:
             self._end(Status.stream_error, f"not HTTP/1.1: {error or type(error).__name__}")
+        if self._answered is not None:
+            (exchange, keep), self._answered = self._answered, None
+            self._finish(exchange, self._read_ns, keep=keep and self.is_usable())
 
     def eof_received(self) -> bool:
         return False
@@ -112,8 +116,9 @@ class Connection(asyncio.Protocol):
             exchange.http_status = exchange.headers_ns = 0
             self._body_until_eof = True
             return
-        keep = self._parser.should_keep_alive()
-        self._finish(exchange, self._read_ns, keep=keep)
+        # Told once the read is parsed: the parser would swallow an error of whoever is told, and
+        # what else the read holds must not become part of the next exchange.
+        self._answered, self._exchange = (exchange, self._parser.should_keep_alive()), None
 
     # ours
     def start(self, exchange: Exchange, payload: bytes) -> None:

@@ -181,6 +181,13 @@ class Shard:
         self._recorder.unsent(row, status, reason)
 
     def _on_end(self, exchange: Exchange) -> None:
+        try:
+            self._note_end(exchange)
+        except Exception as error:  # of an OSError (a full disk) in a protocol no loop would tell
+            context = {"message": f"the end of request {exchange.row}", "exception": error}
+            self._loop.call_exception_handler(context)
+
+    def _note_end(self, exchange: Exchange) -> None:
         status, live = self._status(exchange), self._live
         live.by_status[status] += 1
         live.withdrawn += exchange.error.startswith(ON_PURPOSE)
@@ -199,9 +206,12 @@ class Shard:
         """How a request ended; read in full where rows wait for it to have ended well, so that an
         error inside a 200 releases nothing."""
         status = quick_status(exchange)
-        if status is Status.ok and exchange.row in self._is_decisive:
+        if status is not Status.ok or exchange.row not in self._is_decisive:
+            return status
+        try:
             return decode(exchange, self._adapter).status
-        return status
+        except Exception:  # a codec's bug on one body: the recorder meets it again, and tells it
+            return Status.stream_error
 
     def _prepare(self, row: int) -> None:
         """Write what comes after a row, as far as it is known by now."""

@@ -244,3 +244,50 @@ def test_bytes_nobody_asked_for_close_the_connection(run):
     (first,), _ = run(chatty)
     assert first.outcome is None
     assert first.parts == [b"x"]
+
+
+def test_bytes_behind_an_answer_are_no_part_of_the_next_one(run):
+    """Here the next request goes out from inside the end of the one before it, as in a closed
+    loop without think time."""
+    asked: list[int] = []
+
+    async def again(client):
+        told = client.on_end
+
+        def on_end(exchange):
+            if not asked:
+                asked.append(1)
+                client.send(1, REQUEST)
+            else:
+                told(exchange)
+
+        client.on_end = on_end
+
+    async def rude(reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readexactly(len(REQUEST))
+            writer.write(HEAD + chunk(b"x") + b"0\r\n\r\n" + b"garbage\r\n\r\n" * (1 - len(asked)))
+            await writer.drain()
+            await reader.read()
+
+    (second,), client = run(rude, act=again)
+    assert (second.outcome, second.parts, second.reused) == (None, [b"x"], False)
+    assert client.n_opened == 2
+
+
+def test_an_error_of_whoever_is_told_reaches_the_loop(run):
+    """Swallowed, it would leave a row that nobody ever accounts for."""
+    seen: list[Any] = []
+
+    async def stumble(client):
+        loop, told = asyncio.get_running_loop(), client.on_end
+        loop.set_exception_handler(lambda loop, context: seen.append(context.get("exception")))
+
+        def on_end(exchange):
+            told(exchange)
+            raise RuntimeError("no space left on the device")
+
+        client.on_end = on_end
+
+    run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), act=stumble)
+    assert [str(error) for error in seen] == ["no space left on the device"]
