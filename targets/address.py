@@ -72,6 +72,11 @@ def parse_url(text: str) -> Address:
         raise TargetFileError(f"{shown}: contains white space; write e.g. http://localhost:8000")
     if text.lower().startswith((_UNIX, _HTTP_UNIX)):
         return _parse_unix(text, shown)
+    if re.search("[^/]@|//@", text):  # first of all: a password may look like a port or a path
+        raise TargetFileError(
+            f"{shown}: holds a user name or password; put the key in an environment variable "
+            "and name it in a target file (api_key_env)"
+        )
     if "://" not in text:
         raise TargetFileError(f"{shown}: has no scheme; write http://{_shown(text) or 'localhost'}")
     try:
@@ -82,7 +87,7 @@ def parse_url(text: str) -> Address:
         raise TargetFileError(f"{shown}: its host is not a valid name") from None
     except ValueError as error:  # a bad port, a half-open [IPv6]
         raise TargetFileError(f"{shown}: {error}; write e.g. http://localhost:8000") from None
-    _refuse_unusable(shown, parts.scheme, host, port, parts.netloc, parts.query or parts.fragment)
+    _refuse_unusable(shown, parts.scheme, host, port, parts.query or parts.fragment)
     return Address(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], _base_path(parts.path))
 
 
@@ -127,20 +132,13 @@ def _base_path(path: str) -> str:
     return path
 
 
-def _refuse_unusable(
-    shown: str, scheme: str, host: str, port: int | None, netloc: str, extra: str
-) -> None:
+def _refuse_unusable(shown: str, scheme: str, host: str, port: int | None, extra: str) -> None:
     if scheme not in DEFAULT_PORTS:
         raise TargetFileError(f"{shown}: scheme '{scheme}' is neither http nor https")
     if not host:
         raise TargetFileError(f"{shown}: has no host; write e.g. {scheme}://localhost:8000")
     if port == 0:
         raise TargetFileError(f"{shown}: port 0 cannot be connected to; ports are 1 to 65535")
-    if "@" in netloc:
-        raise TargetFileError(
-            f"{shown}: holds a user name or password; put the key in an environment variable "
-            "and name it in a target file (api_key_env)"
-        )
     if extra:
         raise TargetFileError(
             f"{shown}: has a query or fragment, which API paths cannot follow; remove it"
@@ -149,4 +147,4 @@ def _refuse_unusable(
 
 def _shown(text: str) -> str:
     """The URL as it may be repeated: without user information, query and fragment."""
-    return re.sub(r"[?#].*", "?…", re.sub(r"//[^/@]*@", "//…@", text), flags=re.DOTALL)[:200]
+    return re.sub(r"[?#].*", "?…", re.sub(r"(//|^).*@", r"\1…@", text), flags=re.DOTALL)[:200]

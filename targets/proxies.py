@@ -18,6 +18,8 @@ from loadgen.errors import UsageError
 from targets.address import Address
 from targets.route import Proxy
 
+_FORM = "write http://host:3128, and / ? # @ in a password as %2F %3F %23 %40"
+
 
 def chosen_proxy(address: Address, environ: Mapping[str, str]) -> Proxy | None:
     """The proxy for an address, or None for a direct connection. Raises UsageError, which never
@@ -50,8 +52,10 @@ def _parsed(variable: str, text: str) -> Proxy:
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        raise UsageError(f"{variable}: no proxy URL ({error}); write http://host:3128") from None
+    except ValueError:  # its words may be a password's: the port of user:pa/ss@host is `pa`
+        raise UsageError(f"{variable}: no proxy URL; {_FORM}") from None
+    if "@" in text and "@" not in parts.netloc:
+        raise UsageError(f"{variable}: no proxy URL; {_FORM}")
     if parts.scheme != "http":
         raise UsageError(
             f"{variable}: a proxy of kind '{parts.scheme}' is not supported, only http://; "

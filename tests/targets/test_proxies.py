@@ -85,6 +85,10 @@ def test_credentials_become_a_header_and_are_shown_nowhere():
         (f"http://me:{SECRET}@p", "http_proxy: has no port; write http://host:3128"),
         (f"http://me:{SECRET}@:3128", "has no host"),
         (f"http://me:{SECRET}@p:x", "no proxy URL"),
+        ("http://me:do-not-show/1@p:3128", "no proxy URL"),
+        ("http://me:123/do-not-show@p:3128", "%2F"),
+        ("http://me:do-not-show#1@p:3128", "no proxy URL"),
+        ("http://[me:do-not-show@p:3128", "no proxy URL"),
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_refused_without_its_password(value, problem):
