@@ -63,20 +63,18 @@ class Answer:
 
 
 class EventReader:
-    """Server-sent events from lines ending in LF or CRLF (HTML standard §9.2; a lone CR is not a
-    line end here).
-    """
+    """Server-sent events from lines ending in LF, CRLF or CR (HTML standard §9.2)."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []  # pieces of a line that has not ended yet
+        self._after_cr = False
         self._data: list[bytes] = []
         self.alien: bytes | None = None  # the first line that is no field of the format
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that these bytes complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
         events = []
-        for line in (line.removesuffix(b"\r") for line in lines):
+        for line in self._lines(data):
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif line.startswith(b"error:"):  # llama.cpp's way to fail after a 200
@@ -87,6 +85,21 @@ class EventReader:
             elif line and not line.startswith(_FIELDS):
                 self.alien = self.alien or line
         return events
+
+    def _lines(self, data: bytes) -> list[bytes]:
+        """The lines that these bytes complete."""
+        if self._after_cr and data:
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        if b"\r" in data:
+            self._after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = data.split(b"\n")
+        self._rest.append(lines[0])
+        if len(lines) == 1:
+            return []
+        lines[0], self._rest = b"".join(self._rest), [lines.pop()]
+        return lines
 
 
 async def ask(

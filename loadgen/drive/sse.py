@@ -2,6 +2,7 @@
 
 Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream": lines end with CR, LF or CRLF,
 `data` lines are joined with LF, comments and unknown fields are ignored, a leading BOM is skipped.
+Beyond it, an `error:` line (llama.cpp's way to fail after a 200) is data that holds an error.
 """
 
 from __future__ import annotations
@@ -92,4 +93,6 @@ class SseDecoder:
             self._data.append(value.removeprefix(b" "))
         elif name == b"event":
             self._name = value.removeprefix(b" ")
+        elif name == b"error" and value:
+            self._data.append(b'{"error":' + value + b"}")
         return None

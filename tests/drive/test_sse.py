@@ -1,3 +1,4 @@
+import time
 from itertools import pairwise
 
 from hypothesis import example, given
@@ -72,3 +73,17 @@ def test_a_body_of_the_plain_form_means_what_the_decoder_says(pieces):
 def test_two_events_as_servers_send_them_are_of_the_plain_form():
     assert plain_events(b"data: a\n\ndata: b: c\n\n") == [b"a", b"b: c"]
     assert plain_events(b"data: a\n\ndata: b") is None
+
+
+def test_an_error_line_of_llamacpp_is_data_that_holds_an_error():
+    events, _ = decode([b'data: a\n\nerror: {"message":"no slot"}\n\n'])
+    assert events[1] == Event(b"", b'{"error": {"message":"no slot"}}')
+
+
+def test_a_line_in_ten_thousand_pieces_is_copied_once():
+    """Adding each piece to all that came before it would copy 50 GB."""
+    pieces = [b"data: ", *([b"x" * 1000] * 10_000), b"\n\n"]
+    before_s = time.process_time()
+    events, _ = decode(pieces)
+    assert time.process_time() - before_s < 2.0
+    assert events == [Event(b"", b"x" * 10_000_000)]

@@ -320,7 +320,7 @@ def test_lengths_are_read_under_the_names_servers_use():
         parse_models(b"[]")
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_events_come_out_whole_wherever_the_bytes_are_cut(end):
     stream = end.join([b": hi", b"data: a", b"data: b", b"", b"id: 1", b"data:c", b"", b"data: d"])
     for cut in range(len(stream)):
