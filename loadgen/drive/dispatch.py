@@ -102,7 +102,7 @@ class Dispatcher:
         self._tick()
 
     def stop(self, reason: str, drain_s: float | None = None) -> None:
-        """Release nothing more; what is in flight may finish within `drain_s` from now."""
+        """Send nothing more; what is in flight may finish within `drain_s` from now."""
         if self._stop_reason:
             self._end_s = min(self._end_s, self._timer.now_s() + (drain_s or 0.0))
         else:
@@ -110,6 +110,7 @@ class Dispatcher:
             left_s = self._bounds.drain_s if drain_s is None else drain_s
             self._end_s = min(self._end_s, self._timer.now_s() + left_s)
             self._give_up_unreleased(reason)
+            self._give_up_waiting(reason)
         self._tick()
 
     def ended(self, row: int, status: Status, done_s: float) -> None:
@@ -249,13 +250,16 @@ class Dispatcher:
         for _, row in planned:
             self._unsent(row, Status.not_released, reason)
 
+    def _give_up_waiting(self, reason: str) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for row in waiting:
+            self._unsent(row, Status.cancelled, f"never got a slot before {reason}")
+
     def _give_up_everything(self) -> None:
         """The drain is over: nothing may hang past it."""
         reason = self._stop_reason or "the run's end"
         self._give_up_unreleased(reason)
-        waiting, self._waiting = self._waiting, {}
-        for row in waiting:
-            self._unsent(row, Status.cancelled, f"never got a slot before {reason}")
+        self._give_up_waiting(reason)
         for row in sorted(self._in_flight):
             self._sender.abort(
                 row, Status.cancelled, f"still running when the drain after {reason} ended"

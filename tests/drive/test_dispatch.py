@@ -218,6 +218,16 @@ def test_stopping_releases_nothing_more_and_drains_what_is_in_flight():
     assert world.outcome[2][1] == "interrupted"
 
 
+def test_stopping_sends_nobody_who_waits_for_a_slot():
+    world = World([1.0] * 3, [3.0] * 3, max_concurrency=1, when_full="wait", timeout_s=60.0)
+    world.run(until_s=2.0)
+    world.dispatcher.stop("the interrupt", drain_s=10.0)
+    world.resume()
+    assert world.statuses() == [Status.ok, Status.cancelled, Status.cancelled]
+    assert set(world.sent) == {0}
+    assert world.outcome[2][1:] == ("never got a slot before the interrupt", 2.0)
+
+
 def test_a_second_stop_shortens_the_drain():
     world = World([1.0], [50.0], timeout_s=60.0)
     world.run(until_s=2.0)
