@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadgen.drive.payloads import request_name
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -40,7 +42,7 @@ def _since(path: Path, run_epoch_s: float, run_name: str) -> pa.Table:
     table = table.set_column(at, "t_s", compute.add(table["t_s"], shift_s))
     if "request_id" in table.column_names:
         # What a client sends is `<run>-<id>`; a preflight's requests have other names.
-        pattern = f"^{re.escape(run_name)}-(?P<row>[0-9]+)$"
+        pattern = f"^{re.escape(request_name(run_name))}-(?P<row>[0-9]+)$"
         found = compute.struct_field(compute.extract_regex(table["request_id"], pattern), "row")
         table = table.append_column("row", found.cast(pa.uint32()))
     return table.replace_schema_metadata(None)

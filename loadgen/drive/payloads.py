@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ class Words(Protocol):
 _AHEAD_S = 10.0
 _SHORTEST_SECRET = 6  # shorter values are no secrets, and would blot out words
 _EAGER_BYTES = 256 << 20
+
+
+def request_name(run_name: str) -> str:
+    """A run's name as `x-request-id` begins with it: visible ASCII, for a directory may be called
+    anything and a header not."""
+    return re.sub(r"[^!-~]", "_", run_name)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +86,7 @@ class Payloads:
         tokens_per_char: float = 1.0,
     ) -> None:
         self._schedule, self._ask, self._adapter = schedule, ask, adapter
-        self._head, self._run_name, self._tenants = head, run_name, tenants
+        self._head, self._run_name, self._tenants = head, request_name(run_name), tenants
         self._waits_for = waits_for
         self._is_child: list[bool] = (schedule["n_parents"] > 0).tolist()
         self._ready: dict[int, bytes] = {}

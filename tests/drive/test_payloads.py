@@ -12,6 +12,13 @@ from targets.openai_chat import OpenAIChat
 HEAD = HttpHead("host:1", "", ())
 
 
+def test_a_run_may_be_called_anything():
+    talk = Talk(is_real=False)
+    named = Payloads(plan(1), talk.ask, OpenAIChat(model="m"), HEAD, "läuft 日本\r\nx: y")
+    head = named.take(0).partition(b"\r\n\r\n")[0]
+    assert b"x-request-id: l_uft_____x:_y-10" in head.split(b"\r\n")
+
+
 def plan(n=3, tokens=10):
     rows = np.zeros(n, SCHEDULE)
     rows["request_id"] = 10 + np.arange(n)
