@@ -34,6 +34,7 @@ ALLOWED: dict[str, list[str]] = {
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
         *(f"targets.{way}" for way in ("base", "route", "rotation", "dialer", "aiohttp_route")),
+        "targets.server_text",
     ],
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.

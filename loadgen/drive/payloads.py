@@ -10,6 +10,7 @@ from typing import Protocol
 
 from loadgen.records import Schedule
 from targets.base import Adapter, Request
+from targets.server_text import redact
 
 
 class Words(Protocol):
@@ -22,7 +23,6 @@ class Words(Protocol):
 
 
 _AHEAD_S = 10.0
-_SHORTEST_SECRET = 6  # shorter values are no secrets, and would blot out words
 _EAGER_BYTES = 256 << 20
 
 
@@ -41,12 +41,11 @@ class HttpHead:
     headers: tuple[tuple[str, str], ...]
 
     def redact(self, text: str) -> str:
-        """A text of the server's without what `headers` hold: some echo the key they refuse."""
-        for _, value in self.headers:
-            for secret in (value, value.partition(" ")[2]):  # with and without "Bearer"
-                if len(secret) >= _SHORTEST_SECRET:
-                    text = text.replace(secret, "[redacted]")
-        return text
+        """A text of the server's without what `headers` hold: some echo the key they refuse, and
+        an excerpt may end inside it."""
+        values = [value for _, value in self.headers]
+        bare = [value.partition(" ")[2] for value in values]  # without "Bearer", or whatever it is
+        return redact(text, [*values, *bare]) if text else text
 
     def request(
         self, method: str, path: str, own: tuple[tuple[str, str], ...], body: bytes

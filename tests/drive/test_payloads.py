@@ -12,6 +12,13 @@ from targets.openai_chat import OpenAIChat
 HEAD = HttpHead("host:1", "", ())
 
 
+def test_a_key_is_taken_out_also_where_an_excerpt_ends_inside_it():
+    head = HttpHead("host:1", "", (("authorization", "Bearer sk-do-not-show-me"),))
+    assert head.redact("bad key sk-do-not-show-me") == "bad key [redacted]"
+    assert "sk-do" not in head.redact('{"detail":"bad key sk-do-not-sh…')
+    assert head.redact("") == ""
+
+
 def test_a_run_may_be_called_anything():
     talk = Talk(is_real=False)
     named = Payloads(plan(1), talk.ask, OpenAIChat(model="m"), HEAD, "läuft 日本\r\nx: y")
