@@ -493,7 +493,14 @@ def serve(
     for plugin in plugins:
         load_plugin(plugin)
     drain_s = {} if drain is None else {"drain_s": _duration_s("--drain", drain)}
-    chosen = choose({**options, **drain_s}, knobs)
+    try:
+        chosen = choose({**options, **drain_s}, knobs)
+    except UsageError as error:  # the server's options are this command's flags
+        where, _, problem = str(error).partition(": ")
+        key, _, rest = problem.partition(": ")
+        if where != "options":
+            raise
+        raise UsageError(f"--{key.replace('_', '-')}: {rest}") from None
     if as_json:
         typer.echo(json.dumps({"options": chosen.model_dump(mode="json")}))
     return serve_until_stopped(chosen)
