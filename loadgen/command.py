@@ -230,7 +230,7 @@ def rescore(
     names = (
         tuple(DEFINITIONS)
         if "all" in definitions
-        else tuple({"slobench": 0} | dict.fromkeys(definitions, 0))
+        else tuple(dict.fromkeys(["slobench", *definitions]))
     )
     rows = under(found, names) if definitions else []
     if as_json:

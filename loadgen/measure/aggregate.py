@@ -81,6 +81,7 @@ def summarize(
     load = load_through(run, columns, due, window)
     found = checks(run, columns, due, everything, load)
     doubts = _doubts(run, found, due)
+    sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     whole = _numbers(
         run, columns, slos, due & meets_own(run, columns, slos, by_class), window, level
     )
@@ -107,13 +108,13 @@ def summarize(
         **whole.fields(),
         validity=Validity(is_trusted(found), tuple(found)),
         findings=(
-            *findings(run, columns, due, window, everything, found),
+            *findings(run, columns, due, window, everything, found, sent, addresses),
             *server_findings(run, columns),
         ),
         classes=classes,
         server=server_summary(run, columns, window),
-        backends=tuple(backends(run, columns, due)),
-        stimulus=stimulus(run, columns, window),
+        backends=addresses,
+        stimulus=sent,
     )
 
 

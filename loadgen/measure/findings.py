@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.measure.attainment import Window, warmup_rows, withdrawn_rows
-from loadgen.measure.backends import backends, pinned
+from loadgen.measure.backends import Backend, pinned
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
-from loadgen.measure.stimulus import altered, stimulus
+from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.validity import Check
 from loadgen.measure.wording import say, say_count, say_number
 from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
@@ -26,6 +26,8 @@ def findings(
     window: Window,
     slos: Sequence[Slo],
     checks: Sequence[Check],
+    sent: Stimulus,
+    addresses: Sequence[Backend],
 ) -> list[str]:
     """All sentences that apply, most consequential first."""
     found = [
@@ -44,8 +46,8 @@ def findings(
         _chunks(columns, run, due),
         _empty_answers(columns, due),
         _neighbours(columns, run, due),
-        _altered_arrivals(run, columns, window),
-        _pinned(run, columns, due),
+        altered_arrivals(sent),
+        pinned(run, addresses),
         _besides_measuring(run),
         _unasked(slos),
     )
@@ -185,16 +187,6 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
         f"Neighbouring requests had alike TTFTs (rank correlation {correlation:.2f}): intervals of"
         " this one run are narrower than what repeated runs would show."
     )
-
-
-def _altered_arrivals(run: Run, columns: PerRequest, window: Window) -> str:
-    """Arrivals at the server that are not those of the scenario."""
-    return altered(stimulus(run, columns, window))
-
-
-def _pinned(run: Run, columns: PerRequest, due: Mask) -> str:
-    """Kept connections that held the load on some of a name's addresses."""
-    return pinned(run, backends(run, columns, due))
 
 
 def _besides_measuring(run: Run) -> str:

@@ -86,7 +86,7 @@ def stimulus(run: Run, columns: PerRequest, window: Window) -> Stimulus:
     )
 
 
-def altered(found: Stimulus) -> str:
+def altered_arrivals(found: Stimulus) -> str:
     """A sentence where what was sent does not look like what was scheduled, else none."""
     if found.ks is None or found.ks_chance is None or found.ks <= found.ks_chance:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
+from typing import Self
 
 from reference_engine.plan import Cause, Item, View, Why
 from reference_engine.sequence import Request
@@ -64,6 +65,28 @@ class Room:
         self.spare = watermark * view.kv.n_blocks
         self._view, self._is_padded = view, is_padded
         self._is_busy = False
+
+    @classmethod
+    def beside_decodes(
+        cls,
+        view: View,
+        *,
+        tokens: int,
+        max_num_seqs: int,
+        watermark: float = 0.0,
+        is_padded: bool = False,
+    ) -> Self:
+        """What is left after one token for each decoding request. No more may run than the step
+        has tokens, or some of them could not decode."""
+        room = cls(
+            view,
+            tokens=tokens,
+            max_num_seqs=min(max_num_seqs, tokens),
+            watermark=watermark,
+            is_padded=is_padded,
+        )
+        room.decode_all()
+        return room
 
     def decode_all(self) -> None:
         """Set aside one token for each decoding request."""

@@ -80,14 +80,13 @@ class Bucketed(Policy):
                 for _, request in bucket.line.entries():
                     view.assign(request.id, bucket.name)
         ordered, unready = self._ordered(buckets, view)
-        room = Room(
+        room = Room.beside_decodes(
             view,
             tokens=self.token_budget,
-            max_num_seqs=min(self.max_num_seqs, self.token_budget),
+            max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
             is_padded=self.pad is Pad.batch_max,
         )
-        room.decode_all()
         reading = buckets.reading([*ordered, *unready], view)
         waiting = buckets.walk(ordered, view)
         if self.pad is Pad.batch_max:

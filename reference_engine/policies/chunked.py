@@ -40,10 +40,9 @@ class Chunked(Policy):
 
     def plan(self, view: View) -> Plan:
         budget = self._budget(view)
-        # One decode token for each running sequence must always fit into a step.
-        most_seqs = min(self.max_num_seqs, max(budget, len(view.running)))
-        room = Room(view, tokens=budget, max_num_seqs=most_seqs, watermark=self.watermark)
-        room.decode_all()
+        room = Room.beside_decodes(
+            view, tokens=budget, max_num_seqs=self.max_num_seqs, watermark=self.watermark
+        )
         room.resume(self.long_prefill_tokens)
         causes, rest = admit_in_order(
             room, view.waiting, most=self.long_prefill_tokens, reserve=self.reserve

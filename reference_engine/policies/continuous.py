@@ -54,12 +54,12 @@ class Orca(Policy):
 
 def plan_whole_prompts(view: View, max_num_seqs: int, reserve: Reserve, watermark: float) -> Plan:
     """All running requests, and whole prompts first come first served."""
-    # A step must hold one token for each running request.
-    most_seqs = min(max_num_seqs, view.limits.max_step_tokens)
-    room = Room(
-        view, tokens=view.limits.max_step_tokens, max_num_seqs=most_seqs, watermark=watermark
+    room = Room.beside_decodes(
+        view,
+        tokens=view.limits.max_step_tokens,
+        max_num_seqs=max_num_seqs,
+        watermark=watermark,
     )
-    room.decode_all()
     room.resume()
     causes, rest = admit_in_order(room, view.waiting, is_whole=True, reserve=reserve)
     return Plan(tuple(room.items), decode_all=True, causes=causes, rest=rest)

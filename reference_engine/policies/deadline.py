@@ -58,13 +58,12 @@ class Deadline(Policy):
         self._latest.drop(request.id)
 
     def plan(self, view: View) -> Plan:
-        room = Room(
+        room = Room.beside_decodes(
             view,
             tokens=self.token_budget,
-            max_num_seqs=min(self.max_num_seqs, self.token_budget),
+            max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
         )
-        room.decode_all()
         self._give_up_late(view)
         ranking = self._ranking
         causes, rest = causes_of(share_out(room, ranking.reading(view), ranking.waiting(view)))

@@ -66,13 +66,12 @@ class Mlfq(Policy):
         self._levels.drop(request.id)
 
     def plan(self, view: View) -> Plan:
-        room = Room(
+        room = Room.beside_decodes(
             view,
             tokens=self.token_budget,
-            max_num_seqs=min(self.max_num_seqs, self.token_budget),
+            max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
         )
-        room.decode_all()
         levels = self._levels
         ranking = levels.ranking
         blocked = share_out(room, ranking.reading(view), ranking.waiting(view))

@@ -84,13 +84,12 @@ class Priority(Policy):
         self._displaced.pop(request.id, None)
 
     def plan(self, view: View) -> Plan:
-        room = Room(
+        room = Room.beside_decodes(
             view,
             tokens=self.token_budget,
-            max_num_seqs=min(self.max_num_seqs, self.token_budget),
+            max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
         )
-        room.decode_all()
         blocked = share_out(room, self._reading(view), self._waiting(view))
         causes, rest = causes_of(blocked)
         preempt: tuple[Preemption, ...] = ()

@@ -66,13 +66,12 @@ class Sjf(Policy):
         self._ends.pop(request.id, None)
 
     def plan(self, view: View) -> Plan:
-        room = Room(
+        room = Room.beside_decodes(
             view,
             tokens=self.token_budget,
-            max_num_seqs=min(self.max_num_seqs, self.token_budget),
+            max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
         )
-        room.decode_all()
         ranking = self._ranking
         blocked = share_out(room, ranking.reading(view), ranking.waiting(view))
         causes, rest = causes_of(blocked)

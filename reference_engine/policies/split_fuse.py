@@ -31,11 +31,12 @@ class SplitFuse(Policy):
     pad: Literal["none", "budget"] = "none"
 
     def plan(self, view: View) -> Plan:
-        most_seqs = min(self.max_num_seqs, self.token_budget)
-        room = Room(
-            view, tokens=self.token_budget, max_num_seqs=most_seqs, watermark=self.watermark
+        room = Room.beside_decodes(
+            view,
+            tokens=self.token_budget,
+            max_num_seqs=self.max_num_seqs,
+            watermark=self.watermark,
         )
-        room.decode_all()
         room.resume()
         causes, rest = admit_in_order(room, view.waiting)
         left = max(0, room.tokens) if self.pad == "budget" else 0

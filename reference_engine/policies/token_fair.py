@@ -80,13 +80,12 @@ class TokenFair(Policy):
     def plan(self, view: View) -> Plan:
         tenancy = self._tenancy
         tenancy.settle(view)
-        room = Room(
+        room = Room.beside_decodes(
             view,
             tokens=self.token_budget,
-            max_num_seqs=min(self.max_num_seqs, self.token_budget),
+            max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
         )
-        room.decode_all()
         room.resume()
         causes: tuple[tuple[str, Cause], ...] = ()
         rest = Cause(Why.no_token_budget)

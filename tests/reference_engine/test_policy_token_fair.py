@@ -262,8 +262,9 @@ def test_a_cancelled_request_gets_its_reservation_back():
     engine = fair(budgets="a=10/s:30:refuse")
     engine.admit(of("a", 0))
     engine.state.end("a0", State.finished_abort)
-    engine.admit(of("a", 1))
+    engine.admit(again := of("a", 1))
     engine.drain()
+    assert again.state is State.finished_length
 
 
 def test_a_class_has_a_budget_of_its_own():

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from loadgen.errors import MissingDependency, TargetError, UsageError
 from targets.child import child_server
+from tests.targets.processes import is_running, wait_until
 
 
 def install(tmp_path, monkeypatch, code):
@@ -19,22 +19,6 @@ def install(tmp_path, monkeypatch, code):
     (tmp_path / "served_by_test.py").write_text(textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return "served_by_test"
-
-
-def is_running(pid):
-    """Whether a process exists and is no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def wait_until(condition, within_s=10.0):
-    end = time.monotonic() + within_s
-    while not condition() and time.monotonic() < end:
-        os.sched_yield()
-    return condition()
 
 
 READY = """

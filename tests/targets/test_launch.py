@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from loadgen.errors import TargetError, TargetFileError, UsageError
 from targets.endpoint import read_target
 from targets.launch import launched, tail
 from targets.launch_plan import PRESETS, Launch
+from tests.targets.processes import is_running, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -59,21 +59,6 @@ def start(tmp_path):
         return launched(endpoint, everything, tmp_path / "logs", lambda *w: told.append(w))
 
     return begin
-
-
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def wait_until(condition, within_s=10.0):
-    end = time.monotonic() + within_s
-    while not condition() and time.monotonic() < end:
-        os.sched_yield()
-    return condition()
 
 
 def said(server, word):
