@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from loadgen import command
 from loadgen.cli import app
+from loadgen.command import guard
 
 TESTS = Path(__file__).parent
 BAD = TESTS / "golden" / "bad_scenarios" / "many_mistakes.yaml"
@@ -17,7 +17,7 @@ BAD = TESTS / "golden" / "bad_scenarios" / "many_mistakes.yaml"
 def slobench(capsys, monkeypatch, *words):
     """(exit code, stdout, stderr) of a command line."""
     monkeypatch.setattr("sys.argv", ["slobench", *map(str, words)])
-    code = command.guarded(lambda: app([str(word) for word in words]), {})
+    code = guard.guarded(lambda: app([str(word) for word in words]), {})
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -1,0 +1,115 @@
+"""What was typed, read: the scenario, the promises, flags; errors name the flag."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from loadgen.errors import UsageError, nearest
+from loadgen.plugins import load_plugin
+from loadgen.units import parse_duration_s, parse_share
+
+if TYPE_CHECKING:
+    from loadgen.workload.scenario import Scenario
+
+
+_FLAG_KEYS = {
+    "rate": "arrivals.rate",
+    "input_len": "requests.input_tokens",
+    "output_len": "requests.output_tokens",
+    "duration": "phases.measure",
+    "warmup": "phases.warmup",
+    "max_concurrency": "limits.max_concurrency",
+    "slo": "slo",
+    "seed": "seed",
+}
+_NEEDED_FLAGS = ("rate", "input_len", "output_len", "duration")
+
+
+def choose_scenario(
+    source: str | None, settings: Sequence[str], plugins: Sequence[Path], **flags: Any
+) -> Scenario:
+    """A file with flags and settings on top, or, without a file, the flags themselves."""
+    from loadgen.workload.scenario import load_scenario, scenario_from_flags
+
+    for plugin in plugins:
+        load_plugin(plugin)
+    given = {name: value for name, value in flags.items() if value is not None}
+    if source is not None:
+        on_top = [f"{_FLAG_KEYS[name]}={json.dumps(value)}" for name, value in given.items()]
+        return load_scenario(source, [*on_top, *settings])
+    missing = ", ".join("--" + n.replace("_", "-") for n in _NEEDED_FLAGS if n not in given)
+    if missing:
+        raise UsageError(
+            f"which traffic? Name a scenario (see `slobench list scenarios`), or add {missing}"
+        )
+    return scenario_from_flags(**given, overrides=list(settings))
+
+
+def promises(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
+    """What `--slo` and `--goodput` ask together; None where neither is given."""
+    from loadgen.measure.slo import from_goodput
+
+    if not slo and not goodput:
+        return None
+    try:
+        return [*(slo or ()), *from_goodput(goodput or ())]
+    except ValueError as error:
+        raise UsageError(f"--goodput {error}") from None
+
+
+def read_budget_s(text: str) -> float:
+    try:
+        seconds = parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}") from None
+    if not 1.0 <= seconds <= 3600.0:
+        raise UsageError(f"--budget {text}: expected 1s to 1h")
+    return seconds
+
+
+def read_workers(text: str) -> int:
+    """0 means: as many as needed."""
+    if text == "auto":
+        return 0
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"--workers {text}: expected a positive number or auto")
+
+
+def read_share(flag: str, text: str) -> float:
+    try:
+        return parse_share(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def read_duration_s(flag: str, text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def read_transport(word: str) -> Literal["fast", "aiohttp"]:
+    known: tuple[Literal["fast"], Literal["aiohttp"]] = ("fast", "aiohttp")
+    for transport in known:
+        if word == transport:
+            return transport
+    raise UsageError(f"--transport {word}: {nearest(word, known)}")
+
+
+def read_confidence(value: float | None) -> float | None:
+    if value is not None and not 0.5 <= value < 1:
+        raise UsageError(f"--confidence {value}: expected a value from 0.5 to below 1, e.g. 0.95")
+    return value
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path | None:
+    """Where things that are slow to make are kept. Source: XDG Base Directory Specification."""
+    base = environ.get("XDG_CACHE_HOME") or (
+        f"{environ['HOME']}/.cache" if environ.get("HOME") else ""
+    )
+    return Path(base) / "slobench" if base else None

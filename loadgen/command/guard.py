@@ -1,0 +1,88 @@
+"""The process boundary: every way to fail is one message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from loadgen.command.asked import cache_dir
+from loadgen.errors import SlobenchError
+
+NO_VERDICT = 3
+INTERRUPTED = 130
+_INTERNAL = 4
+
+
+def version() -> str:
+    from importlib.metadata import version as installed
+
+    return installed("slobench")
+
+
+def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
+    """Run a command line and turn every way to fail into one message and an exit code."""
+    try:
+        body()
+    except SlobenchError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"slobench: {line}", err=True)
+        return error.exit_code
+    except SystemExit as end:  # typer's way to say that it is done, usage errors included
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code == INTERRUPTED:
+            typer.echo("slobench: interrupted", err=True)
+        return code
+    except BrokenPipeError:  # `slobench … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # a full disk, a directory that went away
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
+        return NO_VERDICT
+    except Exception as error:  # the process boundary: a bug of ours, kept for the report
+        path = _keep_traceback(environ)
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        typer.echo(f"slobench: internal error: {what}", err=True)
+        typer.echo(f"slobench: the details are in {path}; please report them", err=True)
+        return _INTERNAL
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process as it is. Taking apart all that a run imports would keep the user waiting for
+    0.1 s on an idle machine, and what is written is written."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:  # nobody reads it any more
+        pass
+    except OSError as error:  # `> /dev/full`
+        typer.echo(f"slobench: standard output: {error.strerror or error}", err=True)
+        code = code or NO_VERDICT
+    if threading.active_count() > 1:
+        sys.exit(code)  # somebody is still at work, and is waited for
+    os._exit(code)
+
+
+def _keep_traceback(environ: Mapping[str, str]) -> Path:
+    """The traceback, in the cache directory or, if that cannot be written, in the current one."""
+    name = f"error-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.txt"
+    for directory in (cache_dir(environ), Path()):
+        if directory is None:
+            continue
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / name
+            path.write_text(f"slobench {version()}, {sys.argv}\n{traceback.format_exc()}")
+        except OSError:
+            continue
+        return path
+    return Path(os.devnull)

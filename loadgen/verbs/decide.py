@@ -1,0 +1,91 @@
+"""Flags of the verbs that decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadgen.command import decide as command
+from loadgen.command.asked import promises
+from loadgen.verbs.options import Confidence, Goodput, Json, Slo
+
+PANEL = "Decide"
+verbs = typer.Typer()
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench rescore runs/latest --slo 'ttft<=300ms' --definition all",
+)
+def rescore(
+    run: Annotated[Path, typer.Argument(help="A run directory; its files stay as they are.")],
+    slo: Slo = None,
+    goodput: Goodput = None,
+    definition: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm, guidellm, aiperf, inference-perf, mlperf or all; repeatable."),
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
+    ] = None,
+    confidence: Confidence = None,
+    json: Json = False,
+) -> None:
+    """Judge a recorded run by other promises, another window or another tool's definitions."""
+    judged_by = promises(slo, goodput)
+    raise typer.Exit(command.rescore(run, judged_by, definition or [], window, confidence, json))
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench compare runs/before runs/after --html comparison.html",
+)
+def compare(
+    sides: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B",
+            help="Two sides: each a run, runs separated by commas, or a folder of runs.",
+        ),
+    ],
+    aa: Annotated[
+        bool, typer.Option("--aa", help="All runs are equal: measure what they differ by.")
+    ] = False,
+    fail_on: Annotated[
+        str,
+        typer.Option(help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`."),
+    ] = "worse",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="A measure that decides, e.g. 'p99(ttft)'; repeatable."),
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(help="What difference is none: 5% or 'p99(ttft)=10%'; repeatable."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of intervals and verdicts.")] = 0.95,
+    effect: Annotated[
+        str | None, typer.Option(help="Plan the runs needed for a change this large, e.g. 5%.")
+    ] = None,
+    noise: Annotated[
+        Path | None, typer.Option(help="What `compare --aa RUNS --json` wrote before.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that may differ although it must agree, e.g. gpu; repeatable."),
+    ] = None,
+    within_run: Annotated[
+        bool, typer.Option("--within-run", help="Take two single runs as all there is.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the distributions.")] = None,
+    json: Json = False,
+) -> None:
+    """Say whether B is better, worse or the same as A, and how sure that is."""
+    raise typer.Exit(
+        command.compare(
+            sides, aa, fail_on, metric or [], margin or [], confidence, effect, noise,
+            vary or [], within_run, html, json,
+        )
+    )  # fmt: skip
