@@ -10,6 +10,7 @@ from loadgen.errors import UsageError
 from reference_engine.core import EngineState
 from reference_engine.cost_model import CPU_COSTS, CostModel, Machine, StepCost, machine
 from reference_engine.executors.base import Executor, ExecutorKind, Site
+from reference_engine.executors.delayed import delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, SimulatedExecutor
 from reference_engine.executors.toy import ToyExecutor
 from reference_engine.kv import BLOCK_TOKENS, KvPool
@@ -66,7 +67,7 @@ def build(options: ServeOptions) -> Engine:
         model.directory, options.printable and model.directory is None, model.config.eos_ids
     )
     site = Site(model, n_blocks, BLOCK_TOKENS, max_model_len, time.sleep, options.swap_blocks)
-    executor = kind.build(site)
+    executor = delayed(kind.build(site), options.step_delay, clock, site.pause)
     if options.swap_blocks and not executor.caps.can_swap:
         raise UsageError(f"swap_blocks: the device '{options.device}' cannot swap")
     state = EngineState(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from loadgen.errors import MissingDependency, UsageError, nearest
 from loadgen.registry import Plugin
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
+from reference_engine.executors.delayed import StepDelay, StepDelayOption
 from reference_engine.plan import How
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.steps import Level
@@ -27,7 +28,8 @@ class ServeOptions(BaseModel):
     `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context;
     `max_num_seqs` and `token_budget` None leave it to the mode. With `swap_blocks` of host memory,
     preempted requests may keep their KV there (`preempt`). `async_depth` 1 plans a step while the
-    one before it is under way. A reader who falls `outbox_tokens`
+    one before it is under way. `step_delay` makes every step longer on purpose (`10%`, `2ms`): a
+    fault to try a check with. A reader who falls `outbox_tokens`
     behind is cut off. `policy_args` and `executor_args`
     are further knobs of the mode and of the executor.
     """
@@ -47,6 +49,7 @@ class ServeOptions(BaseModel):
     swap_blocks: int = Field(default=0, ge=0)
     preempt: How = How.auto
     async_depth: int = Field(default=0, ge=0, le=1)
+    step_delay: StepDelayOption = StepDelay()
     max_queue: int = Field(default=10_000, ge=1)
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
     outbox_tokens: int = Field(default=1024, ge=1)

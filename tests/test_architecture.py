@@ -108,6 +108,7 @@ PURE = [
     "reference_engine.simulator",
     "reference_engine.policy_workloads",
     "reference_engine.executors.simulated",
+    "reference_engine.executors.delayed",
     "reference_engine.ledger",
     "reference_engine.roster",
     "reference_engine.steps",

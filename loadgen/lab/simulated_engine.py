@@ -13,6 +13,7 @@ from loadgen.errors import UsageError, nearest
 from reference_engine.core import EngineState
 from reference_engine.cost_model import CPU, machine
 from reference_engine.executors.base import Caps
+from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.zoo import resolve
@@ -34,9 +35,9 @@ class SimOptions(BaseModel):
 
     None: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
     mode's, `kv_blocks` all that fit beside the weights, `prefix_cache` on where the scenario shares
-    any text. `declared_max_tokens` is what
-    every request says it may generate at most, while it ends at the length of its plan; None says
-    the plan's.
+    any text. `declared_max_tokens` is what every request says it may generate at most, while it
+    ends at the length of its plan; None says the plan's. `step_delay` makes every step longer, a
+    fault on purpose.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +53,7 @@ class SimOptions(BaseModel):
     preempt: How = How.auto
     prefix_cache: bool | None = None
     async_depth: int = Field(default=0, ge=0, le=1)
+    step_delay: StepDelayOption = StepDelay()
     declared_max_tokens: int | None = Field(default=None, ge=1)
     policy_args: dict[str, Any] = Field(default_factory=dict)
 
@@ -124,9 +126,12 @@ def build(
         async_depth=options.async_depth,
     )
     words = f"{source.name} on {options.hardware}, {_words(chosen)}, {n_blocks} KV blocks"
-    return SimulatedEngine(
-        Simulator(state, Simulated(found.cost, clock.advance, caps), clock), chosen, words
+    if options.step_delay != StepDelay():
+        words += f", every step delayed by {options.step_delay}"
+    executor = delayed(
+        Simulated(found.cost, clock.advance, caps), options.step_delay, clock, clock.advance
     )
+    return SimulatedEngine(Simulator(state, executor, clock), chosen, words)
 
 
 def make_policy(options: SimOptions) -> Policy:

@@ -1,0 +1,80 @@
+"""A delay on purpose is as long as asked on average, whatever a single pause does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.clock import VirtualClock
+from loadgen.errors import UsageError
+from loadgen.lab.simulate import simulate
+from loadgen.measure.aggregate import summarize
+from reference_engine.executors.base import Caps, StepBatch, StepResult
+from reference_engine.executors.delayed import Delayed, StepDelay, delayed, parse_step_delay
+from reference_engine.serve_options import choose
+
+
+class Timed:
+    """An executor whose steps take the given times on a clock; some say so themselves."""
+
+    caps = Caps()
+
+    def __init__(self, clock, durations_s, says):
+        self.clock, self.durations_s, self.says = clock, iter(durations_s), says
+
+    def execute(self, batch):
+        duration_s = next(self.durations_s)
+        self.clock.advance(duration_s)
+        return StepResult(duration_s=duration_s if self.says else None)
+
+
+@given(
+    durations_s=st.lists(st.floats(1e-5, 0.1), min_size=1, max_size=50),
+    share=st.floats(0, 3),
+    seconds=st.floats(0, 0.01),
+    overshoot_s=st.floats(0, 1e-3),
+    says=st.booleans(),
+)
+def test_pauses_that_are_too_long_even_out(durations_s, share, seconds, overshoot_s, says):
+    clock = VirtualClock()
+
+    def pause(asked_s):
+        assert asked_s > 0
+        clock.advance(asked_s + overshoot_s)
+
+    under_test = Delayed(Timed(clock, durations_s, says), StepDelay(share, seconds), clock, pause)
+    told = [under_test.execute(StepBatch()).duration_s for _ in durations_s]
+    asked_s = sum(durations_s) * (1 + share) + seconds * len(durations_s)
+    assert asked_s - 1e-9 <= clock.now_s() <= asked_s + overshoot_s + 1e-9
+    if says:
+        assert sum(told) == pytest.approx(asked_s)
+
+
+def test_no_delay_leaves_the_executor_alone():
+    clock = VirtualClock()
+    executor = Timed(clock, [], says=True)
+    assert delayed(executor, StepDelay(), clock, clock.advance) is executor
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "seconds"),
+    [("10%", 0.1, 0.0), ("0%", 0.0, 0.0), ("2ms", 0.0, 0.002), ("150 %", 1.5, 0.0)],
+)
+def test_a_delay_is_a_share_or_a_duration(text, share, seconds):
+    found = parse_step_delay(text)
+    assert (found.share, found.seconds) == (pytest.approx(share), pytest.approx(seconds))
+    assert parse_step_delay(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["10", "-1%", "nan%", "1e9%", "fast", "-2ms"])
+def test_what_is_no_delay_is_refused(text):
+    with pytest.raises(ValueError, match="delay of a step|expected 0%"):
+        parse_step_delay(text)
+    with pytest.raises(UsageError, match="step_delay"):
+        choose({}, [f"step_delay={text}"])
+
+
+def test_a_simulated_engine_is_slower_by_the_delay_and_says_so():
+    plain, slower = (simulate("nightly_small", step_delay=delay) for delay in ("0%", "10%"))
+    tpot_s = [summarize(run).metrics["tpot_s"].mean for run in (plain, slower)]
+    assert tpot_s[1] / tpot_s[0] == pytest.approx(1.1, rel=1e-3)
+    assert "step_delay=10%" in slower.manifest["target"]["labels"]["flags"]
