@@ -76,7 +76,9 @@ def _per(seconds: Values, counts: NDArray[np.int64]) -> Values:
 
 
 def _chunk_gaps(a: Answers) -> Values:
-    return a.gap_s
+    """Also the gap after an empty first chunk, which is a chunk there like any other."""
+    waits_s = a.first_token_s - a.first_chunk_s
+    return np.concatenate([waits_s[waits_s > 0], a.gap_s])
 
 
 def _gaps_and_zeros(a: Answers) -> Values:
@@ -90,7 +92,7 @@ _VLLM = Definition(
     {
         "ttft": "first chunk with choices (an empty role chunk counts) − sent",
         "tpot": "(E2E − TTFT) / (n − 1), n > 1",
-        "itl": "one sample per chunk",
+        "itl": "one sample per chunk after the first, the role chunk counted",
         "e2e": "last chunk with choices − sent",
     },
     ttft_s=lambda a: a.first_chunk_s - a.sent_s,

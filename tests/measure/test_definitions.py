@@ -58,6 +58,8 @@ def by_hand(run, tool):
         elif tool == "guidellm":
             samples["itl"].append((last - first) / (n - 1))
         elif tool != "mlperf":
+            if tool == "vllm":  # after its role chunk comes the first token
+                samples["itl"].append(first - row["first_chunk_s"])
             for before, chunk in pairwise(mine):
                 gap, tokens = chunk["received_s"] - before["received_s"], int(chunk["tokens"])
                 if tool == "slobench":
