@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loadgen.drive.store import read_run as read_run
+    from loadgen.exports.export import export as export
     from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
     from loadgen.measure.compare import compare as compare
@@ -31,10 +32,12 @@ _HOMES = {
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",
     "measure_noise": "loadgen.measure.compare",
+    "export": "loadgen.exports.export",
 }
 _MODULES = {"testing": "reference_engine.policy_check"}
 __all__ = [
     "compare",
+    "export",
     "load_scenario",
     "make_schedule",
     "measure_noise",

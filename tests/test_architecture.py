@@ -69,6 +69,7 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.schema": [*WORDS, "loadgen.kinds", "loadgen.workload"],
     "loadgen.translate": [*WORDS, "loadgen.translate", "loadgen.workload"],
     "loadgen.comparison": [*WORDS, "loadgen.drive.store", "loadgen.measure"],
+    "loadgen.exports": [*WORDS, "loadgen.exports", "loadgen.measure"],
     "loadgen.starter": [*WORDS, "loadgen.workload"],
     "loadgen.command": [
         "loadgen",

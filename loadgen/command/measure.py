@@ -19,6 +19,7 @@ from loadgen.command.asked import (
     read_transport,
     read_workers,
 )
+from loadgen.command.export import write_exports
 from loadgen.command.guard import INTERRUPTED
 from loadgen.command.terminal import print_json, stdout, tell
 from loadgen.errors import UsageError
@@ -26,6 +27,8 @@ from loadgen.plugins import load_plugin
 
 if TYPE_CHECKING:
     from loadgen.workload.scenario import Scenario
+
+Exports = Sequence[tuple[str, Path | None]]
 
 
 def run(
@@ -41,6 +44,7 @@ def run(
     plugins: Sequence[Path],
     as_json: bool,
     scrape: bool = True,
+    exports: Exports = (),
 ) -> int:
     """Run, print the table and the verdict, and return the exit code."""
     from loadgen.run import execute
@@ -69,6 +73,7 @@ def run(
     finished = execute(scenario, chosen, options, Console(stderr=True, highlight=False))
     tell(finished.summary, as_json)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
+    write_exports(finished.directory, exports)
     return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
 
 
@@ -82,10 +87,20 @@ def print_launch(target: str | None) -> None:
 
 
 def report(
-    runs: Sequence[Path], slo: Sequence[str] | None, confidence: float | None, as_json: bool
+    runs: Sequence[Path],
+    slo: Sequence[str] | None,
+    confidence: float | None,
+    as_json: bool,
+    exports: Exports = (),
 ) -> None:
     """Recompute and re-render recorded runs."""
     from loadgen.conclusion import conclude
+
+    if len(runs) > 1 and any(path is not None for _, path in exports):
+        raise UsageError(
+            "--export FORMAT=PATH of several runs would overwrite itself: leave the path out, or "
+            "put them into one table with slobench export"
+        )
 
     told = []
     for directory in runs:
@@ -94,6 +109,7 @@ def report(
         if not as_json:
             tell(summary, as_json)
         typer.echo(f"report: {directory / 'report.html'}", err=True)
+        write_exports(directory, exports, slo)
     if as_json:  # one object for one run, a list for several
         print_json(told[0] if len(told) == 1 else told)
 

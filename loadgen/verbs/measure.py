@@ -9,10 +9,13 @@ import typer
 
 from loadgen.command import measure as command
 from loadgen.command.asked import choose_scenario, promises
+from loadgen.command.export import export as export_runs
+from loadgen.command.export import read_exports
 from loadgen.verbs.options import (
     Concurrency,
     Confidence,
     Duration,
+    Export,
     Goodput,
     InputLen,
     Json,
@@ -85,6 +88,7 @@ def run(
     scrape: Annotated[
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
+    export: Export = None,
     json: Json = False,
 ) -> None:
     """Fire a scenario at a target, measure every token, and say whether the promise was kept."""
@@ -101,7 +105,7 @@ def run(
         return
     exit_code = command.run(
         chosen, target, model, engine, out, force, workers, transport, confidence, plugin or [],
-        json, scrape,
+        json, scrape, read_exports(export or []),
     )  # fmt: skip
     raise typer.Exit(exit_code)
 
@@ -207,7 +211,35 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     slo: Slo = None,
     confidence: Confidence = None,
+    export: Export = None,
     json: Json = False,
 ) -> None:
     """Compute the numbers of recorded runs again and write their report.html anew."""
-    command.report(runs, slo, confidence, json)
+    command.report(runs, slo, confidence, json, read_exports(export or []))
+
+
+@verbs.command(
+    "export",
+    rich_help_panel=PANEL,
+    epilog="Example: slobench export runs/* --format csv -o runs.csv",
+)
+def export_(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; they share one table.")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="csv or json (a row per run and class), jsonl or parquet (a row per request), "
+            "vllm-bench (the result file of vllm bench serve).",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file. Default: standard output.")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="runs or requests, where not the format's own choice.")
+    ] = None,
+) -> None:
+    """Write recorded runs in a format for spreadsheets, notebooks or existing dashboards."""
+    export_runs(runs, format_, rows, output)

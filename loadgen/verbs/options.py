@@ -36,3 +36,11 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on s
 Confidence = Annotated[
     float | None, typer.Option(help="Ask for proof: a verdict the interval straddles is none.")
 ]
+Export = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FORMAT[=PATH]",
+        help="Also write csv, json, jsonl, parquet or vllm-bench, by default into the run's "
+        "directory; repeatable.",
+    ),
+]

@@ -1,0 +1,149 @@
+"""Recorded runs written in other formats: one file for any number of runs.
+
+csv, json: a row per run and class. jsonl, parquet: a row per request. `requests` or `runs` asks for
+the other rows. vllm-bench: the result file of `vllm bench serve`, several runs a line each, as its
+`--append-result` writes them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from loadgen.errors import UsageError, nearest
+from loadgen.measure.aggregate import summarize
+from loadgen.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rows = Literal["runs", "requests"]
+ROWS: tuple[Rows, ...] = ("runs", "requests")
+_ROWS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a table becomes bytes; `rows` is what it holds unless something else is asked for."""
+
+    rows: Rows
+    file_name: str
+    write: Callable[[pd.DataFrame], bytes] | None
+
+
+def export(
+    runs: Run | Sequence[Run],
+    format: str,
+    path: Path | str | None = None,
+    rows: str | None = None,
+    slo: Sequence[str] | None = None,
+) -> bytes:
+    """The runs in a format of `FORMATS`, written to `path` if one is given.
+
+    `rows` is "runs" or "requests". A folder as `path` gets a file with the format's own name. `slo`
+    judges by other promises than the runs' own. Raises UsageError for an unknown format or rows,
+    or where the file cannot be written.
+    """
+    several = [runs] if isinstance(runs, Run) else list(runs)
+    made = _made([_promised(run, slo) for run in several], format, rows)
+    if path is not None:
+        place = export_path(format, path)
+        try:
+            place.write_bytes(made)
+        except OSError as error:
+            raise UsageError(f"{place}: cannot be written: {error.strerror or error}") from None
+    return made
+
+
+def export_path(format: str, path: Path | str) -> Path:
+    """Where `export` writes to."""
+    place = Path(path)
+    return place / FORMATS[format].file_name if place.is_dir() else place
+
+
+def _promised(run: Run, slo: Sequence[str] | None) -> Run:
+    """The run as if these had been its promises, and its classes had none of their own."""
+    if slo is None:
+        return run
+    stated = run.manifest.get("classes") or {}
+    classes = {name: {**told, "slo": []} for name, told in stated.items()}
+    return replace(run, manifest={**run.manifest, "slo": list(slo), "classes": classes})
+
+
+def check_format(format: str, rows: str | None = None) -> None:
+    """Raises UsageError for what `export` would refuse."""
+    if format not in FORMATS:
+        raise UsageError(f"unknown export format '{format}'; {nearest(format, FORMATS)}")
+    if rows is not None and rows not in ROWS:
+        raise UsageError(f"unknown rows '{rows}'; {nearest(rows, ROWS)}")
+    if rows is not None and FORMATS[format].write is None:
+        raise UsageError(f"{format} has its own layout: it takes no choice of rows")
+
+
+def _made(runs: Sequence[Run], format: str, rows: str | None) -> bytes:
+    check_format(format, rows)
+    if not runs:
+        raise UsageError("nothing to export: name one or more runs")
+    chosen = FORMATS[format]
+    if chosen.write is None:
+        from loadgen.exports.vllm_bench import vllm_bench
+
+        lines = [json.dumps(vllm_bench(run), allow_nan=False) for run in runs]
+        return ("\n".join(lines) + "\n").encode()
+    if (rows or chosen.rows) == "requests":
+        from loadgen.exports.tables import request_table
+
+        return chosen.write(request_table(runs))
+    return chosen.write(_run_table(runs))
+
+
+def _run_table(runs: Sequence[Run]) -> pd.DataFrame:
+    import pandas as pd
+
+    from loadgen.exports.tables import summary_rows
+
+    return pd.DataFrame([row for run in runs for row in summary_rows(run, summarize(run))])
+
+
+def _csv(table: pd.DataFrame) -> bytes:
+    return table.to_csv(index=False).encode()
+
+
+def _json(table: pd.DataFrame) -> bytes:
+    return json.dumps(list(_records(table)), indent=2, allow_nan=False).encode() + b"\n"
+
+
+def _json_lines(table: pd.DataFrame) -> bytes:
+    return b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in _records(table))
+
+
+def _records(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Rows with every digit (`to_json` rounds to ten decimals), NaN as None; some at a time, since
+    a row of objects takes ten times the memory of one of numbers."""
+    for start in range(0, len(table), _ROWS_AT_ONCE):
+        part = table.iloc[start : start + _ROWS_AT_ONCE]
+        objects = part.astype(object).where(part.notna(), None)
+        yield from ({str(key): row[key] for key in row} for row in objects.to_dict("records"))
+
+
+def _parquet(table: pd.DataFrame) -> bytes:
+    content = io.BytesIO()
+    table.to_parquet(content, index=False, compression="zstd")
+    return content.getvalue()
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "csv": Format("runs", "export.csv", _csv),
+        "json": Format("runs", "export.json", _json),
+        "jsonl": Format("requests", "export.jsonl", _json_lines),
+        "parquet": Format("requests", "export.parquet", _parquet),
+        "vllm-bench": Format("runs", "vllm-bench.json", None),
+    }
+)
+"""Every format by name."""

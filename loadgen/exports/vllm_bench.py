@@ -1,0 +1,214 @@
+"""A run as the result file of `vllm bench serve --save-result --save-detailed`, for dashboards and
+scripts that read those: the same keys, in the same units, by that tool's definitions.
+
+Latencies count from the send, over requests that ended well; a chunk without a token (the role)
+begins an answer; percentiles are interpolated; a rate is over the whole duration, drain included.
+What that tool would have counted is taken to be the requests due in the measured window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.attainment import due_rows, measured_window
+from loadgen.measure.per_request import PerRequest, Seconds, per_request
+from loadgen.measure.slo import parse_slo
+from loadgen.records import Run
+from loadgen.units import parse_rate_per_s
+
+PERCENTILES = (50, 90, 95, 99)
+_BACKENDS = {"chat": "openai-chat", "completions": "openai"}
+_GOODPUT_WORDS = {
+    "ttft_s": "ttft",
+    "ttft_from_send_s": "ttft",
+    "tpot_s": "tpot",
+    "e2e_s": "e2el",
+    "e2e_from_send_s": "e2el",
+}
+
+
+def vllm_bench(run: Run) -> dict[str, Any]:
+    """The content of the file. `generated_texts` are empty: answers are not kept.
+
+    Source: vLLM, vllm/benchmarks/serve.py (`calculate_metrics`, `benchmark`, `main_async`).
+    """
+    outputs = _Outputs(run)
+    return {**_setup(run, len(outputs.is_ok)), **outputs.result(_goodput_limits_s(run))}
+
+
+class _Outputs:
+    """The due requests in order of their ids, as that tool would have seen them; seconds."""
+
+    def __init__(self, run: Run) -> None:
+        columns, due = per_request(run), due_rows(run)
+        rows, planned = run.request_rows[due], run.schedule_rows["input_tokens"][due]
+        self.is_ok = (columns.is_ok & columns.has_token)[due]
+        self.sent_s = np.nan_to_num(rows["sent_s"])  # 0.0 there, too, if it was never sent
+        begun_s = np.fmin(rows["first_chunk_s"], rows["first_token_s"])
+        self.ttft_s = np.where(np.isfinite(begun_s), begun_s - rows["sent_s"], 0.0)
+        self.latency_s = np.where(self.is_ok, rows["last_token_s"] - rows["sent_s"], 0.0)
+        self.input_lens = np.where(rows["input_tokens"] > 0, rows["input_tokens"], planned)
+        self.output_lens = np.where(self.is_ok, columns.output_tokens[due], 0)
+        self.errors = [
+            "" if ok else run.names.errors[error] or "no token received"
+            for ok, error in zip(self.is_ok, rows["error_id"], strict=True)
+        ]
+        self.itls_s = _gaps_of_each(columns, due, rows["first_token_s"] - begun_s)
+        window, done_s = measured_window(run), rows["done_s"]
+        ended_s = np.fmax.reduce(done_s, initial=np.nan)
+        self.duration_s = float(np.fmax(ended_s, window.start_s) - window.start_s)
+
+    def result(self, limits_s: Mapping[str, float] | None) -> dict[str, Any]:
+        ok, seconds = self.is_ok, self.duration_s
+        n_in, n_out = int(self.input_lens[ok].sum()), int(self.output_lens.sum())
+        tpot_s = (self.latency_s - self.ttft_s)[ok] / np.maximum(self.output_lens[ok] - 1, 1)
+        has_tpot = self.output_lens[ok] > 1
+        gaps_s = [gaps for gaps, good in zip(self.itls_s, ok, strict=True) if good]
+        samples = {
+            "ttft": self.ttft_s[ok],
+            "tpot": tpot_s[has_tpot],
+            "itl": np.concatenate([np.empty(0), *gaps_s]),
+            "e2el": self.latency_s[ok],
+        }
+        judged = {**samples, "tpot": np.where(has_tpot, tpot_s, 0.0)}
+        n_completed = int(np.count_nonzero(ok))
+        peak_tokens, peak_requests = self._peaks()
+        found = {
+            "duration": seconds,
+            "completed": n_completed,
+            "failed": len(ok) - n_completed,
+            "total_input_tokens": n_in,
+            "total_output_tokens": n_out,
+            "request_throughput": _per(n_completed, seconds),
+            "request_goodput": None
+            if limits_s is None
+            else _per(_n_good(judged, limits_s, n_completed), seconds),
+            "output_throughput": _per(n_out, seconds),
+            "total_token_throughput": _per(n_in + n_out, seconds),
+            "input_lens": self.input_lens.tolist(),
+            "output_lens": self.output_lens.tolist(),
+            "ttfts": self.ttft_s.tolist(),
+            "itls": [gaps.tolist() for gaps in self.itls_s],
+            "start_times": self.sent_s.tolist(),
+            "generated_texts": [""] * len(ok),
+            "errors": self.errors,
+            "max_output_tokens_per_s": peak_tokens,
+            "max_concurrent_requests": peak_requests,
+            "rtfx": 0.0,
+        }
+        for word, values_s in samples.items():
+            found |= _statistics(word, 1e3 * values_s)
+        return found
+
+    def _peaks(self) -> tuple[float, int]:
+        """The most chunks received, and the most requests under way, in one second of those that
+        begin with the first send."""
+        if not self.is_ok.any():
+            return 0.0, 0
+        good = np.flatnonzero(self.is_ok)
+        zero_s = self.sent_s[good].min()
+        at_s = [
+            self.sent_s[k] + self.ttft_s[k] + np.r_[0.0, np.cumsum(self.itls_s[k])] for k in good
+        ]
+        chunks = np.bincount((np.concatenate(at_s) - zero_s).astype(np.int64))
+        begins = (self.sent_s[good] - zero_s).astype(np.int64)
+        ends = (self.sent_s[good] + self.latency_s[good] - zero_s).astype(np.int64)
+        steps = np.bincount(begins, minlength=int(ends.max()) + 2)
+        steps -= np.bincount(ends + 1, minlength=len(steps))
+        return float(chunks.max()), int(np.cumsum(steps).max())
+
+
+def _gaps_of_each(
+    columns: PerRequest, due: NDArray[np.bool_], until_token_s: Seconds
+) -> list[Seconds]:
+    """Every due request's gaps between chunks, that after an empty first one included."""
+    gaps, rows = columns.gaps, np.flatnonzero(due)
+    begins = np.searchsorted(gaps.row, rows)
+    ends = np.searchsorted(gaps.row, rows, side="right")
+    return [
+        np.r_[wait_s, gaps.icl_s[begin:end]] if wait_s > 0 else gaps.icl_s[begin:end]
+        for begin, end, wait_s in zip(begins, ends, until_token_s, strict=True)
+    ]
+
+
+def _statistics(word: str, values_ms: Seconds) -> dict[str, float]:
+    """Mean, median, deviation (of the population) and percentiles; 0 without samples, as there."""
+    values = values_ms if len(values_ms) else np.zeros(1)
+    return {
+        f"mean_{word}_ms": float(np.mean(values)),
+        f"median_{word}_ms": float(np.median(values)),
+        f"std_{word}_ms": float(np.std(values)),
+        **{f"p{p}_{word}_ms": float(np.percentile(values, p)) for p in PERCENTILES},
+    }
+
+
+def _per(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def _n_good(samples: Mapping[str, Seconds], limits_s: Mapping[str, float], n: int) -> int:
+    good = np.ones(n, bool)
+    for word, limit_s in limits_s.items():
+        good &= samples[word] <= limit_s
+    return int(np.count_nonzero(good))
+
+
+def _goodput_limits_s(run: Run) -> dict[str, float] | None:
+    """The run's per-request promises as `--goodput` would take them; None where there are none, or
+    one that it has no word for."""
+    stated = run.manifest.get("classes") or {}
+    texts = [*(run.manifest.get("slo") or ()), *(t for c in stated.values() for t in c["slo"])]
+    asked = [slo for slo in map(parse_slo, texts) if slo.scope == "request"]
+    limits_s: dict[str, float] = {}
+    for slo in asked:
+        word = _GOODPUT_WORDS.get(slo.metric)
+        if word is None or len(stated) > 1:
+            return None
+        limits_s[word] = min(slo.limit, limits_s.get(word, slo.limit))
+    return limits_s or None
+
+
+def _setup(run: Run, n_due: int) -> dict[str, Any]:
+    """Under which circumstances, as far as that tool has a word for them."""
+    manifest = run.manifest
+    target = manifest.get("target") or {}
+    resolved = (manifest.get("scenario") or {}).get("resolved") or {}
+    arrivals = resolved.get("arrivals") or {}
+    backend = _BACKENDS.get(str(target.get("api")), "openai-chat")
+    model = str(target.get("model") or "")
+    return {
+        "date": _date(manifest),
+        "endpoint_type": backend,
+        "backend": backend,
+        "label": manifest.get("run"),
+        "model_id": model,
+        "tokenizer_id": model,
+        "num_prompts": n_due,
+        "request_rate": _rate_per_s(arrivals),
+        "burstiness": _burstiness(arrivals),
+        "max_concurrency": arrivals.get("users")
+        or (resolved.get("limits") or {}).get("max_concurrency"),
+    }
+
+
+def _date(manifest: Mapping[str, Any]) -> str:
+    started = str(manifest.get("started_utc") or "")
+    return f"{datetime.fromisoformat(started):%Y%m%d-%H%M%S}" if started else ""
+
+
+def _rate_per_s(arrivals: Mapping[str, Any]) -> float | str:
+    """The asked rate; "inf" where arrivals have none, as in a closed loop."""
+    rate = arrivals.get("rate")
+    return "inf" if rate is None else parse_rate_per_s(rate)
+
+
+def _burstiness(arrivals: Mapping[str, Any]) -> float | None:
+    """1 / cv² of gamma gaps, 1.0 of a Poisson process; None of what that tool does not have."""
+    if arrivals.get("kind") == "gamma":
+        return float(1 / float(arrivals["cv"]) ** 2)
+    return 1.0 if arrivals.get("kind") == "poisson" else None

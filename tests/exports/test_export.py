@@ -1,0 +1,184 @@
+"""Runs in files for spreadsheets and notebooks: nothing lost, nothing rounded."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import slobench
+from loadgen.drive.store import write_run, write_schedule
+from loadgen.errors import UsageError
+from loadgen.exports.export import FORMATS, export
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import derived
+from loadgen.records import Names
+from tests.runs import measured_run, two_classes, with_manifest
+from tests.test_verbs import slobench as command_line
+
+
+def cell(text):
+    """What a reader that keeps every digit makes of a cell."""
+    if text in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[text]
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def read(format, content):
+    if format == "parquet":
+        return pd.read_parquet(io.BytesIO(content))
+    if format == "csv":
+        rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
+        return pd.DataFrame([{name: cell(text) for name, text in row.items()} for row in rows])
+    if format == "jsonl":
+        return pd.DataFrame([json.loads(line) for line in content.splitlines()])
+    return pd.DataFrame(json.loads(content))
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "jsonl", "parquet"])
+def test_a_row_per_run_holds_the_summarys_numbers_to_the_last_digit(format):
+    run = measured_run(n_failed=3, slo=["ttft <= 120ms", "attainment >= 99%"])
+    summary = summarize(run)
+    table = read(format, export(run, format, rows="runs"))
+    assert len(table) == 1
+    row = table.iloc[0]
+    ttft = summary.metrics["ttft_s"]
+    assert (row["run"], row["class"], row["verdict"]) == ("evening-chat-1", "all", "missed")
+    assert row["ttft_p90_s"] == ttft.percentiles["p90"].value
+    assert row["ttft_p90_low_s"] == ttft.percentiles["p90"].low
+    assert row["ttft_n"] == ttft.n
+    assert row["attainment"] == summary.attainment.value
+    assert row["goodput_per_s"] == summary.goodput.requests_per_s.value
+    assert row["n_http_error"] == 3
+    assert row["slo_missed"] == "attainment >= 99%"
+    assert row["label_gpu"] == "none"
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "jsonl", "parquet"])
+def test_a_row_per_request_holds_instants_and_metrics_to_the_last_digit(format):
+    run = measured_run(n_failed=3, slo=["ttft <= 120ms"])
+    table = read(format, export(run, format, rows="requests"))
+    rows, own = run.request_rows, derived(run)
+    assert len(table) == len(rows)
+    for name in ("released_s", "first_token_s", "done_s"):
+        np.testing.assert_array_equal(table[name].astype(float), rows[name])
+    for name in ("ttft_s", "tpot_s", "e2e_s", "slo_met"):
+        np.testing.assert_array_equal(table[name].astype(float), own[name].astype(float))
+    assert set(table["status"]) == {"ok", "http_error"}
+    assert list(table["error"].fillna(""))[-1] == "HTTP 503: overloaded"
+    assert list(table["is_due"]) == [k >= 20 for k in range(220)]
+    assert list(table["is_warmup"]) == [k < 20 for k in range(220)]
+
+
+def test_several_runs_share_one_table_also_where_their_labels_differ():
+    other = with_manifest(measured_run(seed=8), run="night-2", target={"labels": {"tp": 2}})
+    table = read("csv", export([measured_run(), other], "csv"))
+    assert list(table["run"]) == ["evening-chat-1", "night-2"]
+    assert list(table["label_gpu"].fillna("")) == ["none", ""]
+    requests = read("parquet", export([measured_run(), other], "parquet"))
+    assert requests.groupby("run").size().to_dict() == {"evening-chat-1": 220, "night-2": 220}
+    lines = export([measured_run(), other], "vllm-bench").splitlines()
+    assert [json.loads(line)["label"] for line in lines] == ["evening-chat-1", "night-2"]
+
+
+def test_each_class_has_a_row_of_its_own():
+    run = two_classes(chat=["ttft <= 500ms"], rag=["ttft <= 900ms"])
+    table = read("json", export(run, "json"))
+    assert list(table["class"]) == ["all", "chat", "rag"]
+    assert table["n_due"].tolist() == [200, 150, 50]
+    assert table["attainment"].tolist()[1:] == [1.0, 0.0]
+
+
+def test_other_promises_judge_every_format():
+    run = two_classes(chat=["ttft <= 1ms"], rag=["ttft <= 1ms"])
+    assert read("csv", export(run, "csv", slo=["ttft <= 5s"]))["attainment"].iloc[0] == 1.0
+    assert read("jsonl", export(run, "jsonl", slo=["ttft <= 5s"]))["slo_met"].all()
+    assert not read("jsonl", export(run, "jsonl"))["slo_met"].any()
+
+
+def test_text_of_a_server_does_not_break_a_table():
+    names = Names(errors=("", 'HTTP 500: "oh, no"\nline 2, ✗'), remotes=("", "127.0.0.1:8000"))
+    run = replace(measured_run(n_failed=1), names=names)
+    for format in ("csv", "jsonl"):
+        table = read(format, export(run, format, rows="requests"))
+        assert len(table) == 220
+        assert table["error"].iloc[-1] == 'HTTP 500: "oh, no"\nline 2, ✗'
+
+
+@pytest.mark.parametrize(
+    ("format", "rows", "message"),
+    [
+        ("exel", None, "unknown export format 'exel'"),
+        ("csv", "request", "did you mean 'requests'"),
+        ("vllm-bench", "runs", "own layout"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(format, rows, message):
+    with pytest.raises(UsageError, match=message):
+        export(measured_run(), format, rows=rows)
+    with pytest.raises(UsageError, match="nothing to export"):
+        export([], "csv")
+
+
+def test_a_folder_gets_the_formats_own_file_name(tmp_path):
+    for format, chosen in FORMATS.items():
+        made = slobench.export(measured_run(n_requests=40), format, tmp_path)
+        assert (tmp_path / chosen.file_name).read_bytes() == made
+
+
+@pytest.fixture
+def directory(tmp_path):
+    run, path = measured_run(n_requests=60), tmp_path / "run"
+    path.mkdir()
+    write_schedule(path, run)
+    write_run(path, run, derived(run))
+    return path
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    return lambda *words: command_line(capsys, monkeypatch, *words)
+
+
+def test_the_verb_writes_a_file_and_counts_a_run_named_twice_once(cli, directory, tmp_path):
+    (tmp_path / "latest").symlink_to(directory)
+    out = tmp_path / "runs.csv"
+    words = ["export", directory, tmp_path / "latest", "--format", "csv", "-o", out]
+    assert cli(*words) == (0, "", f"export: {out}\n")
+    assert len(pd.read_csv(out)) == 1
+
+
+def test_a_report_can_export_beside_itself(cli, directory, tmp_path):
+    named = tmp_path / "named.jsonl"
+    code, _, err = cli("report", directory, "--export", "vllm-bench", "--export", f"jsonl={named}")
+    assert code == 0
+    assert err.splitlines()[-2:] == [
+        f"export: {directory / 'vllm-bench.json'}",
+        f"export: {named}",
+    ]
+    assert len(named.read_text().splitlines()) == 60
+    assert json.loads((directory / "vllm-bench.json").read_text())["completed"] == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["export", "nowhere", "-f", "csv"], "nowhere: not a run directory"),
+        (["report", "nowhere", "--export", "xml"], "--export: unknown export format 'xml'"),
+        (["report", "a", "b", "--export", "csv=x.csv"], "would overwrite itself"),
+        (
+            ["run", "quickstart", "--target", "mock", "--export", "csv="],
+            "--export csv=: which file",
+        ),
+    ],
+)
+def test_a_mistake_is_a_line_and_exit_code_2(cli, words, message):
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "")
+    assert message in err
