@@ -32,6 +32,26 @@ COMMANDS = {
     "vllm_sharegpt": """
         vllm bench serve --model m --dataset-name sharegpt --dataset-path sg.json --request-rate 4
     """,
+    "vllm_sharegpt_output_len": """
+        vllm bench serve --model m --dataset-name sharegpt --dataset-path sg.json --request-rate 4
+          --sharegpt-output-len 20
+    """,
+    "vllm_two_ratios": """
+        vllm bench serve --model m --request-rate 4 --random-input-len 1000
+          --random-output-len 100 --random-range-ratio '{"input": 0.3, "output": 0.5}'
+    """,
+    "guidellm_sweep": """
+        guidellm benchmark --target http://localhost:8000 --max-seconds 30
+          --data prompt_tokens=256,output_tokens=128
+    """,
+    "guidellm_rates": """
+        guidellm benchmark run --profile poisson --rate 1,2,4 --max-requests 200
+          --data prompt_tokens=256,output_tokens=128
+    """,
+    "guidellm_streams": """
+        guidellm benchmark run --profile concurrent --rate 1 8 --max-requests 200
+          --data prompt_tokens=256,output_tokens=128
+    """,
     "guidellm_poisson": """
         guidellm benchmark --target http://localhost:8000 --model m --rate-type poisson --rate 10
           --max-seconds 60 --random-seed 42 --output-path out.json
@@ -90,11 +110,11 @@ def test_a_key_on_the_command_line_is_not_repeated():
     [
         ("wrk -t2 http://localhost", "no known command in 'wrk -t2"),
         (
-            "guidellm benchmark --rate-type sweep --data prompt_tokens=1,output_tokens=1",
-            "no scenario",
+            "guidellm benchmark --rate-type throughput --data prompt_tokens=1,output_tokens=1",
+            "choose how many",
         ),
         ("guidellm benchmark --rate-type poisson", "needs --rate"),
-        ("guidellm benchmark --rate-type poisson --rate 1 2", "translate them one by one"),
+        ("guidellm benchmark --rate-type poisson --rate 1 fast", "cannot be read"),
         ("aiperf profile --endpoint-type embeddings", "chat and completions only"),
         ("vllm bench serve --request-rate fast", "--request-rate fast: expected a number"),
         ("vllm bench serve --request-rate 0", "a rate of 0 per second cannot be scheduled"),

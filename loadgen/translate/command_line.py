@@ -45,8 +45,9 @@ def translate(text: str) -> Translation:
         raise UsageError("\n".join(lines)) from None
     target = "" if draft.api == "chat" else write_document({"url": draft.url, "api": draft.api})
     spec = "target.yaml" if target else draft.url
-    words = ["slobench", "run", "scenario.yaml", "--target", spec]
+    words = ["slobench", draft.verb, "scenario.yaml", "--target", spec]
     words += ["--model", draft.model] if draft.model else []
+    words += draft.options
     head = (
         f"# The traffic of one {draft.tool} command, translated; the numbers are that command's.\n"
     )

@@ -86,7 +86,7 @@ class Draft:
     """What a translation fills in: the scenario's blocks, the target, and what the user must know.
 
     `missing` names flags without an equivalent, each with the reason; `notes` says where the
-    equivalent behaves otherwise.
+    equivalent behaves otherwise; `verb` and `options` are those of the command that runs it.
     """
 
     tool: str
@@ -101,6 +101,8 @@ class Draft:
     url: str = "http://localhost:8000"
     model: str = ""
     api: str = "chat"
+    verb: str = "run"
+    options: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -111,6 +113,11 @@ class Draft:
     def set_closed_loop(self, users: int) -> None:
         """Always `users` requests in flight: each answer brings the next request."""
         self.arrivals = {"kind": "users", "users": users, "think": "0s"}
+
+    def set_sweep(self, key: str, values: Sequence[str]) -> None:
+        """One run for each value of a scenario key."""
+        self.verb = "sweep"
+        self.options += ["--over", f"{key}={','.join(values)}"]
 
     def set_duration(self, seconds: float | None, n_requests: float | None, rate: float) -> None:
         """The measured window: the seconds asked for, or those that n requests take at the rate."""
@@ -126,6 +133,10 @@ class Draft:
             self.notes.append(
                 f"{n_requests:g} requests at {rate:g}/s take about {self.measure_s:.4g} s; slobench"
                 " measures for that time, because a fixed number of requests would bias arrivals"
+            )
+        elif n_requests is not None:
+            self.notes.append(
+                f"it ends after {n_requests:g} requests; slobench measures for a time"
             )
 
     def lacks_secrets(self, flags: Flags) -> None:

@@ -32,6 +32,7 @@ def translate(words: list[str]) -> Draft:
     rates = [*(flags.texts("rate") or []), *([str(profile["rate"])] if "rate" in profile else [])]
     if "streams" in profile:
         rates.append(str(profile["streams"]))
+    rates = [rate for word in rates for rate in word.strip("[]").split(",")]
     constraint = _keys(flags.text("constraint") or "")
     seconds = flags.number("max-seconds")
     n_requests = flags.number("max-requests")
@@ -40,7 +41,7 @@ def translate(words: list[str]) -> Draft:
     elif constraint.get("kind") in ("max_requests", "max_number"):
         n_requests = float(constraint.get("count") or constraint.get("requests") or 0) or None
     _arrivals(str(profile.get("kind")), rates, draft)
-    rate = float(rates[-1]) if rates and draft.arrivals["kind"] != "users" else 0.0
+    rate = max(map(float, rates)) if rates and draft.arrivals["kind"] != "users" else 0.0
     draft.set_duration(seconds, n_requests, rate)
     if warmup := flags.text("warmup", "warmup-percent"):
         draft.lacks(f"--warmup {warmup}", "a share of the run there; set phases.warmup to a time")
@@ -83,23 +84,35 @@ def _lengths(data: dict[str, Any], draft: Draft) -> None:
 
 
 def _arrivals(profile: str, rates: list[str], draft: Draft) -> None:
-    if profile in ("sweep", "throughput"):
+    if profile == "sweep":
+        draft.arrivals = {"kind": "poisson", "rate": rate_text(1.0)}
+        draft.verb, draft.slo = "capacity", ["ttft <= 1s"]
+        draft.notes.append(
+            "a sweep looks for the highest throughput; slobench capacity for the highest rate that"
+            " keeps a promise: ttft <= 1s stands in the scenario until you write yours"
+        )
+        return
+    if profile == "throughput":
         raise UsageError(
-            f"--profile {profile} searches for the highest load: that is no scenario. Choose a rate"
-            " (--profile poisson --rate 8) and translate that"
+            "--profile throughput keeps as many requests in flight as it can: choose how many"
+            " (--profile concurrent --rate 64) and translate that"
         )
     if profile == "synchronous":
         draft.set_closed_loop(1)
         return
     if not rates:
         raise UsageError(f"--profile {profile} needs --rate")
-    if len(rates) > 1 or "," in rates[0]:
-        raise UsageError(f"--rate {' '.join(rates)}: several runs; translate them one by one")
     if profile == "concurrent":
-        draft.set_closed_loop(round(float(rates[0])))
+        users = [str(round(float(rate))) for rate in rates]
+        draft.set_closed_loop(int(users[0]))
+        if len(users) > 1:
+            draft.set_sweep("arrivals.users", users)
     elif profile in ("poisson", "constant", "async"):
         kind = "constant" if profile == "async" else profile
-        draft.arrivals = {"kind": kind, "rate": rate_text(float(rates[0]))}
+        each = [rate_text(float(rate)) for rate in rates]
+        draft.arrivals = {"kind": kind, "rate": each[0]}
+        if len(each) > 1:
+            draft.set_sweep("arrivals.rate", each)
         if kind == "constant":
             draft.notes.append("constant arrivals are equally spaced here")
     else:

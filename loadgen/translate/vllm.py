@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import sqrt
 
 from loadgen.errors import UsageError
@@ -21,6 +22,7 @@ _ABOUT_OUTPUT = (
     *("ignore-eos", "ready-check-timeout-sec", "profile", "no-stream", "disable-shuffle"),
     *("no-oversample", "logprobs"),
 )
+_LENGTHS = ("input_tokens", "output_tokens")
 _SLO_WORDS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 
 
@@ -64,25 +66,38 @@ def _lengths(flags: Flags, draft: Draft) -> None:
     dataset = flags.text("dataset-name") or "random"
     path = flags.text("dataset-path")
     inputs = flags.number("random-input-len", "input-len") or 1024
-    outputs = flags.number("random-output-len", "output-len", "sharegpt-output-len") or 128
-    ratio = flags.number("random-range-ratio") or 0.0
+    outputs = flags.number("random-output-len", "output-len") or 128
+    of_sharegpt = flags.count("sharegpt-output-len")
+    ratio = _range_ratio(flags)
     prefix = flags.count("random-prefix-len") or 0
     if dataset in ("random", "random-ids"):
-        for key, mean in (("input_tokens", inputs), ("output_tokens", outputs)):
-            low, high = round(mean * (1 - ratio)), round(mean * (1 + ratio))
-            spread = {"kind": "uniform", "min": max(1, low), "max": high}
-            draft.requests[key] = spread if ratio else round(mean)
+        for key, mean, spread in zip(_LENGTHS, (inputs, outputs), ratio, strict=True):
+            low, high = round(mean * (1 - spread)), round(mean * (1 + spread))
+            ends = {"kind": "uniform", "min": max(1, low), "max": high}
+            draft.requests[key] = ends if spread else round(mean)
         if prefix:
             draft.requests["shared_prefix"] = {"tokens": prefix}
     elif dataset in ("sharegpt", "burstgpt") and path is not None:
         if dataset == "sharegpt":
             draft.prompts = {"kind": "sharegpt", "path": path}
+            if of_sharegpt is not None:
+                draft.requests["output_tokens"] = of_sharegpt
         else:
             draft.lacks("--dataset-name burstgpt", "replay it: arrivals: {kind: trace, path: …}")
             draft.requests.update(input_tokens=round(inputs), output_tokens=round(outputs))
     else:
         draft.lacks(f"--dataset-name {dataset}", f"lengths of {inputs:g} and {outputs:g} instead")
         draft.requests.update(input_tokens=round(inputs), output_tokens=round(outputs))
+
+
+def _range_ratio(flags: Flags) -> tuple[float, float]:
+    """The half width of inputs and of outputs, as shares of their means: one number for both, or
+    `{"input": 0.3, "output": 0.5}`."""
+    text = flags.text("random-range-ratio") or "0"
+    if not text.startswith("{"):
+        return float(text), float(text)
+    given = json.loads(text)
+    return float(given.get("input", 0.0)), float(given.get("output", 0.0))
 
 
 def _arrivals(flags: Flags, draft: Draft) -> None:
