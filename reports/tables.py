@@ -58,7 +58,8 @@ def banner(summary: Summary) -> Banner:
     if summary.verdict == "no_verdict":
         return Banner("unknown", "NO VERDICT", "", summary.reasons)
     word = "MET" if summary.verdict == "met" else "MISSED"
-    judged = [r for r in summary.slo if r.met is (summary.verdict == "met")]
+    every = [*summary.slo, *(r for one in summary.classes.values() for r in one.slo)]
+    judged = [r for r in every if r.met is (summary.verdict == "met")]
     sure = [bool(r.proven) for r in judged if r.proven is not None]
     is_sure = bool(sure) and (all(sure) if summary.verdict == "met" else any(sure))
     text = f"proven at {level}" if is_sure else f"by the estimate, not proven at {level}"

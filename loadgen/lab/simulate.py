@@ -46,7 +46,7 @@ class SimTarget:
         flags = {"mode": self.policy.kind} | chosen | options.policy_args
         return {
             "kind": "sim",
-            "url": f"sim://{options.shape}@{options.hardware}",
+            "url": f"sim://{options.hardware}/{options.shape}",
             "model": options.shape,
             "policy": {"kind": self.policy.kind, **self.policy.model_dump(mode="json")},
             "labels": {

@@ -50,6 +50,11 @@ def test_the_verdict_is_a_word_and_its_reasons_follow() -> None:
     assert lines[1].strip().startswith("p50(ttft) <= 50ms: missed at 97.7 ms, n = 200")
 
 
+def test_what_is_proven_of_a_class_makes_the_verdict_sure() -> None:
+    lines = printed(two_classes(chat=["p50(ttft) <= 50ms"], rag=["ttft <= 500ms"])).splitlines()
+    assert lines[0] == "MISSED (proven at 95 %)"
+
+
 def test_verdict_promises_latencies_and_notes_come_in_that_order() -> None:
     run = measured_run(slo=["p50(ttft) <= 50ms"])
     lines = printed(run).splitlines()
