@@ -34,6 +34,8 @@ def table(summary: Summary) -> Group:
     parts.append(_latencies(summary))
     if summary.classes:
         parts.append(_classes(summary))
+    if summary.fairness:
+        parts.append(_tenants(summary))
     if len(summary.backends) > 1:
         parts.append(_backends(summary))
     parts += [Text(f"  {line}") for line in _rates(summary)]
@@ -88,6 +90,15 @@ def _classes(summary: Summary) -> Table:
     return grid
 
 
+def _tenants(summary: Summary) -> Table:
+    from rich.text import Text
+
+    grid = _grid(*tables.TENANT_HEAD)
+    for cells in tables.tenant_rows(summary):
+        grid.add_row(*(Text(cell.text) for cell in cells))
+    return grid
+
+
 def _backends(summary: Summary) -> Table:
     from rich.text import Text
 
@@ -123,6 +134,7 @@ def _rates(summary: Summary) -> list[str]:
         f"rate offered {say(summary.offered_rate_per_s, 'per_s')}, achieved"
         f" {say(summary.achieved_rate_per_s, 'per_s')}; output tokens"
         f" {say(rates.output_tokens_per_s, 'per_s')}; {failed or 'nothing due'}",
+        *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {in_words(summary.server)}"]),
         "* fewer than ten samples lie beyond this percentile; … an end these samples cannot give",
     ]

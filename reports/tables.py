@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
+from loadgen.measure.fairness import Tenant
 from loadgen.measure.stats import Interval, Percentile
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.verdict import SloResult
@@ -163,6 +164,51 @@ def _class_row(name: str, found: ClassSummary) -> list[Cell]:
         cells.append(Cell(percentile_text(percentile, unit), where, unit))
     word = {"met": "✓ met", "missed": "✗ missed", "no_verdict": "no verdict"}[found.verdict]
     return [*cells, Cell(word)]
+
+
+TENANT_HEAD = (
+    *("tenant", "due", "attainment", "TTFT p50", "TTFT p99"),
+    *("tokens asked", "tokens served", "served of asked"),
+)
+
+
+def tenant_rows(summary: Summary) -> list[list[Cell]]:
+    """Each tenant beside the others; no row where all traffic is of one."""
+    tenants = {} if summary.fairness is None else summary.fairness.tenants
+    return [_tenant_row(name, found) for name, found in tenants.items()]
+
+
+def _tenant_row(name: str, found: Tenant) -> list[Cell]:
+    path = f"fairness.tenants.{name}"
+    share = Interval(found.attainment, found.attainment_low, found.attainment_high)
+    cells = [
+        Cell(name),
+        Cell(say_count(found.due), f"{path}.due"),
+        Cell(say(share.value, "share"), f"{path}.attainment", "share", between(share, "share")),
+    ]
+    percentiles = {"ttft_p50": found.ttft_p50, "ttft_p99": found.ttft_p99}
+    cells += [
+        Cell(percentile_text(one, "s"), f"{path}.{key}.value", "s")
+        for key, one in percentiles.items()
+    ]
+    asked, served = found.asked_tokens_per_s, found.served_tokens_per_s
+    cells += [
+        Cell(say(asked, "per_s"), f"{path}.asked_tokens_per_s", "per_s"),
+        Cell(say(served, "per_s"), f"{path}.served_tokens_per_s", "per_s"),
+    ]
+    return [*cells, Cell(say(served / asked, "share"))]
+
+
+def fairness_text(summary: Summary) -> str:
+    """Jain's index in words, "" where all traffic is of one tenant."""
+    found = summary.fairness
+    if found is None:
+        return ""
+    return (
+        f"Jain's fairness index over {len(found.tenants)} tenants (1: all fare alike):"
+        f" {found.jain_of_served:.3f} of tokens served, {found.jain_of_share:.3f} of the share of"
+        " its asked tokens that each was served"
+    )
 
 
 METRIC_HEAD = ("metric", "n", "mean", *PERCENTILES, "max")

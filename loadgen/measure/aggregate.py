@@ -24,6 +24,7 @@ from loadgen.measure.attainment import (
 )
 from loadgen.measure.backends import backends
 from loadgen.measure.catalog import METRICS, Metric
+from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
 from loadgen.measure.load import load_through
 from loadgen.measure.per_request import Mask, PerRequest, per_request
@@ -82,9 +83,8 @@ def summarize(
     found = checks(run, columns, due, everything, load)
     doubts = _doubts(run, found, due)
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
-    whole = _numbers(
-        run, columns, slos, due & meets_own(run, columns, slos, by_class), window, level
-    )
+    met = due & meets_own(run, columns, slos, by_class)
+    whole = _numbers(run, columns, slos, met, window, level)
     classes = {
         name: _class_summary(run, name, slos, own, window, level, confidence is not None)
         for name, own in by_class.items()
@@ -112,6 +112,7 @@ def summarize(
             *server_findings(run, columns),
         ),
         classes=classes,
+        fairness=fairness(run, columns, due, met, window, level),
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,

@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgen.measure.attainment import Window
 from loadgen.measure.backends import Backend
+from loadgen.measure.fairness import Fairness
 from loadgen.measure.server import ServerSummary
 from loadgen.measure.stats import Interval, Percentile
 from loadgen.measure.stimulus import Stimulus
@@ -95,7 +96,8 @@ class Summary:
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
     `confidence` is that of every interval and proof; the verdict is by the point estimate unless it
     was asked for. `classes` is empty where all traffic is of one class; the verdict is met only if
-    the promises made to each of them are. `server` is None where its metrics were not read.
+    the promises made to each of them are. `fairness` is None where all traffic is of one tenant.
+    `server` is None where its metrics were not read.
     `backends` are the addresses that requests went to, busiest first; `stimulus` is what was really
     sent, beside what was scheduled.
     """
@@ -117,6 +119,7 @@ class Summary:
     validity: Validity
     findings: tuple[str, ...]
     classes: Mapping[str, ClassSummary] = field(default_factory=dict)
+    fairness: Fairness | None = None
     server: ServerSummary | None = None
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None

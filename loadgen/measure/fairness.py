@@ -1,0 +1,99 @@
+"""What each tenant asked for and got, and how evenly that was shared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.attainment import Window
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.population import Population
+from loadgen.measure.stats import Percentile, wilson
+from loadgen.measure.throughput import per_second
+from loadgen.records import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant's due requests: how many kept every promise (Wilson's interval around
+    `attainment`), TTFT of those that ended well, and tokens (prompt and answer) per second of the
+    measured window: `asked` by all, `served` to those that ended well."""
+
+    due: int
+    ok: int
+    met: int
+    attainment: float
+    attainment_low: float | None
+    attainment_high: float | None
+    ttft_p50: Percentile
+    ttft_p99: Percentile
+    asked_tokens_per_s: float
+    served_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """The tenants, and Jain's index over the tokens served to them and over the share of their
+    asked tokens that was served: 1 where all fare alike, 1/n where one has everything."""
+
+    tenants: Mapping[str, Tenant]
+    jain_of_served: float
+    jain_of_share: float
+
+
+def fairness(
+    run: Run, columns: PerRequest, due: Mask, met: Mask, window: Window, confidence: float
+) -> Fairness | None:
+    """None where the due requests are of one tenant; `met` are the due rows that kept all."""
+    tenants = {}
+    for number, name in enumerate(run.names.tenants):
+        of = due & (run.schedule_rows["tenant_id"] == number)
+        if of.any():
+            tenants[name] = _tenant(run, columns, of, met & of, window, confidence)
+    if len(tenants) < 2:
+        return None
+    served = [one.served_tokens_per_s for one in tenants.values()]
+    asked = [one.asked_tokens_per_s for one in tenants.values()]
+    shares = [got / of for got, of in zip(served, asked, strict=True)]
+    return Fairness(tenants, jain_index(served), jain_index(shares))
+
+
+def jain_index(allocations: Sequence[float]) -> float:
+    """(Σx)² / (n Σx²) of n allocations x ≥ 0, in 1/n … 1; NaN where nobody has anything.
+
+    Source: Jain, Chiu, Hawe: A Quantitative Measure of Fairness and Discrimination, DEC-TR-301,
+    1984, eq. 1.
+    """
+    values = np.asarray(allocations, np.float64)
+    squares = float(np.dot(values, values))
+    return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else math.nan
+
+
+def _tenant(
+    run: Run, columns: PerRequest, of: Mask, met: Mask, window: Window, confidence: float
+) -> Tenant:
+    ok = of & columns.is_ok
+    n_due, n_ok, n_met = (int(np.count_nonzero(rows)) for rows in (of, ok, met))
+    kept = wilson(n_met, n_due, confidence)
+    ttft = Population(np.sort(columns.ttft_s[ok & np.isfinite(columns.ttft_s)]))
+    plan, counted = run.schedule_rows, run.request_rows["input_tokens"]
+    asked: NDArray[np.float64] = plan["input_tokens"] + plan["output_tokens"].astype(np.float64)
+    prompts = np.where(counted > 0, counted, plan["input_tokens"])
+    return Tenant(
+        due=n_due,
+        ok=n_ok,
+        met=n_met,
+        attainment=kept.value,
+        attainment_low=kept.low,
+        attainment_high=kept.high,
+        ttft_p50=ttft.percentile(0.5, confidence),
+        ttft_p99=ttft.percentile(0.99, confidence),
+        asked_tokens_per_s=per_second(float(asked[of].sum()), window),
+        served_tokens_per_s=per_second(
+            float(prompts[ok].sum() + columns.output_tokens[ok].sum()), window
+        ),
+    )
