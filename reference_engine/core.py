@@ -313,6 +313,13 @@ class EngineState:
             self.policy.on_requeue(request, self.view())
         return True
 
+    def reset_prefix_cache(self, actor: str = "", reason: str = "") -> int:
+        """Forget every cached prefix; what runs keeps its memory. Returns how many blocks were
+        cached."""
+        n_cached = self.kv.forget_prefixes()
+        self._log("reset_prefix_cache", {"reason": reason, "blocks": n_cached}, actor=actor)
+        return n_cached
+
     # --- questions
 
     def explain(self, request_id: str) -> Account | None:

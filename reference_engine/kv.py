@@ -149,6 +149,15 @@ class KvPool:
         request.blocks = []
         request.n_computed = request.n_room = request.n_published = 0
 
+    def forget_prefixes(self) -> int:
+        """Empty the prefix cache: nothing computed so far is found again, by whoever holds it.
+        Returns how many blocks were in it."""
+        n_cached = len(self._hash_of)
+        self._block_of.clear()
+        self._hash_of.clear()
+        self._n_index_changes += 1
+        return n_cached
+
     def check(self, owners: Iterable[Request]) -> None:
         """Assert that every block is either free or owned exactly as often as `owners` say, and
         that no request computed more than it has room for."""

@@ -17,11 +17,12 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_GUARDED = ("/v1/", "/debug/")
+_GUARDED = ("/v1/", "/debug/", "/reset_prefix_cache")
 
 
 class Guard:
-    """`api_key`, when set, is asked of everything under `/v1` and `/debug`."""
+    """`api_key`, when set, is asked of everything under `/v1` and `/debug`, and of who would
+    empty the cache."""
 
     def __init__(self, api_key: str | None = None, max_body_bytes: int = 16 << 20) -> None:
         self._api_key, self._max_body_bytes = api_key, max_body_bytes

@@ -1,5 +1,5 @@
-"""What an operator may do to a serving engine: another mode, a tenant held back, another priority.
-Each is an event of the log, with who did it and why."""
+"""What an operator may do to a serving engine: another mode, a tenant held back, another priority,
+an empty prefix cache. Each is an event of the log, with who did it and why."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class InterventionRoutes:
             web.post("/debug/tenants/{name}/pause", self.pause),
             web.post("/debug/tenants/{name}/resume", self.resume),
             web.put("/debug/requests/{id}/priority", self.reprioritise),
+            web.post("/reset_prefix_cache", self.reset_prefix_cache),  # as vLLM calls it
         ]
 
     async def switch_policy(self, request: web.Request) -> web.Response:
@@ -88,6 +89,12 @@ class InterventionRoutes:
                 f"no request '{request_id}' is live", status=404, code="request_not_found"
             )
         return web.json_response({"request_id": request_id, "priority": priority})
+
+    async def reset_prefix_cache(self, request: web.Request) -> web.Response:
+        """Forget every cached prefix; what runs goes on."""
+        who = await _operator(request)
+        n_blocks = await self._service.ask(lambda state: state.reset_prefix_cache(**who))
+        return web.json_response({"blocks": n_blocks})
 
 
 async def _operator(request: web.Request) -> dict[str, str]:

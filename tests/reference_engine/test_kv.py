@@ -149,3 +149,21 @@ def test_no_order_of_operations_leaks_or_shares_by_mistake(operations, prompts, 
         pool.free(req)
     pool.check([])
     assert pool.n_free == n_blocks
+
+
+def test_a_reset_forgets_every_prefix_and_takes_nothing_from_who_holds_it():
+    pool = KvPool(20)
+    a = resident(pool, request("a", range(48), 5))
+    gone = resident(pool, request("gone", range(100, 148), 5))
+    pool.free(gone)
+    assert pool.cached_tokens(again := request("again", range(100, 150), 5)) == 48
+    assert pool.forget_prefixes() == 6
+    assert pool.cached_tokens(again) == 0
+    assert pool.cached_tokens(request("b", range(50), 5)) == 0
+    assert len(a.blocks) == 3
+    pool.check([a])
+    compute(pool, a, 0)
+    pool.free(a)
+    assert pool.n_free == 20
+    pool.check([])
+    assert pool.forget_prefixes() == 0

@@ -505,6 +505,31 @@ def test_a_mode_is_switched_without_draining():
     assert event.actor == "me"
 
 
+def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
+    async def scene():
+        body = {"prompt": "x" * 64, "max_tokens": 2, "temperature": 0}
+        key = {"Authorization": "Bearer k"}
+        async with serving(api_key="k") as server:
+            cached = []
+            for reset in (False, False, True):
+                if reset:
+                    emptied = await server.post(
+                        "/reset_prefix_cache", {"actor": "me", "reason": "a cell"}, **key
+                    )
+                _, answer = await server.post(COMPLETIONS, body, **key)
+                cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            refused, _ = await server.post("/reset_prefix_cache", {})
+            events = await server.service.ask(lambda state: list(state.log.events))
+            return cached, emptied, refused, events
+
+    cached, emptied, refused, events = asyncio.run(scene())
+    assert cached == [0, 48, 0]
+    assert emptied == (200, {"blocks": 4})
+    assert refused == 401
+    (event,) = (event for event in events if event.kind == "reset_prefix_cache")
+    assert (event.actor, event.detail) == ("me", {"reason": "a cell", "blocks": 4})
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "words"),
     [
