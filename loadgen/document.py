@@ -147,16 +147,19 @@ def parse_document(text: str, label: str, error: type[UsageError]) -> Document:
     return document
 
 
-def override(document: Document, settings: Sequence[str] | Mapping[str, object]) -> None:
+def override(
+    document: Document, settings: Sequence[str] | Mapping[str, object], flag: str = "--set"
+) -> None:
     """Set values by dotted path: `arrivals.rate=20/s` with YAML syntax on the right, or a mapping
-    from path to value. Raises the document's error where a setting cannot be read."""
+    from path to value. `flag` is what messages say they came from. Raises the document's error
+    where a setting cannot be read."""
     pairs = (
         list(settings.items())
         if isinstance(settings, Mapping)
-        else [_split_setting(setting, document.error) for setting in settings]
+        else [_split_setting(setting, flag, document.error) for setting in settings]
     )
     for dotted, value in pairs:
-        _set(document, dotted, value)
+        _set(document, dotted, value, flag)
 
 
 def write_document(values: Mapping[str, object]) -> str:
@@ -222,39 +225,39 @@ def _plain_scalar(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     return text
 
 
-def _split_setting(setting: str, error: type[UsageError]) -> tuple[str, Any]:
+def _split_setting(setting: str, flag: str, error: type[UsageError]) -> tuple[str, Any]:
     dotted, equals, text = setting.partition("=")
     if not equals or not dotted.strip():
-        raise error(f"--set {setting}: expected key.path=value, e.g. arrivals.rate=20/s")
-    label = f"--set {setting}"
+        raise error(f"{flag} {setting}: expected key.path=value, e.g. arrivals.rate=20/s")
+    label = f"{flag} {setting}"
     parsed = parse_document(f"value: {text}", label, error)
     parsed.raise_mistakes()
     return dotted.strip(), parsed.values["value"]
 
 
-def _set(document: Document, dotted: str, value: object) -> None:
+def _set(document: Document, dotted: str, value: object, flag: str) -> None:
     path: KeyPath = tuple(int(p) if p.isdecimal() else p for p in dotted.split("."))
     block: Any = document.values
     for depth, part in enumerate(path[:-1], start=1):
         if isinstance(block, dict) and block.get(str(part)) is None:
             block[str(part)] = {}
-        block = _member(document, block, path[:depth])
+        block = _member(document, block, path[:depth], flag)
     if isinstance(block, dict):
         block[str(path[-1])] = value
     else:
-        _member(document, block, path)
+        _member(document, block, path, flag)
         block[path[-1]] = value
-    document.sources[path] = "--set"
+    document.sources[path] = flag
 
 
-def _member(document: Document, block: Any, path: KeyPath) -> Any:
+def _member(document: Document, block: Any, path: KeyPath, flag: str) -> Any:
     part = path[-1]
     if isinstance(block, dict):
         return block[str(part)]
     if isinstance(block, list) and isinstance(part, int) and part < len(block):
         return block[part]
     dotted, above = (".".join(map(str, p)) for p in (path, path[:-1]))
-    raise document.error(f"--set {dotted}: {above} is {_shown(block)}, which has no '{part}'")
+    raise document.error(f"{flag} {dotted}: {above} is {_shown(block)}, which has no '{part}'")
 
 
 def _in_words(detail: ErrorDetails, quotes_value: bool) -> str:

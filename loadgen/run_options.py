@@ -17,6 +17,8 @@ class RunOptions:
     `command` is what the user typed, for the report. `cache_dir` keeps what is slow to make (the
     plotting bundle); None keeps nothing. `plugins` are Python files that were loaded here and must
     be in the load-generating processes too. `scrape` reads the server's own metrics once a second.
+    `target_settings` are keys set on top of a target file, `launch.args=--tp 2`. `name` is what the
+    run is called, if not as its directory.
     """
 
     out_dir: Path | None = None
@@ -31,3 +33,5 @@ class RunOptions:
     cache_dir: Path | None = None
     plugins: Sequence[Path] = ()
     scrape: bool = True
+    target_settings: Sequence[str] = ()
+    name: str = ""

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +40,8 @@ _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 @dataclass(frozen=True)
 class Choice:
     """What the user asked for: `spec` as after `--target`, `engine` as after `--engine`; `scrape`
-    whether to read the server's own metrics; `plugins` are files with modes for `reference`."""
+    whether to read the server's own metrics; `plugins` are files with modes for `reference`;
+    `settings` are keys set on top of a target file."""
 
     spec: str
     engine: str = ""
@@ -48,6 +49,7 @@ class Choice:
     environ: Mapping[str, str] | None = None
     scrape: bool = True
     plugins: Sequence[Path] = ()
+    settings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,15 @@ def open_target(
     log_dir: Path,
     console: Console,
     warm_up: WarmUp | None = None,
+    server: Server | None = None,
 ) -> Iterator[Target]:
-    """Start what has to be started, probe it, and yield it; ends what it started. `warm_up` has its
-    time while the probe waits for answers.
+    """Start what has to be started, probe it, and yield it; ends what it started. A `server` that
+    is up already is probed and left up. `warm_up` has its time while the probe waits for answers.
 
     Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
     """
-    with open_server(choice, log_dir, console) as server:
+    opening = open_server(choice, log_dir, console) if server is None else nullcontext(server)
+    with opening as server:
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
@@ -100,11 +104,11 @@ def open_target(
         yield replace(found, ended=server.ended)
 
 
-def launch_line(spec: str, environ: Mapping[str, str]) -> str:
+def launch_line(spec: str, environ: Mapping[str, str], settings: Sequence[str] = ()) -> str:
     """The command that a target file would start its server with; a port that is free at the time
     is 0 here. Raises UsageError for a target that launches nothing."""
     _refuse_bare_word(spec)
-    launch = load_target(spec, environ).launch
+    launch = load_target(spec, environ, settings).launch
     if launch is None:
         raise UsageError(f"--print-launch: target {spec} has no launch: it runs already")
     return launch.plan(launch.port, sys.executable, environ).shown
@@ -123,6 +127,11 @@ class Server:
 @contextmanager
 def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Server]:
     """What is to be measured, running inside the `with` block if it is ours to start."""
+    if choice.settings and choice.spec in OURS:
+        raise UsageError(
+            f"target setting {choice.settings[0]}: {choice.spec} has no target file; it is set up "
+            "by --engine"
+        )
     if choice.spec == "reference":
         settings = parse_engine(choice.engine)
         with engine(settings, log_dir, plugins=choice.plugins) as served:
@@ -135,11 +144,11 @@ def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Ser
             raise UsageError("--engine sets up a server of ours: use it with reference or mock")
         _refuse_bare_word(choice.spec)
         environ = choice.environ or {}
-        endpoint = load_target(choice.spec, environ)
+        endpoint = load_target(choice.spec, environ, choice.settings)
         if endpoint.launch is None:
             yield Server("url", endpoint, "target")
             return
-        line = launch_line(choice.spec, environ)
+        line = launch_line(choice.spec, environ, choice.settings)
         console.print(f"launching: {line}", soft_wrap=True, markup=False)
         with _Waiting(console) as waiting, launched(endpoint, environ, log_dir, waiting.on) as up:
             waiting.over()
@@ -224,7 +233,7 @@ def _probed(
     if metrics is not None and found.fatal is None:
         checks.append(metrics[0])
     for check in checks:
-        _tell(check, console)
+        tell(check, console)
     found.or_raise()
     return Target(
         kind=kind,
@@ -256,7 +265,7 @@ def finish(
         return future.result()
 
 
-def _tell(check: Check, console: Console) -> None:
+def tell(check: Check, console: Console) -> None:
     """One line per check; what could not be known is dim."""
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
     line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"

@@ -8,7 +8,7 @@ are in no dump or repr, and `Endpoint.redact` takes them out of what a server sa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from loadgen.document import Document, parse_document
+from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import TargetFileError
 from loadgen.registry import Block
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
@@ -33,6 +33,7 @@ from targets.proxies import chosen_proxy
 from targets.route import Proxy, Route
 from targets.server_text import redact
 
+SETTING = "target setting"  # what messages call a key that is set on top of a file
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 _SUFFIXES = (".yaml", ".yml")
 _NO_KEY_HERE = "a key is not written to a file: export it and name its variable in api_key_env"
@@ -199,8 +200,9 @@ class Endpoint(Block):
         return shown
 
 
-def load_target(spec: str, environ: Mapping[str, str]) -> Endpoint:
-    """The endpoint a user names: a URL, or the path of a YAML target file.
+def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] = ()) -> Endpoint:
+    """The endpoint a user names: a URL, or the path of a YAML target file; `settings` are keys of
+    such a file to be set on top, `labels.gpus=8`.
 
     `environ` is where the API key is looked up (under the file's `api_key_env`, else under
     OPENAI_API_KEY if that is set), and the proxy. Raises TargetFileError with one line per mistake,
@@ -208,8 +210,11 @@ def load_target(spec: str, environ: Mapping[str, str]) -> Endpoint:
     """
     path = Path(spec)
     if is_url(spec) or not (path.suffix in _SUFFIXES or path.is_file()):
+        url = parse_url(spec).url
+        if settings:
+            return read_target(write_document({"url": url}), spec, environ, settings=settings)
         try:
-            return _with_environment(Endpoint(url=parse_url(spec).url), environ)
+            return _with_environment(Endpoint(url=url), environ)
         except _BadKey as problem:
             raise TargetFileError(str(problem)) from None
     try:
@@ -217,16 +222,21 @@ def load_target(spec: str, environ: Mapping[str, str]) -> Endpoint:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise TargetFileError(f"target file {spec}: {reason}") from None
-    return read_target(text, spec, environ, folder=path.parent)
+    return read_target(text, spec, environ, folder=path.parent, settings=settings)
 
 
 def read_target(
-    text: str, name: str, environ: Mapping[str, str], folder: Path = Path()
+    text: str,
+    name: str,
+    environ: Mapping[str, str],
+    folder: Path = Path(),
+    settings: Sequence[str] = (),
 ) -> Endpoint:
-    """The endpoint of a target file's text; `name` is for messages; `ca_cert` and
-    `launch.cwd` are relative to `folder`.
+    """The endpoint of a target file's text, with `settings` on top; `name` is for messages;
+    `ca_cert` and `launch.cwd` are relative to `folder`.
     """
     file = parse_document(text, name, TargetFileError)
+    override(file, settings, SETTING)
     if file.values.pop("api_key", None) is not None:
         file.note(("api_key",), _NO_KEY_HERE)
     try:
