@@ -40,7 +40,7 @@ def manifest(
         "schema": SCHEMA,
         "run": run_name,
         "slobench": version(),
-        "command": [_without_key(word) for word in command],
+        "command": [without_key(word) for word in command],
         "scenario": {
             "name": scenario.name,
             "text": scenario.to_yaml(),
@@ -123,7 +123,7 @@ def _window(scenario: Scenario) -> dict[str, float]:
     return {"warmup_s": phases.warmup, "measure_s": phases.measure, "drain_s": phases.drain}
 
 
-def _without_key(word: str) -> str:
+def without_key(word: str) -> str:
     """A word of the command line without the API key it may set on a server of ours."""
     return re.sub(r"(api[_-]key=)[^,]+", r"\1…", word)
 

@@ -57,6 +57,7 @@ class Recording:
         self._schedule, self._names = plan.schedule, scenario.names()
         self._options, self._directory = options, directory
         self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
+        self._name = options.name or directory.name
         self._epoch_ns = 0
         self._ended, self._end_reason = "completed", ""
         self._ended_s: float | None = None
@@ -83,7 +84,7 @@ class Recording:
             self._shards.n,
             self._options.transport,
             self._salt,
-            self._directory.name,
+            self._name,
             parts_dir,
         )
         with self._scraping() as scraped, self._interruptible():
@@ -108,7 +109,7 @@ class Recording:
 
     def _planned(self) -> Run:
         said = manifest(
-            self._directory.name,
+            self._name,
             self._scenario,
             self._plan,
             self._target,

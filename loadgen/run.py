@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from loadgen.drive.engine_logs import adopt_engine_logs
+from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.drive.shards import Shards
 from loadgen.errors import UsageError
 from loadgen.manifest import surroundings
@@ -19,7 +19,7 @@ from loadgen.records import Run
 from loadgen.run_directory import run_directory
 from loadgen.run_options import RunOptions
 from loadgen.shard_tasks import shard_count
-from loadgen.target import Choice, Target, open_target
+from loadgen.target import Choice, Server, Target, open_target
 from loadgen.warm_up import WarmUp
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
@@ -56,14 +56,21 @@ def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **op
     return execute(scenario, target, chosen, Console(quiet=True)).run
 
 
-def execute(scenario: Scenario, target: str, options: RunOptions, console: Console) -> Finished:
-    """`run`, telling `console` how it goes, and returning the summary and the directory too."""
+def execute(
+    scenario: Scenario,
+    target: str,
+    options: RunOptions,
+    console: Console,
+    server: Server | None = None,
+) -> Finished:
+    """`run`, telling `console` how it goes, and returning the summary and the directory too. A
+    `server` that is up already for this target is used and left up."""
     plan = make_plan(scenario)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:
         if target == SIMULATED:
             recorded = _simulated(scenario, plan, options, directory, console)
         else:
-            recorded = _measured(scenario, plan, target, options, directory, console)
+            recorded = _measured(scenario, plan, target, options, directory, console, server)
         from loadgen.conclusion import summarized  # imported by the warm-up
 
         summary = summarized(recorded, directory, None, options.confidence, options.cache_dir)
@@ -77,18 +84,31 @@ def _measured(
     options: RunOptions,
     directory: Path,
     console: Console,
+    server: Server | None,
 ) -> Run:
-    choice = Choice(
-        target, options.engine, options.model, options.environ, options.scrape, options.plugins
-    )
+    choice = choice_of(target, options)
     logs, warm_up = directory / "logs", WarmUp(surroundings)
     with (
         _shards(scenario, plan, options, directory) as shards,  # they import during the preflight
-        open_target(choice, scenario, plan.schedule, logs, console, warm_up) as opened,
+        open_target(choice, scenario, plan.schedule, logs, console, warm_up, server) as opened,
     ):
         recorded = _record(scenario, plan, opened, options, directory, console, shards)
-    adopt_engine_logs(directory, recorded.manifest["epoch_monotonic_s"])
+    said = recorded.manifest
+    adopt_engine_logs(logs, [ServedRun(directory, said["run"], said["epoch_monotonic_s"])])
     return recorded
+
+
+def choice_of(target: str, options: RunOptions) -> Choice:
+    """The part of the options that says what is measured."""
+    return Choice(
+        target,
+        options.engine,
+        options.model,
+        options.environ,
+        options.scrape,
+        options.plugins,
+        options.target_settings,
+    )
 
 
 def _simulated(
@@ -99,8 +119,16 @@ def _simulated(
 
     if options.model:
         raise UsageError("--model names a model to a server; for sim choose --engine shape=…")
+    if options.target_settings:
+        raise UsageError(
+            f"target setting {options.target_settings[0]}: sim has no target file; it is set up by "
+            "--engine"
+        )
     settings = sim_options(read_settings(options.engine))
-    return simulate(scenario, plan, settings, console, directory=directory, command=options.command)
+    return simulate(
+        scenario, plan, settings, console,
+        directory=directory, command=options.command, name=options.name,
+    )  # fmt: skip
 
 
 def record(

@@ -16,7 +16,7 @@ def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path
     """`out_dir`, or `runs/<name>-<time>`, fresh. If the run ends before its manifest is written,
     it is removed again, and the run that `force` would have replaced is back."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    chosen = out_dir or _free(Path("runs") / f"{name}-{stamp}")
+    chosen = out_dir or free(Path("runs") / f"{name}-{stamp}")
     replaced = _set_aside(chosen, force)
     try:
         chosen.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def _keep_server_log(chosen: Path) -> Path | None:
     log = chosen / "logs" / "server.log"
     if not log.is_file() or not log.stat().st_size:
         return None
-    return log.rename(_free(chosen.with_name(f"{chosen.name}.server.log")))
+    return log.rename(free(chosen.with_name(f"{chosen.name}.server.log")))
 
 
 def _set_aside(chosen: Path, force: bool) -> Path | None:
@@ -55,10 +55,11 @@ def _set_aside(chosen: Path, force: bool) -> Path | None:
         raise UsageError(f"--out {chosen}: exists already; --force overwrites the run in it")
     if not (chosen / "manifest.json").is_file():
         raise UsageError(f"--out {chosen}: --force overwrites runs only, and this is none")
-    return chosen.rename(_free(chosen.with_name(f".{chosen.name}.replaced")))
+    return chosen.rename(free(chosen.with_name(f".{chosen.name}.replaced")))
 
 
-def _free(path: Path) -> Path:
+def free(path: Path) -> Path:
+    """`path`, or the first of `path-1`, `path-2`, … that does not exist."""
     candidates = (path.with_name(f"{path.name}-{n}") if n else path for n in range(1000))
     return next(candidate for candidate in candidates if not candidate.exists())
 

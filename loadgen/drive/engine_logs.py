@@ -8,9 +8,11 @@ Both clocks are CLOCK_MONOTONIC of one machine, so the difference of their epoch
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.drive.payloads import request_name
 
@@ -21,28 +23,48 @@ NAMES = ("engine_steps.parquet", "engine_events.parquet")
 _EPOCH_KEY = b"epoch_monotonic_ns"
 
 
-def adopt_engine_logs(directory: Path, run_epoch_s: float) -> None:
-    """Move the logs that an engine left in `directory/logs` to `directory`, with `t_s` since
-    `run_epoch_s` (CLOCK_MONOTONIC); events get the `row` of the schedule they are about. Does
-    nothing where there are none."""
+class ServedRun(NamedTuple):
+    """One run that an engine served, by the name in its requests' ids. `epoch_s` is its zero;
+    nothing of it was under way before `begin_s` or after `end_s`, on CLOCK_MONOTONIC."""
+
+    directory: Path
+    name: str
+    epoch_s: float
+    begin_s: float = -math.inf
+    end_s: float = math.inf
+
+
+def adopt_engine_logs(log_dir: Path, runs: Sequence[ServedRun]) -> None:
+    """Move the logs that an engine left in `log_dir` to the runs it served, to each its part, with
+    `t_s` since its epoch; events get the `row` of the schedule they are about. Does nothing where
+    there are none."""
     for name in NAMES:
-        left = directory / "logs" / name
+        left = log_dir / name
         if left.exists():
-            _write(directory / name, _since(left, run_epoch_s, directory.name))
+            _share(left, runs)
             left.unlink()
 
 
-def _since(path: Path, run_epoch_s: float, run_name: str) -> pa.Table:
-    import pyarrow as pa
+def _share(path: Path, runs: Sequence[ServedRun]) -> None:
     from pyarrow import compute, parquet
 
     table = parquet.read_table(path)
-    shift_s = int(table.schema.metadata[_EPOCH_KEY]) / 1e9 - run_epoch_s
+    epoch_s = int(table.schema.metadata[_EPOCH_KEY]) / 1e9
+    t_s = compute.add(table["t_s"], epoch_s)
+    for run in runs:
+        is_its = compute.and_(compute.greater(t_s, run.begin_s), compute.less(t_s, run.end_s))
+        _write(run.directory / path.name, _since(table.filter(is_its), epoch_s, run))
+
+
+def _since(table: pa.Table, epoch_s: float, run: ServedRun) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import compute
+
     at = table.schema.get_field_index("t_s")
-    table = table.set_column(at, "t_s", compute.add(table["t_s"], shift_s))
+    table = table.set_column(at, "t_s", compute.add(table["t_s"], epoch_s - run.epoch_s))
     if "request_id" in table.column_names:
         # What a client sends is `<run>-<id>`; a preflight's requests have other names.
-        pattern = f"^{re.escape(request_name(run_name))}-(?P<row>[0-9]+)$"
+        pattern = f"^{re.escape(request_name(run.name))}-(?P<row>[0-9]+)$"
         found = compute.struct_field(compute.extract_regex(table["request_id"], pattern), "row")
         table = table.append_column("row", found.cast(pa.uint32()))
     return table.replace_schema_metadata(None)

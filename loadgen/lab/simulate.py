@@ -92,16 +92,18 @@ def record(
     policy: Policy | None = None,
     directory: Path | None = None,
     command: Sequence[str] = (),
+    name: str = "",
     is_interruptible: bool = True,
 ) -> Run:
-    """Send a plan to a simulated engine; with a `directory` the run is written into it.
+    """Send a plan to a simulated engine; with a `directory` the run is written into it, and called
+    like it if it has no `name`.
 
     Ctrl-C ends an interruptible run early, as `interrupted`, with all that happened until then.
     """
     engine = build(options, PromptIds(plan).is_sharing, policy)
     console.print(f"simulated engine: {engine.words}", soft_wrap=True, markup=False)
     target = SimTarget(options, engine.policy)
-    name = scenario.name if directory is None else directory.name
+    name = name or (scenario.name if directory is None else directory.name)
     started_utc = datetime.now(UTC)
     said = manifest(name, scenario, plan, target, b"", command) | {"clock": "virtual"}
     simulation = _Simulation(scenario, plan, options, engine, console)

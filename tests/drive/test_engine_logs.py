@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from loadgen.drive.engine_logs import adopt_engine_logs
+from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 
 
 def leave(directory, name, columns):
@@ -21,7 +21,7 @@ def test_times_count_from_the_run_and_events_name_their_row(tmp_path):
     leave(directory, "engine_steps.parquet", {"step": [0, 1], "t_s": [0.5, 3.0]})
     ids = ["a.b-1-17", "a.b-1-4#9", "preflight", "axb-1-3", "a.b-1-", ""]
     leave(directory, "engine_events.parquet", {"t_s": np.arange(6.0), "request_id": ids})
-    adopt_engine_logs(directory, run_epoch_s=10.0)
+    adopt_engine_logs(directory / "logs", [ServedRun(directory, "a.b-1", epoch_s=10.0)])
     steps = parquet.read_table(directory / "engine_steps.parquet")
     assert steps.to_pydict() == {"step": [0, 1], "t_s": [-2.0, 0.5]}
     events = parquet.read_table(directory / "engine_events.parquet").to_pydict()
@@ -31,5 +31,20 @@ def test_times_count_from_the_run_and_events_name_their_row(tmp_path):
 
 
 def test_a_run_without_an_engine_of_ours_gets_no_logs(tmp_path):
-    adopt_engine_logs(tmp_path, 0.0)
+    adopt_engine_logs(tmp_path, [ServedRun(tmp_path, "a", 0.0)])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_of_several_runs_gets_its_part(tmp_path):
+    for name in ("r1", "r2"):
+        (tmp_path / name).mkdir()
+    leave(tmp_path, "engine_steps.parquet", {"step": [0, 1, 2, 3], "t_s": [0.5, 1.5, 3.5, 4.5]})
+    # The engine's clock begins at 7.5: its steps were at 8, 9, 11 and 12.
+    runs = [
+        ServedRun(tmp_path / "r1", "r1", epoch_s=8.5, begin_s=7.9, end_s=9.5),
+        ServedRun(tmp_path / "r2", "r2", epoch_s=10.0, begin_s=9.9, end_s=11.5),
+    ]
+    adopt_engine_logs(tmp_path / "logs", runs)
+    found = [parquet.read_table(run.directory / "engine_steps.parquet") for run in runs]
+    assert found[0].to_pydict() == {"step": [0, 1], "t_s": [-0.5, 0.5]}
+    assert found[1].to_pydict() == {"step": [2], "t_s": [1.0]}
