@@ -121,7 +121,7 @@ class Scraper:
             readings = await asyncio.gather(*(source.read(timeout_s) for source in sources))
         except Problem as error:
             self._found.n_failed += 1
-            self._found.reason = self._found.reason or _why(error, self._endpoint, timeout_s)
+            self._found.reason = self._found.reason or why(error, self._endpoint, timeout_s)
             return
         now_s = self._now_s()
         self._found.rows += [(now_s, name, value) for name, value in add_up(readings).items()]
@@ -152,7 +152,7 @@ async def _try(source: Source, endpoint: Endpoint, timeout_s: float) -> dict[str
     try:
         return await source.read(timeout_s) or "says nothing that is known here"
     except Problem as error:
-        return _why(error, endpoint, timeout_s)
+        return why(error, endpoint, timeout_s)
     finally:
         await source.close()
 
@@ -167,7 +167,7 @@ def _direct(url: str, endpoint: Endpoint) -> Route:
     return Route(address.host, address.port, is_tls=address.ssl, ca_cert=endpoint.ca_cert)
 
 
-def _why(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
+def why(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
     return reason(error, endpoint)
