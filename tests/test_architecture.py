@@ -39,6 +39,9 @@ ALLOWED: dict[str, list[str]] = {
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
     "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
+    "loadgen.cell": [*WORDS, "loadgen"],
+    "loadgen.cell_server": [*WORDS, "loadgen"],
+    "loadgen.cells": [*WORDS, "loadgen", "targets"],
     "loadgen.recording": [*WORDS, "loadgen", "targets.scrape"],
     "loadgen.shard_tasks": [
         *WORDS,

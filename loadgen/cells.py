@@ -1,0 +1,202 @@
+"""One measurement in several circumstances: cells are run in turn, several times each, and kept.
+
+    <cell>/cell.json      what the cell is; another definition under its name is refused
+    <cell>/r<k>/          the run directory of its k-th repeat
+    <cell>/unfinished/    what an interrupt left, moved aside
+    servers/              logs of servers that served several runs
+
+Every cell has its turn before any has its second, and every other round goes backwards, so that a
+drift of the machine or the server (heat, fragmented memory, a neighbour) favours no cell. The k-th
+repeat has the same seed in every cell: equal scenarios get equal requests at equal instants.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+
+from loadgen.cell import Cell, Turn, check_cells
+from loadgen.cell_server import CellServer
+from loadgen.drive.engine_logs import ServedRun
+from loadgen.errors import SlobenchError
+from loadgen.records import Run
+from loadgen.run import SIMULATED, Finished, execute
+from loadgen.target import Server, finish, tell
+from loadgen.workload.scenario import Scenario
+from targets.preflight import Check
+from targets.settle import settle
+
+if TYPE_CHECKING:
+    from loadgen.measure.summary import Summary
+
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Between:
+    """What happens before each run of a cell: the server ends what it still computes, which may
+    take `drain_s`, and forgets its cached prefixes; then at least `warm_up_s` of the cell's own
+    traffic are sent that do not count (more, if its scenario's own warm-up is longer)."""
+
+    drain_s: float = 30.0
+    resets_cache: bool = True
+    warm_up_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """The finished `repeat` (from 1) of a cell. `was_reused`: it was there already."""
+
+    cell: Cell
+    repeat: int
+    directory: Path
+    run: Run
+    summary: Summary
+    was_reused: bool
+
+
+@dataclass(frozen=True)
+class CellFailure:
+    """A repeat that could not be measured: its server did not start, or is unfit."""
+
+    cell: Cell
+    repeat: int
+    reason: str
+
+
+def turns(
+    cells: Sequence[Cell], directory: Path, *, repeats: int, order_seed: int = 0
+) -> list[Turn]:
+    """All runs in the order in which they are made: round by round all cells, those that share a
+    server side by side; the order is shuffled for every other round and reversed for the one after
+    it. So over two rounds a drift that is linear in time adds the same to every cell."""
+    rng = np.random.default_rng(order_seed)
+    by_server: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        by_server.setdefault(cell.server_key, []).append(cell)
+    groups, ordered, order = list(by_server.values()), list[Turn](), list[Cell]()
+    for repeat in range(1, repeats + 1):
+        if repeat % 2:
+            shuffled = [groups[k] for k in rng.permutation(len(groups))]
+            order = [group[k] for group in shuffled for k in rng.permutation(len(group))]
+        else:
+            order.reverse()
+        ordered += [Turn(cell, repeat, directory / cell.name / f"r{repeat}") for cell in order]
+    return ordered
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    directory: Path,
+    *,
+    repeats: int,
+    console: Console,
+    between: Between = Between(),
+    order_seed: int = 0,
+) -> Generator[CellRun | CellFailure]:
+    """Make every run that `directory` does not have yet, and give all of them, in their order.
+
+    A cell that cannot be measured is given as a CellFailure and the rest go on. Raises UsageError,
+    before anything runs, for names that cannot be folders and for a cell that is another one than
+    in `directory`; KeyboardInterrupt when interrupted: what is finished stays, and the same call
+    goes on from there.
+    """
+    warmed = [replace(cell, scenario=_warmed(cell.scenario, between)) for cell in cells]
+    check_cells(warmed, directory)
+    todo = turns(warmed, directory, repeats=repeats, order_seed=order_seed)
+    return _run_cells(todo, directory, console, between)
+
+
+def repeated(scenario: Scenario, repeat: int) -> Scenario:
+    """A scenario as its `repeat`-th run (from 1) draws it: the first with its own seed, the next
+    with the seed after."""
+    seed = (scenario.seed + repeat - 1) % _SEEDS
+    return Scenario.model_validate(scenario.resolved() | {"seed": seed})
+
+
+def _run_cells(
+    todo: Sequence[Turn], directory: Path, console: Console, between: Between
+) -> Generator[CellRun | CellFailure]:
+    with CellServer(directory / "servers", console) as server:
+        for n, turn in enumerate(todo, start=1):
+            where = f"[{n}/{len(todo)}] {turn.cell.name}, repeat {turn.repeat}"
+            if turn.is_done:
+                yield _reused(turn)
+                continue
+            console.print(where, style="bold", markup=False)
+            try:
+                moved = turn.make_room()
+                if moved is not None:
+                    console.print(f"an unfinished run was moved to {moved}", markup=False)
+                finished = _run(turn, server, console, between)
+            except SlobenchError as error:
+                console.print(f"{where} failed: {error}", style="red", markup=False)
+                yield CellFailure(turn.cell, turn.repeat, str(error))
+                continue
+            if finished.was_interrupted:
+                raise KeyboardInterrupt
+            yield CellRun(
+                turn.cell, turn.repeat, turn.directory, finished.run, finished.summary, False
+            )
+
+
+def _run(turn: Turn, servers: CellServer, console: Console, between: Between) -> Finished:
+    cell = turn.cell
+    scenario = repeated(cell.scenario, turn.repeat)
+    options = replace(
+        cell.options, out_dir=turn.directory, force=False, name=f"{cell.name}-r{turn.repeat}"
+    )
+    if cell.target == SIMULATED:  # a new engine every time
+        return execute(scenario, cell.target, options, console)
+    begin_s = time.monotonic()
+    server = servers.open(cell)
+    if not servers.is_fresh:
+        _settle(server, scenario, console, between)
+    finished = execute(scenario, cell.target, options, console, server)
+    said = finished.run.manifest
+    servers.served(
+        ServedRun(turn.directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
+    )
+    return finished
+
+
+def _settle(server: Server, scenario: Scenario, console: Console, between: Between) -> None:
+    checks = finish(
+        settle(server.endpoint, drain_s=between.drain_s, resets_cache=between.resets_cache)
+    )
+    for check in checks:
+        tell(check, console)
+    is_reset = any(check.check == "cache_reset" and check.ok for check in checks)
+    if not is_reset:
+        tell(_unprotected(scenario), console)
+
+
+def _unprotected(scenario: Scenario) -> Check:
+    """What a cache that was not emptied means for this scenario."""
+    if scenario.prompts.salt == "run":
+        return Check("cache_reset", None, "prompts differ between runs, so none is found in it")
+    detail = "prompts are the same in every run (salt: none): the cache may answer for the server"
+    return Check("cache_reset", False, detail)
+
+
+def _reused(turn: Turn) -> CellRun:
+    from loadgen.drive.store import read_run
+    from loadgen.measure.aggregate import summarize
+
+    run = read_run(turn.directory)
+    summary = summarize(run, confidence=turn.cell.options.confidence)
+    return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, True)
+
+
+def _warmed(scenario: Scenario, between: Between) -> Scenario:
+    if scenario.phases.warmup >= between.warm_up_s:
+        return scenario
+    values = scenario.resolved()
+    values["phases"]["warmup"] = f"{between.warm_up_s:.9g}s"
+    return Scenario.model_validate(values)
