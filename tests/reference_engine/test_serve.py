@@ -64,6 +64,26 @@ def test_a_server_answers_and_leaves_with_zero_on_a_signal(number):
 
 
 @pytest.mark.e2e
+def test_the_collector_does_not_look_at_what_was_loaded():
+    """A full collection in a serving process would stop every stream for as long as it takes."""
+    program = (
+        "import gc, sys; from reference_engine.__main__ import main; sys.argv[0] = 'engine'\n"
+        "try: main()\n"
+        "finally: print('frozen', gc.get_freeze_count())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "--port", "0", "--device", "toy"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("READY")
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate(timeout=20)
+    assert int(told.split()[-1]) > 10_000
+
+
+@pytest.mark.e2e
 def test_a_server_ends_with_its_parent():
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process, _ = start("--device", "toy", "--parent-pid", str(parent.pid))
