@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from reference_engine.forecast import Forecast
@@ -13,6 +12,7 @@ from reference_engine.sequence import Request
 
 _KEPT = 1024
 _N_TOLD = 4  # causes in a sentence
+_UNTOLD = Forecast(0, None, None)
 
 
 class Blocker(NamedTuple):
@@ -27,8 +27,7 @@ class Blocker(NamedTuple):
         return f"{self.request_id} ({_grouped(self.n_prompt)} prompt tokens{tenant})"
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """What is remembered of a request: its times (s), sizes (tokens), promises, and the causes of
     its waits.
 
@@ -90,9 +89,11 @@ def account(
     pushed_back_s: float | None = None,
 ) -> Account:
     """The account of a request as it stands at `now_s`; `known` are the blockers there may be."""
-    arrived_s, forecast = request.arrived_s, request.forecast or Forecast(0, None, None)
+    arrived_s, forecast = request.arrived_s, request.forecast or _UNTOLD
     predicted_s, scheduled_s = forecast.start_s, request.scheduled_s
-    queued_until_s = next((t for t in (scheduled_s, request.finished_s) if t is not None), now_s)
+    queued_until_s = now_s if request.finished_s is None else request.finished_s
+    if scheduled_s is not None:
+        queued_until_s = scheduled_s
     late_s = None
     if predicted_s is not None and scheduled_s is not None:
         late_s = scheduled_s - predicted_s

@@ -119,12 +119,13 @@ class Ledger:
 
     def counts(self) -> tuple[tuple[str, int], ...]:
         """How many requests wait for each reason now."""
-        counts: defaultdict[Why, int] = defaultdict(int)
+        # By name and not by member, whose hash and `name` are calls of their own.
+        counts: defaultdict[str, int] = defaultdict(int)
         for cause, _ in chain(self._named.values(), self._held.values()):
-            counts[cause.why] += 1
+            counts[cause.why._name_] += 1
         for segment, n in self._n_followers.items():
-            counts[self._timelines[segment].cause.why] += n
-        return tuple((why.name, n) for why, n in counts.items() if n)
+            counts[self._timelines[segment].cause.why._name_] += n
+        return tuple((why, n) for why, n in counts.items() if n)
 
     def _is_waiting(self, request_id: str) -> bool:
         return request_id in self._named or request_id in self._following
@@ -180,7 +181,7 @@ class _Timeline:
 
     def turn(self, now: int, cause: Cause) -> None:
         """Another cause holds from now on."""
-        if cause == self.cause:
+        if cause is self.cause or cause == self.cause:
             self.cause = cause  # its details may be news
             return
         starts, before = self._spans[self.cause]

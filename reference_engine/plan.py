@@ -188,8 +188,7 @@ class Preemption(NamedTuple):
     by: str = "policy"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One step. With `decode_all` every decoding request that is not in `items`, `preempt` or
     `hold` gets its one token; other running requests that are not named keep their blocks and
     skip the step.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from reference_engine.cost_model import Padding
@@ -40,8 +39,7 @@ class PlannedStep(NamedTuple):
             return self
         context = sum(r.n_tokens - 1 for r in batch.decodes if r.finished_s is not None)
         padding = batch.padding
-        batch = replace(
-            batch,
+        batch = batch._replace(
             rows=tuple(row for row in batch.rows if row.request.finished_s is None),
             decodes=decodes,
             context_tokens=batch.context_tokens - context,

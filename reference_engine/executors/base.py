@@ -31,8 +31,7 @@ class Copy(NamedTuple):
     is_out: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
+class StepBatch(NamedTuple):
     """One step, to be worked off in this order: `copies`, then everything else at once. An
     executor reads the requests and never writes to them.
 

@@ -10,6 +10,8 @@ from typing import Self
 from reference_engine.plan import Cause, Item, View, Why
 from reference_engine.sequence import Request
 
+NO_SLOT, NO_BUDGET = Cause(Why.no_seq_slot), Cause(Why.no_token_budget)
+
 
 class Reserve(StrEnum):
     """How much KV room an admission takes at once. What is not reserved is taken block by block,
@@ -142,13 +144,13 @@ class Room:
         if self.blocks < 0:  # running requests must already give way
             return Cause(Why.no_kv_blocks)
         if self.slots <= 0:
-            return Cause(Why.no_seq_slot)
+            return NO_SLOT
         if self.tokens <= 0:
-            return Cause(Why.no_token_budget)
+            return NO_BUDGET
         wanted = view.to_compute(request)
         n_tokens = self._within(min(wanted, most or wanted))
         if not n_tokens or (is_whole and n_tokens < wanted and self.items):
-            return Cause(Why.no_token_budget)
+            return NO_BUDGET
         room = reserved_tokens(request, reserve, view)
         n_blocks = view.kv.missing_to_admit(request, n_tokens, room)
         if n_blocks + (self.spare if self._is_busy else 0) > self.blocks:
@@ -200,4 +202,4 @@ def admit_in_order(
         if cause.why is Why.no_kv_blocks and room.blocks >= 0:
             return ((request.id, cause),), Cause(Why.behind, request.id)
         return (), cause
-    return (), Cause(Why.no_token_budget)
+    return (), NO_BUDGET

@@ -139,7 +139,7 @@ def _account_json(entry: Account) -> dict[str, Any]:
         for cause, seconds in entry.waits
     ]
     blockers = [blocker._asdict() for blocker in entry.blockers]
-    return {**asdict(entry), "waits": waits, "blockers": blockers, "sentence": entry.sentence()}
+    return {**entry._asdict(), "waits": waits, "blockers": blockers, "sentence": entry.sentence()}
 
 
 def _step_json(record: StepRecord) -> dict[str, Any]:

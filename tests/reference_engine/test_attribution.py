@@ -61,15 +61,15 @@ def blames(entry: Account, others: tuple[Account, ...] = (), **options: object) 
 def test_alone_a_prompt_takes_steps_of_its_own():
     # 100 + 50 prompt tokens: 0.11 + 0.06 s; then ten tokens of 11 ms.
     assert alone(BASE, PLANT) == pytest.approx((0.17, 0.011, 0.28))
-    assert alone(replace(BASE, cached_tokens=100), PLANT).ttft_s == pytest.approx(0.06)
-    assert alone(replace(BASE, output_tokens=1), PLANT).tpot_s is None
+    assert alone(BASE._replace(cached_tokens=100), PLANT).ttft_s == pytest.approx(0.06)
+    assert alone(BASE._replace(output_tokens=1), PLANT).tpot_s is None
 
 
 def test_what_could_not_be_kept_alone_is_the_requests_own_fault():
-    assert blames(replace(BASE, ttft_slo_s=0.1)) == [
+    assert blames(BASE._replace(ttft_slo_s=0.1)) == [
         "TTFT 1.5 s, 0.1 s promised: even alone it takes 0.17 s"
     ]
-    assert blames(replace(BASE, deadline_s=100.2)) == [
+    assert blames(BASE._replace(deadline_s=100.2)) == [
         "E2E 2 s, 0.2 s promised: even alone it takes 0.28 s"
     ]
 
@@ -86,9 +86,9 @@ def test_capacity_is_the_fullest_batch_of_such_requests():
 
 
 def test_more_than_can_be_done_is_the_capacitys_fault():
-    entry = replace(BASE, ttft_slo_s=0.5)
+    entry = BASE._replace(ttft_slo_s=0.5)
     others = tuple(
-        replace(BASE, request_id=f"o{i}", arrived_s=100.0 - 0.15 * i) for i in range(1, 201)
+        BASE._replace(request_id=f"o{i}", arrived_s=100.0 - 0.15 * i) for i in range(1, 201)
     )
     # 201 · 161 tokens in 31 s, of 909 that can be done.
     assert blames(entry, others) == [
@@ -104,7 +104,7 @@ def test_what_another_policy_keeps_is_the_policys_fault():
         asked.append(mode)
         return {"a": Timing({"sjf": 0.9, "bucketed": 0.2}[mode], 0.05, 1.0)}
 
-    entry = replace(BASE, ttft_slo_s=0.5)
+    entry = BASE._replace(ttft_slo_s=0.5)
     attributor = Attributor([entry], PLANT, replay, ["sjf", "bucketed"])
     for _ in range(2):
         (found,) = attributor.attribute(entry)
@@ -114,24 +114,24 @@ def test_what_another_policy_keeps_is_the_policys_fault():
 
 
 def test_what_no_policy_keeps_is_interference_by_the_top_blocker():
-    entry = replace(BASE, ttft_slo_s=0.5)
+    entry = BASE._replace(ttft_slo_s=0.5)
     assert blames(entry, replay=lambda mode: {"a": Timing(None, None, None)}, modes=["sjf"]) == [
         "TTFT 1.5 s, 0.5 s promised: 0.7 s because of big"
     ]
-    nobody = replace(entry, waits=((Cause(Why.no_seq_slot), 1.0),))
+    nobody = entry._replace(waits=((Cause(Why.no_seq_slot), 1.0),))
     assert blames(nobody) == ["TTFT 1.5 s, 0.5 s promised: it waited 1 s: 1 s sequence slots"]
 
 
 def test_promises_that_were_kept_or_never_due_are_not_missed():
-    assert missed(replace(BASE, ttft_slo_s=1.5, tpot_slo_s=0.05, deadline_s=102.0)) == []
+    assert missed(BASE._replace(ttft_slo_s=1.5, tpot_slo_s=0.05, deadline_s=102.0)) == []
     assert missed(BASE) == []
-    gone = replace(BASE, state="finished_abort", ttft_s=None, tpot_s=None, e2e_s=0.4)
-    assert missed(replace(gone, ttft_slo_s=0.5, deadline_s=100.5, tpot_slo_s=0.01)) == []
-    assert missed(replace(gone, ttft_slo_s=0.25, deadline_s=100.25)) == [
+    gone = BASE._replace(state="finished_abort", ttft_s=None, tpot_s=None, e2e_s=0.4)
+    assert missed(gone._replace(ttft_slo_s=0.5, deadline_s=100.5, tpot_slo_s=0.01)) == []
+    assert missed(gone._replace(ttft_slo_s=0.25, deadline_s=100.25)) == [
         Promise("ttft", 0.25),
         Promise("e2e", 0.25),
     ]
-    live = replace(BASE, ttft_s=None, tpot_s=None, e2e_s=None, ttft_slo_s=0.1)
+    live = BASE._replace(ttft_s=None, tpot_s=None, e2e_s=None, ttft_slo_s=0.1)
     assert missed(live) == []
 
 
@@ -158,7 +158,7 @@ def test_a_prompt_read_beside_a_decode_slows_it_down():
 
 def test_all_misses_of_a_run_come_in_order_of_arrival():
     entries = [
-        replace(BASE, request_id=f"r{i}", arrived_s=100.0 - i, ttft_slo_s=0.1 if i % 2 else 9.0)
+        BASE._replace(request_id=f"r{i}", arrived_s=100.0 - i, ttft_slo_s=0.1 if i % 2 else 9.0)
         for i in range(4)
     ]
     found = Attributor(entries, PLANT).misses()

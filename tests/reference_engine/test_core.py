@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,7 +183,7 @@ class Backwards(Chunked):
 
     def plan(self, view):
         plan = super().plan(view)
-        return replace(plan, items=plan.items[::-1])
+        return plan._replace(items=plan.items[::-1])
 
 
 @pytest.mark.parametrize("policy", [Greedy(), Backwards()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -140,7 +139,7 @@ class Bucketing(Chunked):
 
     def plan(self, view):
         plan = super().plan(view)
-        return replace(plan, segments=(("long", Cause(Why.bucket_not_ready, have=1, want=2)),))
+        return plan._replace(segments=(("long", Cause(Why.bucket_not_ready, have=1, want=2)),))
 
     def explain(self, request_id, view):
         return {"seen": len(self._seen)}

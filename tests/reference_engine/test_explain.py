@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,12 +45,12 @@ def test_the_sentence_names_blockers_with_their_size_and_tenant():
         (Cause(Why.behind, "req-17"), 1.61),
         (Cause(Why.step_in_flight), 0.0),
     )
-    entry = replace(_account(), waits=waits, blockers=blockers)
+    entry = _account()._replace(waits=waits, blockers=blockers)
     assert entry.sentence() == (
         "waited 1.84 s: 1.61 s behind req-17 (16 384 prompt tokens, tenant B), 0.23 s token budget"
     )
     others = ((Cause(Why.preempted_by, "req-18"), 2.0), (Cause(Why.behind, "gone"), 1.0))
-    entry = replace(entry, waits=others)
+    entry = entry._replace(waits=others)
     assert entry.sentence() == (
         "waited 3 s: 2 s preempted by req-18 (12 prompt tokens), 1 s behind gone"
     )
@@ -60,7 +58,7 @@ def test_the_sentence_names_blockers_with_their_size_and_tenant():
 
 def test_many_causes_are_told_in_short():
     waits = tuple((Cause(Why.behind, f"r{i}"), 1.0) for i in range(40))
-    entry = replace(_account(), waits=waits)
+    entry = _account()._replace(waits=waits)
     assert entry.sentence() == (
         "waited 40 s: 1 s behind r0, 1 s behind r1, 1 s behind r2, 1 s behind r3, "
         "36 s 36 other causes"
