@@ -59,6 +59,7 @@ def manifest(
         "instrument_limits": {
             "lateness_s": instrument.lateness,
             "loop_lag_s": instrument.loop_lag,
+            "read_backlog_s": instrument.read_backlog,
             "cpu_share": instrument.cpu,
             "run_delay_share": instrument.run_delay,
         },

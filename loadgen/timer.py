@@ -78,12 +78,13 @@ class TimerFd:
 
 
 class LoopTimer:
-    """The portable fallback: the loop's own timer, then a wait of at most 2 ms in a tight loop."""
+    """The portable fallback: the loop's own timer, then a wait of at most `spin_s` in a tight
+    loop."""
 
-    _SPIN_S = 0.002
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, epoch_ns: int) -> None:
-        self._loop, self.epoch_ns = loop, epoch_ns
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, epoch_ns: int, spin_s: float = 0.002
+    ) -> None:
+        self._loop, self.epoch_ns, self._spin_s = loop, epoch_ns, spin_s
         self._handle: asyncio.TimerHandle | None = None
 
     def now_s(self) -> float:
@@ -96,7 +97,7 @@ class LoopTimer:
         self.close()
         left_s = (at_ns - time.monotonic_ns()) * 1e-9
         self._handle = self._loop.call_later(
-            max(0.0, left_s - self._SPIN_S), self._spin, at_ns, callback
+            max(0.0, left_s - self._spin_s), self._spin, at_ns, callback
         )
 
     def close(self) -> None:
@@ -112,3 +113,8 @@ class LoopTimer:
 def make_timer(loop: asyncio.AbstractEventLoop, epoch_ns: int = 0) -> TimerFd | LoopTimer:
     """The finest timer of this platform. `epoch_ns`: where the seconds of `arm` count from."""
     return (TimerFd if sys.platform == "linux" else LoopTimer)(loop, epoch_ns)
+
+
+def make_quiet_timer(loop: asyncio.AbstractEventLoop) -> TimerFd | LoopTimer:
+    """One that never spins, for alarms that only look."""
+    return TimerFd(loop, 0) if sys.platform == "linux" else LoopTimer(loop, 0, spin_s=0.0)

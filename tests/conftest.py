@@ -23,6 +23,7 @@ LENIENT = [
     for key, value in (
         ("lateness", "60s"),
         ("loop_lag", "60s"),
+        ("read_backlog", "60s"),
         ("cpu", "100%"),
         ("run_delay", "100%"),
     )

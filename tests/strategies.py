@@ -217,6 +217,7 @@ _optional_blocks = {
         optional={
             "lateness": durations,
             "loop_lag": durations,
+            "read_backlog": durations,
             "cpu": shares,
             "run_delay": shares,
         },

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +73,9 @@ class AiohttpClient:
         where = " (while connecting)" if is_connecting else ""
         exchange.fail(outcome, reason + where, monotonic_ns())
         self.on_end(exchange)
+
+    def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
+        return len(self._running), ()  # aiohttp keeps its sockets to itself
 
     async def close(self) -> None:
         running = [task for _, task in self._running.values()]

@@ -8,7 +8,7 @@ after the request (`decode`), away from the measured moments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import cast
 
@@ -143,6 +143,12 @@ class Connection(asyncio.Protocol):
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    def descriptor(self) -> int:
+        """Of its socket; -1 once that is closed."""
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
     def _finish(self, exchange: Exchange, now_ns: int, *, keep: bool = False) -> None:
         self._exchange = None
         exchange.done_ns = now_ns
@@ -182,6 +188,7 @@ class Client:
         self._connecting: dict[int, tuple[Exchange, asyncio.Task[None]]] = {}
         self.n_opened = 0
         self.n_reused = 0
+        self._turn = 0
 
     @property
     def known(self) -> list[str]:
@@ -222,6 +229,12 @@ class Client:
             task.cancel()
             exchange.fail(outcome, f"{reason} (while connecting)", monotonic_ns())
             self.on_end(exchange)
+
+    def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
+        busy = list(self._busy.values())
+        step = max(1, -(-len(busy) // most))
+        self._turn += 1
+        return len(busy), [one.descriptor() for one in busy[self._turn % step :: step]]
 
     async def close(self) -> None:
         idle, self._idle = self._idle.all(), Pool()  # so that nobody looks for his place in it

@@ -6,7 +6,6 @@ numbers are good enough is judged in `loadgen.measure.validity`; here they are o
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import threading
@@ -14,50 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-_PROBE_S = 0.01
 _WAKE_UP_S = 50e-6
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
-
-
-class LoopLag:
-    """How late the event loop runs a callback due every 10 ms: the delay any socket read can
-    suffer. The loop's own timer rounds to 1 ms, which is included."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._lags_s: list[float] = []
-        self._due_s = 0.0
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        self._due_s = time.monotonic() + _PROBE_S
-        self._handle = self._loop.call_later(_PROBE_S, self._probe)
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-
-    def summary(self) -> dict[str, float | int]:
-        lags = np.sort(np.array(self._lags_s)) if self._lags_s else np.zeros(1)
-        rank = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-        quantiles = {
-            k: float(lags[max(0, int(np.ceil(q * len(lags))) - 1)]) for k, q in rank.items()
-        }
-        return {"n": len(self._lags_s), **quantiles}
-
-    def _probe(self) -> None:
-        """A stall is as many late probes as would have run in it: one long stall must weigh what
-        it lasted, or the probe would omit what it is there to see."""
-        now_s = time.monotonic()
-        lag_s = max(0.0, now_s - self._due_s)
-        self._lags_s.append(lag_s)
-        while lag_s > _PROBE_S:
-            lag_s -= _PROBE_S
-            self._lags_s.append(lag_s)
-        self._due_s = max(self._due_s, now_s - _PROBE_S) + _PROBE_S
-        self._handle = self._loop.call_later(max(0.0, self._due_s - now_s), self._probe)
 
 
 class Meter:
@@ -71,6 +28,7 @@ class Meter:
     def __init__(self) -> None:
         self._before: dict[str, float | None] = {}
         self._shares: dict[str, Any] = {}
+        self.window_s = 0.0  # between `start` and `stop`
 
     def start(self) -> None:
         self._before = _readings()
@@ -78,6 +36,7 @@ class Meter:
     def stop(self) -> None:
         after, before = _readings(), self._before
         wall_s = (after["wall_s"] or 0.0) - (before["wall_s"] or 0.0)
+        self.window_s = wall_s
         self._shares = {"window_s": wall_s}
         for reading, share in (
             ("cpu_s", "cpu_share"),

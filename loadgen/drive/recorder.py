@@ -61,6 +61,7 @@ class ShardRecorder:
         self._exchanges: list[Exchange] = []
         self._spill = Spill(spill_path, memory_bytes)
         self._is_accounted = np.zeros(len(schedule), bool)
+        self.n_reads = 0  # that brought some of a body; counted by `finish`
 
     @property
     def spilled_bytes(self) -> int:
@@ -96,6 +97,7 @@ class ShardRecorder:
 
     def _understand(self, exchange: Exchange, columns: Columns) -> None:
         self._is_accounted[exchange.row] = True
+        self.n_reads += len(set(exchange.times))
         remote_id = self._remotes.id(exchange.remote)
         try:
             decoded = decode(exchange, self._adapter)

@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.drive.answer import answer_text
+from loadgen.drive.backlog import Backlog
 from loadgen.drive.client import Client
 from loadgen.drive.decode import decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.instrument import GcPauses, LoopLag, Meter
+from loadgen.drive.instrument import GcPauses, Meter
+from loadgen.drive.loop_probe import LoopProbe
 from loadgen.drive.payloads import Payloads
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
@@ -34,7 +36,7 @@ from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
 from loadgen.plugins import load_plugin
 from loadgen.records import ON_PURPOSE, Status
-from loadgen.timer import make_timer
+from loadgen.timer import make_quiet_timer, make_timer
 from loadgen.workload.dialogue import Dialogue
 from targets.dialer import Dialer
 
@@ -84,7 +86,9 @@ class Shard:
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
-        self._lag, self._meter, self._gc = LoopLag(loop), Meter(), GcPauses()
+        self._meter, self._gc, self._backlog = Meter(), GcPauses(), Backlog(client.in_flight)
+        self._probe_timer = make_quiet_timer(loop)
+        self._probe = LoopProbe(self._probe_timer, self._backlog.look)
         self._recorder = ShardRecorder(
             task.schedule,
             task.adapter,
@@ -109,7 +113,8 @@ class Shard:
     def start(self, epoch_ns: int) -> None:
         """Arm the first release and begin to measure ourselves."""
         self._epoch_ns = self._recorder.epoch_ns = self._timer.epoch_ns = epoch_ns
-        for meter in (self._meter, self._lag):
+        self._probe_timer.epoch_ns = epoch_ns
+        for meter in (self._meter, self._probe):
             meter.start()
         self._loop.set_exception_handler(self._break)
         self._loop.call_later(_BEAT_S, self._beat)
@@ -123,9 +128,10 @@ class Shard:
         """Waits for the last row, writes the part file, and returns what the parent should know;
         `broken` is why this shard stopped before its time, if it did."""
         await self._finished.wait()
-        for meter in (self._lag, self._meter):
+        for meter in (self._probe, self._meter):
             meter.stop()
-        self._timer.close()
+        for timer in (self._probe_timer, self._timer):
+            timer.close()
         await self._client.close()
         lost = f"the load generator broke: {self._broken}" if self._broken else ""
         started_s, before_s = time.monotonic(), time.thread_time()
@@ -140,7 +146,8 @@ class Shard:
             "shard": self._number,
             "broken": self._broken,
             **self._meter.summary(),
-            "loop_lag_s": self._lag.summary(),
+            **self._probe.summary(),
+            "backlog": self._backlog.summary(self._recorder.n_reads, self._meter.window_s),
             "gc": self._gc.summary(),
             "decoding": decoding,
             "connections": {

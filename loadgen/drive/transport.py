@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from loadgen.drive.exchange import Exchange
@@ -35,6 +35,10 @@ class Transport(Protocol):
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         """End a request from our side; one that is already over is left as it is."""
+
+    def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
+        """How many connections wait for an answer or read one, and the file descriptors of at most
+        so many of them, others each time; none where they are not known."""
 
     async def close(self) -> None:
         """Close every connection."""

@@ -32,6 +32,7 @@ from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
 from loadgen.measure.server import server_findings, server_summary
 from loadgen.measure.slo import Slo, parse_slo, ungrounded
+from loadgen.measure.stalls import stalls
 from loadgen.measure.stats import Interval, Percentile, wilson
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import (
@@ -106,7 +107,7 @@ def summarize(
         confidence=level,
         window=window,
         **whole.fields(),
-        validity=Validity(is_trusted(found), tuple(found)),
+        validity=Validity(is_trusted(found), tuple(found), stalls(run, columns, due)),
         findings=(
             *findings(run, columns, due, window, everything, found, sent, addresses),
             *server_findings(run, columns),

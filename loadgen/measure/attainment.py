@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.stalls import stalled_rows
 from loadgen.records import Phase, Run, Status
 
 
@@ -118,8 +119,8 @@ def meets_own(
 
 
 def derived(run: Run) -> dict[str, NDArray[np.generic]]:
-    """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, and `slo_met` by the run's
-    own SLOs."""
+    """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, `slo_met` by the run's own
+    SLOs, and `client_stalled` where an instant of these fell into a stall of the client's."""
     columns = per_request(run)
     slos = [parse_slo(text) for text in run.manifest.get("slo") or ()]
     return {
@@ -127,4 +128,5 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
         "tpot_s": columns.tpot_s,
         "e2e_s": columns.e2e_s,
         "slo_met": meets_own(run, columns, slos, promises_by_class(run)),
+        "client_stalled": stalled_rows(run),
     }

@@ -12,6 +12,7 @@ from loadgen.measure.attainment import Window
 from loadgen.measure.backends import Backend
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.server import ServerSummary
+from loadgen.measure.stalls import Stalls
 from loadgen.measure.stats import Interval, Percentile
 from loadgen.measure.stimulus import Stimulus
 from loadgen.measure.throughput import Throughput
@@ -65,10 +66,12 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Whether the numbers may be believed, and every check that says so."""
+    """Whether the numbers may be believed, and every check that says so. `stalls` None: the client
+    did not look for its own."""
 
     trusted: bool
     checks: tuple[Check, ...]
+    stalls: Stalls | None = None
 
 
 @dataclass(frozen=True, slots=True)

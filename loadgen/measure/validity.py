@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from loadgen.measure.load import Load
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo, lateness_limit_s
+from loadgen.measure.stalls import Stalls, changed, stalls
 from loadgen.measure.stats import nearest_rank
 from loadgen.measure.wording import say, say_count, say_number, say_share
 from loadgen.records import Run, Status
 
 LOOP_LAG_S = 0.005
+READ_BACKLOG_S = 0.0025  # on average; in a burst of reads the last one then waits for 5 ms
+LEAST_WAITING = 20  # connections seen waiting, before their share says anything
 CPU_SHARE = 0.90
 RUN_DELAY_SHARE = 0.01
 STIMULUS_TOLERANCE_S = 1e-3
@@ -51,6 +54,7 @@ def checks(
         _rows(run),
         _lateness(run, columns, due, slos, limits),
         _loop_lag(shards, float(limits.get("loop_lag_s", LOOP_LAG_S))),
+        _backlog(shards, float(limits.get("read_backlog_s", READ_BACKLOG_S))),
         _share(
             "client CPU",
             "of one core used by the client",
@@ -76,6 +80,7 @@ def checks(
             float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
         ),
         _stimulus(run),
+        _stalls(stalls(run, columns, due), int(np.count_nonzero(due))),
         _load(load),
         _cache(run, due),
         _output_lengths(run, columns, due),
@@ -164,6 +169,45 @@ def _loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
     if not ok:
         detail = f"client-bound: {detail}; the client's event loop was blocked"
     return Check("event loop", ok, detail, is_gate=True)
+
+
+def _backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
+    readings = [(s["backlog"], s) for s in shards if s.get("backlog")]
+    if not readings:
+        detail = "the client did not look at its sockets (it can with the fast transport)"
+        return Check("read backlog", None, detail, is_gate=True)
+    seen, shard = max(readings, key=lambda reading: float(reading[0]["wait_mean_s"]))
+    n_waiting, wait_s = int(seen["waiting"]), float(seen["wait_mean_s"])
+    detail = (
+        f"bytes waited {say(wait_s, 's')} in the sockets on average before they were read,"
+        f" estimated from {say_count(int(seen['looks']))} looks, of which {say_count(n_waiting)}"
+        f" found some{_of_shard(shard, shards)}; limit {say(limit_s, 's')}"
+    )
+    ok = wait_s <= limit_s or n_waiting < LEAST_WAITING
+    if not ok:
+        detail = f"client-bound: {detail}; the client read slower than the server sent"
+    return Check("read backlog", ok, detail, is_gate=True)
+
+
+def _stalls(found: Stalls | None, n_due: int) -> Check:
+    """No gate: how often is the event loop's, and what came of it is shown here."""
+    if found is None:
+        return Check("stalls", None, "the client did not look for stalls of its own")
+    if not found.n:
+        return Check("stalls", True, "the client never stalled")
+    times = "once" if found.n == 1 else f"{say_count(found.n)} times"
+    detail = (
+        f"the client stalled {times}, {say(found.total_s, 's')} in all, for"
+        f" {say(found.longest_s, 's')} at the longest; {say_count(found.rows)} of"
+        f" {say_count(n_due)} requests were sent or had their first or last token stamped meanwhile"
+    )
+    if found.rows:
+        figures = [
+            f"p99 {name} {say(without_s, 's')} instead of {say(all_s, 's')}"
+            for name, all_s, without_s in changed(found)
+        ]
+        detail += f"; without them {', '.join(figures) or 'the p99s are the same'}"
+    return Check("stalls", not found.rows, detail)
 
 
 def _share(

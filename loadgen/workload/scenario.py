@@ -74,10 +74,12 @@ class StopWhen(Strict):
 
 class Instrument(Strict):
     """When the client itself is the bottleneck and the run is invalid: p99 dispatch lateness (None:
-    max(5 ms, 2 % of the TTFT limit)), p99 event-loop lag, CPU share, scheduler run delay."""
+    max(5 ms, 2 % of the TTFT limit)), p99 event-loop lag, mean wait of bytes in the sockets, CPU
+    share, scheduler run delay."""
 
     lateness: Annotated[Seconds, Field(gt=0)] | None = None
     loop_lag: Annotated[Seconds, Field(gt=0)] = 5e-3
+    read_backlog: Annotated[Seconds, Field(gt=0)] = 2.5e-3
     cpu: Annotated[Share, Field(gt=0)] = 0.9
     run_delay: Annotated[Share, Field(gt=0)] = 0.01
 

@@ -1,6 +1,5 @@
 """Stop rules, payloads, the recorder's names and the live view."""
 
-import asyncio
 import io
 import json
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.instrument import LoopLag, waiting_s
+from loadgen.drive.instrument import waiting_s
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.progress import Progress
 from loadgen.drive.recorder import Ids, ShardRecorder
@@ -198,24 +197,6 @@ def test_waking_up_is_no_contention_and_waiting_for_a_core_is():
     shared = waiting_s("1000000000 4000000000 1000\n")  # 4 ms at each of 1 000
     assert idle == pytest.approx(-0.35)
     assert shared == pytest.approx(3.95)
-
-
-def test_one_long_stall_weighs_what_it_lasted():
-    async def stalled():
-        lag = LoopLag(asyncio.get_running_loop())
-        lag.start()
-        await asyncio.sleep(0)
-        lag._due_s -= 2.0  # as if the process had been stopped for two seconds
-        over = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.05, over.set)
-        await over.wait()
-        lag.stop()
-        return lag.summary()
-
-    summary = asyncio.run(stalled())
-    assert summary["n"] >= 200
-    assert summary["p50"] > 0.5
-    assert summary["max"] >= 2.0
 
 
 def beat(now_s, **counts):

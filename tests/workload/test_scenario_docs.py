@@ -57,7 +57,8 @@ def test_every_key_of_a_scenario_has_a_row():
         *("phases.warmup", "phases.drain", "limits.max_concurrency", "limits.when_full"),
         *("stop_when.error_rate", "stop_when.over", "prompts.salt", "requests.temperature"),
         *("session.context", "requests.correlation", "requests.shared_prefix.hit_rate"),
-        *("instrument.loop_lag", "instrument.cpu", "instrument.run_delay"),
+        *("instrument.loop_lag", "instrument.read_backlog"),
+        *("instrument.cpu", "instrument.run_delay"),
     ],
 )
 def test_a_stated_default_is_the_default(key):

@@ -1,0 +1,93 @@
+"""Which requests have an instant in a stall of the client's, and what they change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.stats import nearest_rank
+from loadgen.records import Run
+
+MEASURED = ("sent_s", "first_token_s", "last_token_s")
+"""What TTFT, TPOT and E2E are made of; an instant between them harms none of the three."""
+COMPARED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+_QUANTILE = 0.99
+_WORTH_SAYING = 0.01  # of a percentile
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """The stalls of all workers. `total_s` counts each from the last sign of life to the next;
+    `longest_s` is the latest that a probe was. `rows` are the due requests with an instant in one.
+    `p99_s` by metric: (of all that ended well, of those without such an instant), NaN = none.
+    """
+
+    n: int
+    total_s: float
+    longest_s: float
+    rows: int
+    p99_s: Mapping[str, tuple[float, float]]
+
+
+def stalls(run: Run, columns: PerRequest, due: Mask) -> Stalls | None:
+    """None where the client did not look for stalls."""
+    told = [shard["stalls"] for shard in _shards(run) if shard.get("stalls")]
+    if not told:
+        return None
+    spans = [span for each in told for span in each["spans_s"]]
+    harmed = stalled_rows(run)
+    answered = due & columns.is_ok
+    return Stalls(
+        n=len(spans),
+        total_s=float(sum(until_s - from_s for from_s, until_s, _ in spans)),
+        longest_s=max((float(lag_s) for _, _, lag_s in spans), default=0.0),
+        rows=int(np.count_nonzero(due & harmed)),
+        p99_s={
+            metric: (
+                _p99_s(columns.column(metric)[answered]),
+                _p99_s(columns.column(metric)[answered & ~harmed]),
+            )
+            for metric in COMPARED
+        },
+    )
+
+
+def stalled_rows(run: Run) -> Mask:
+    """Rows that were sent, or whose first or last token was stamped, while their worker stalled."""
+    rows = run.request_rows
+    harmed = np.zeros(len(rows), bool)
+    for shard in _shards(run):
+        spans = (shard.get("stalls") or {}).get("spans_s") or []
+        if not spans:
+            continue
+        from_s, until_s = np.array([span[:2] for span in spans], np.float64).T
+        mine = np.flatnonzero(rows["shard"] == shard["shard"])
+        for name in MEASURED:
+            at_s = rows[name][mine]
+            span = np.searchsorted(from_s, at_s, side="right") - 1  # NaN: after all of them
+            harmed[mine] |= (span >= 0) & (at_s <= until_s[span])
+    return harmed
+
+
+def changed(found: Stalls) -> list[tuple[str, float, float]]:
+    """(metric, p99 of all, p99 without) where leaving the harmed requests out changes it."""
+    return [
+        (COMPARED[metric], all_s, without_s)
+        for metric, (all_s, without_s) in found.p99_s.items()
+        if math.isfinite(without_s) and abs(all_s - without_s) > _WORTH_SAYING * all_s
+    ]
+
+
+def _p99_s(values_s: NDArray[np.float64]) -> float:
+    known = np.sort(values_s[~np.isnan(values_s)])
+    return float(known[nearest_rank(len(known), _QUANTILE) - 1]) if len(known) else math.nan
+
+
+def _shards(run: Run) -> list[dict[str, Any]]:
+    return run.instrument.get("shards") or []
