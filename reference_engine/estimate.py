@@ -10,6 +10,7 @@ from reference_engine.admission import AdmissionError
 from reference_engine.core import EngineState
 from reference_engine.cost_model import StepShape
 from reference_engine.predict.lengths import LengthDist
+from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.sequence import Request
 
 _INPUT_COST, _OUTPUT_COST = 1.0, 2.0  # virtual tokens; source: VTC (OSDI'24, arXiv 2401.00588)
@@ -40,7 +41,19 @@ class Estimate:
 
 
 def estimate(state: EngineState, request: Request) -> Estimate:
-    """The estimate for a request that is not sent (yet); leaves no trace in the engine."""
+    """The estimate for a request that is not sent (yet); leaves no trace in the engine: whoever
+    asks changes no later decision."""
+    view = state.view()
+    predictor = view.predictor
+    if isinstance(predictor, QuantilePredictor):
+        view.predictor = predictor.aside()
+    try:
+        return _estimate(state, request)
+    finally:
+        view.predictor = predictor
+
+
+def _estimate(state: EngineState, request: Request) -> Estimate:
     foretold = state.forecast(request.n_prompt)
     view = state.view()  # later than the forecast, so that "at once" is no wait
     cached = state.kv.cached_tokens(request)

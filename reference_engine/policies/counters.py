@@ -76,6 +76,10 @@ class Counters:
             self._rest(tenant)
         return tenant
 
+    def find(self, name: str) -> Tenant | None:
+        """The tenant, if anything of it was seen."""
+        return self._tenants.get(name)
+
     def enter(self, tenant: Tenant) -> None:
         """One more of its requests is live."""
         tenant.n_live += 1

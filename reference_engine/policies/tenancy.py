@@ -40,12 +40,15 @@ class Tenancy:
         return [flow for _, flow in self._blocked.values()]
 
     def payable_s(self, request: Request, view: View, when_over: WhenOver) -> float:
-        """The instant at which its budget, if it is of this kind, can pay the request."""
+        """The instant at which its budget, if it is of this kind, can pay the request. Asking
+        leaves no trace: nobody becomes a tenant by it."""
         name, budget = budget_of(self._budgets, request.tenant, request.priority)
         if budget is None or budget.when_over is not when_over:
             return view.now_s
-        flow = self._flow(self._counters.of(request.tenant), name, budget, view)
-        return self._due_s(flow, request, view)
+        tenant = self._counters.find(request.tenant)
+        flow = None if tenant is None else tenant.flows.get(name)
+        # A budget that nobody used yet is full, and pays for anything.
+        return view.now_s if flow is None else self._due_s(flow, request, view)
 
     def enter(self, request: Request, view: View) -> None:
         """It arrived, or is taken over from another policy."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from reference_engine.predict.lengths import LengthDist
+from reference_engine.predict.lengths import LengthDist, Predictor
 from reference_engine.predict.log_bins import N_BINS, UNLIMITED, Shares, Survival, bin_of
 from reference_engine.sequence import Request, State
 
@@ -78,7 +78,7 @@ class QuantilePredictor:
 
     def __init__(self, half_life: float = 500.0) -> None:
         assert half_life > 0, f"answers must count for a while, not {half_life}"
-        self._half_life = half_life
+        self.half_life = half_life
         self._everybody = _Histogram(half_life)
         self._tenants: OrderedDict[str, _Histogram] = OrderedDict()
         self._kinds: OrderedDict[Key, _Histogram] = OrderedDict()
@@ -87,11 +87,19 @@ class QuantilePredictor:
     def predict(self, request: Request) -> LengthDist:
         """Tokens still to come, `max_tokens` at most."""
         key = _key(request)
-        table, own = self._tables.get(key), self._kinds.get(key)
-        n_own = 0 if own is None else own.n_observed
-        if table is None or self._everybody.n_observed >= table.due or n_own >= table.due_own:
-            table = _Table(self._survival(key, own), self._everybody.n_observed, n_own)
+        table, is_new = self._table(key)
+        if is_new:
             _keep(self._tables, key, table)
+        return table.survival.remaining(request.n_output, request.max_tokens)
+
+    def aside(self) -> Predictor:
+        """The same predictions for questions that must leave no trace: a table made for one of
+        them is thrown away, so that it changes no later prediction."""
+        return _Aside(self)
+
+    def predict_aside(self, request: Request) -> LengthDist:
+        """What `predict` would say."""
+        table, _ = self._table(_key(request))
         return table.survival.remaining(request.n_output, request.max_tokens)
 
     def observe(self, request: Request) -> None:
@@ -105,6 +113,14 @@ class QuantilePredictor:
         self._known(self._tenants, request.tenant).add(i)
         self._known(self._kinds, _key(request)).add(i)
 
+    def _table(self, key: Key) -> tuple[_Table, bool]:
+        """The table of a kind, and whether it had to be made."""
+        table, own = self._tables.get(key), self._kinds.get(key)
+        n_own = 0 if own is None else own.n_observed
+        if table is None or self._everybody.n_observed >= table.due or n_own >= table.due_own:
+            return _Table(self._survival(key, own), self._everybody.n_observed, n_own), True
+        return table, False
+
     def _survival(self, key: Key, own: _Histogram | None) -> Survival:
         shares = self._everybody.shares(_UNLIMITED_SHARES, _PRIOR_ANSWERS)
         for histogram in (self._tenants.get(key[0]), own):
@@ -113,9 +129,20 @@ class QuantilePredictor:
         return Survival(shares)
 
     def _known(self, table: OrderedDict[K, _Histogram], key: K) -> _Histogram:
-        histogram = table.get(key) or _Histogram(self._half_life)
+        histogram = table.get(key) or _Histogram(self.half_life)
         _keep(table, key, histogram)
         return histogram
+
+
+class _Aside:
+    def __init__(self, predictor: QuantilePredictor) -> None:
+        self._predictor = predictor
+
+    def predict(self, request: Request) -> LengthDist:
+        return self._predictor.predict_aside(request)
+
+    def observe(self, request: Request) -> None:
+        raise AssertionError("questions are asked, nothing is observed")
 
 
 def _key(request: Request) -> Key:

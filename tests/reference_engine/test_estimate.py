@@ -10,6 +10,8 @@ import pytest
 from reference_engine.cost_model import StepCost
 from reference_engine.estimate import estimate
 from reference_engine.policies.token_fair import TokenFair
+from reference_engine.predict.quantiles import QuantilePredictor
+from reference_engine.sequence import State
 from tests.reference_engine.engine_kit import request, rig
 from tests.reference_engine.engine_server import serving
 
@@ -137,3 +139,39 @@ def test_answers_carry_what_was_foretold_at_arrival():
     for headers in asyncio.run(scene()):
         assert int(headers["x-tokens-ahead"]) >= 0
         assert float(headers["x-predicted-start-ms"]) >= 0
+
+
+def predicted_after(question) -> float:
+    """What a predictor of 200 answers and 3 more says, where `question` was put in between to an
+    engine that has it."""
+    predictor = QuantilePredictor()
+    engine = rig(predictor=predictor)
+
+    def learn(n_output: int) -> None:
+        over = request("x", [1] * 20, 100)
+        over.tokens += [2] * n_output
+        over.state = State.finished_stop
+        predictor.observe(over)
+
+    for i in range(200):
+        learn(5 + i % 7)
+    question(engine.state, request("draft", [3] * 20, 100))
+    for _ in range(3):
+        learn(90)
+    return predictor.predict(request("next", [4] * 20, 100)).mean
+
+
+def test_a_question_changes_no_later_prediction():
+    asked = predicted_after(lambda state, draft: estimate(state, draft))
+    assert asked == predicted_after(lambda state, draft: None)
+    # What a request of its own would have changed: a table is made, and kept for a while.
+    assert asked != predicted_after(lambda state, draft: state.view().predictor.predict(draft))
+
+
+def test_a_question_makes_nobody_a_tenant():
+    engine = rig(policy="token_fair", budgets="*=10/s:20:refuse")
+    engine.admit(request("a", [1] * 16, 16, tenant="a"))
+    engine.drain()  # it used more than its burst, and no time passed
+    for i in range(5000):  # more tenants than are remembered
+        assert estimate(engine.state, request("d", [1] * 8, 4, tenant=f"t{i}")).refusal is None
+    assert estimate(engine.state, request("d", [1] * 8, 4, tenant="a")).refusal is not None
