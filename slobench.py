@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loadgen.drive.store import read_run as read_run
     from loadgen.exports.export import export as export
+    from loadgen.lab.replay import replay as replay
     from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
     from loadgen.measure.compare import compare as compare
@@ -28,6 +29,7 @@ _HOMES = {
     "make_schedule": "loadgen.workload.schedule",
     "run": "loadgen.run",
     "simulate": "loadgen.lab.simulate",
+    "replay": "loadgen.lab.replay",
     "read_run": "loadgen.drive.store",
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",
@@ -42,6 +44,7 @@ __all__ = [
     "make_schedule",
     "measure_noise",
     "read_run",
+    "replay",
     "run",
     "simulate",
     "summarize",

@@ -59,17 +59,15 @@ def step(state: EngineState, executor: Executor) -> StepTokens:
     before it is known whether this one's tokens end their requests. A row planned for a request
     that turns out to be over is computed as padding: one wasted token per answer that stops.
     """
-    planned = state.next_step()
-    began_s = state.view().now_s
-    result = executor.execute(planned.batch) if planned.batch.has_work else StepResult()
-    due = state.book(planned.batch, result)
-    if state.async_depth and planned.batch.has_work:
-        state.plan_ahead(due, began_s)
-    return state.settle(planned, result, due, began_s)
+    return state.carry_out(state.next_step(), executor)
 
 
 class EngineState:
     """Everything one engine knows. Not thread-safe: one thread steps, admits and ends.
+
+    What is decided follows from the `setup`, from what it is asked and told, and from the instants
+    at which that was: one reading of the clock per call and two per step, all of them in the log.
+    So a log can be replayed (`replay`), and nothing below may read a clock of its own.
 
     `cost`, `predictor`, `log` and `host` have neutral defaults: steps that cost nothing, answers
     as long as `max_tokens`, a log that is only a ring, no memory to swap to. `preempt` decides
@@ -138,22 +136,23 @@ class EngineState:
         """Put a request into the queue. Raises AdmissionError, with the request `rejected`, when
         it could never run or the policy refuses it now."""
         assert self.roster.find(request.id) is None, f"{request.id} is already here"
+        view = self.view()
         try:
             check_admission(request.n_prompt, request.max_tokens, self.limits, self.kv)
-            self.policy.check_arrival(request, self.view())
+            self.policy.check_arrival(request, view)
         except AdmissionError as error:
             request.state = State.rejected
-            self._note("reject", request, code=error.code)
+            self._note("reject", request, view.now_s, code=error.code)
             raise
-        self._books.arrive(request, self._view.now_s)
+        self._books.arrive(request, view.now_s)
         self.roster.enter(request)
         self.counters.admitted += 1
-        self._note("arrival", request)
+        self._note("arrival", request, view.now_s)
         if request.tenant in self.paused:
             self._unannounced.add(request.id)
-            self._hold(request, self._view.now_s)
+            self._hold(request, view.now_s)
         else:
-            self.policy.on_arrival(request, self._view)
+            self.policy.on_arrival(request, view)
 
     def end(self, request_id: str, finish: State) -> Request | None:
         """Take a request out in whatever state it is and free its memory; `None` when it is
@@ -162,8 +161,9 @@ class EngineState:
         if request is None:
             return None
         self.counters.cancelled += finish is State.finished_abort
-        self._finish(request, finish, self._clock.now_s())
-        self.policy.on_finish(request, self.view())
+        view = self.view()
+        self._finish(request, finish, view.now_s, "call")
+        self.policy.on_finish(request, view)
         return request
 
     # --- one step, in its parts
@@ -176,6 +176,17 @@ class EngineState:
             if ahead.batch.has_work:
                 return ahead
         return self._planned(self.view())
+
+    def carry_out(self, planned: PlannedStep, executor: Executor) -> StepTokens:
+        """Compute a planned step and book what came of it. The clock is read when it begins, and
+        once more when it is over."""
+        began_s = self.view().now_s
+        batch = planned.batch
+        result = executor.execute(batch) if batch.has_work else StepResult()
+        due = self.book(batch, result)
+        if self.async_depth and batch.has_work:
+            self.plan_ahead(due, began_s)
+        return self.settle(planned, result, due, began_s)
 
     def plan_ahead(self, due: Due, now_s: float) -> None:
         """Plan the next step while it is not known yet which of the `due` ones are over."""
@@ -196,7 +207,7 @@ class EngineState:
             plan, self.policy, self._view, self.roster, self.kv, self.host, self.preempt
         )
         for request, cost in self._books.start(placed.admitted, now_s):
-            self._log("jump", cost, request_id=request.id, tenant=request.tenant)
+            self._log("jump", cost, now_s, request_id=request.id, tenant=request.tenant)
         for request in placed.admitted:
             if request.scheduled_s is None:
                 request.scheduled_s, request.n_cached = now_s, request.n_computed
@@ -233,9 +244,12 @@ class EngineState:
         began_s: float,
     ) -> StepTokens:
         """End the requests whose last token it was, and tell everybody."""
-        now_s = self._clock.now_s()
+        view = self.view()
+        now_s = view.now_s
         duration_s = now_s - began_s if result.duration_s is None else result.duration_s
-        record = planned.record(self._n_planned, self.policy.kind, self.log.level, duration_s)
+        record = planned.record(
+            self._n_planned, self.policy.kind, self.log.level, began_s, duration_s, now_s
+        )
         self._n_planned += 1
         if planned.outset.n_waiting:
             self._books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
@@ -247,7 +261,6 @@ class EngineState:
         self.counters.steps += batch.has_work
         self.counters.padding_tokens += record.padding_tokens
         self.log.add(record)
-        view = self.view()
         self.policy.on_step_end(record, view)
         for request in ends:
             self.policy.on_finish(request, view)
@@ -258,16 +271,16 @@ class EngineState:
     def switch_policy(self, policy: Policy, actor: str = "", reason: str = "") -> None:
         """Go on under another policy. Nothing drains: it is told of every request that waits or
         runs as if it arrived."""
-        before = _described(self.policy)
+        before = self.policy.described()
         self.policy = policy.fresh()
         view = self.view()
         self._books.ledger.unassign(view.now_s)
         for request in [*view.running, *view.waiting]:
             self.policy.on_arrival(request, view)
         self._unannounced.update(self.roster.held)
-        after = _described(self.policy)
+        after = self.policy.described()
         detail = {"reason": reason, "before": before, "after": after}
-        self._log("switch_policy", detail, actor=actor)
+        self._log("switch_policy", detail, view.now_s, actor=actor)
 
     def pause(self, tenant: str, actor: str = "", reason: str = "") -> int:
         """Keep a tenant's waiting and coming requests from the policy; running ones go on.
@@ -278,7 +291,7 @@ class EngineState:
             self._hold(request, now_s)
         n_held = sum(request.tenant == tenant for request in self.roster.held.values())
         detail = {"reason": reason, "held": n_held}
-        self._log("pause_tenant", detail, tenant=tenant, actor=actor)
+        self._log("pause_tenant", detail, now_s, tenant=tenant, actor=actor)
         return n_held
 
     def resume(self, tenant: str, actor: str = "", reason: str = "") -> int:
@@ -295,7 +308,7 @@ class EngineState:
             else:
                 self.policy.on_requeue(request, view)
         detail = {"reason": reason, "released": len(resumed)}
-        self._log("resume_tenant", detail, tenant=tenant, actor=actor)
+        self._log("resume_tenant", detail, view.now_s, tenant=tenant, actor=actor)
         return len(resumed)
 
     def reprioritise(
@@ -308,16 +321,18 @@ class EngineState:
         detail = {"reason": reason, "before": request.priority, "after": priority}
         request.priority = priority
         who = {"request_id": request_id, "tenant": request.tenant, "actor": actor}
-        self._log("reprioritise", detail, **who)
+        view = self.view()
+        self._log("reprioritise", detail, view.now_s, **who)
         if request_id in self.roster.waiting:
-            self.policy.on_requeue(request, self.view())
+            self.policy.on_requeue(request, view)
         return True
 
     def reset_prefix_cache(self, actor: str = "", reason: str = "") -> int:
         """Forget every cached prefix; what runs keeps its memory. Returns how many blocks were
         cached."""
         n_cached = self.kv.forget_prefixes()
-        self._log("reset_prefix_cache", {"reason": reason, "blocks": n_cached}, actor=actor)
+        detail = {"reason": reason, "blocks": n_cached}
+        self._log("reset_prefix_cache", detail, self.view().now_s, actor=actor)
         return n_cached
 
     # --- questions
@@ -385,7 +400,7 @@ class EngineState:
             if self.is_strict:
                 raise
             self.counters.rejected_plans += 1
-            self._log("rejected_plan", {"error": str(error)})
+            self._log("rejected_plan", {"error": str(error)}, view.now_s)
             return first_come(view)
 
     def _look(self, n_preempted: int, now_s: float) -> Outset:
@@ -425,13 +440,13 @@ class EngineState:
                 request.first_token_s = now_s
             finish = request.verdict_on(token)
             if finish is not None:
-                self._finish(request, finish, now_s)
+                self._finish(request, finish, now_s, "step")
                 ends[request] = finish
             elif not self.async_depth:
                 seat(request, self.roster)
         return ends
 
-    def _finish(self, request: Request, finish: State, now_s: float) -> None:
+    def _finish(self, request: Request, finish: State, now_s: float, ended_by: str) -> None:
         self.roster.remove(request)
         self.kv.free(request)
         self.host.drop(request)
@@ -441,22 +456,15 @@ class EngineState:
         self._books.end(request, now_s)
         if finish is not State.finished_abort:
             self._view.predictor.observe(request)
-        self._note("cancel" if finish is State.finished_abort else "finish", request)
+        kind = "cancel" if finish is State.finished_abort else "finish"
+        self._note(kind, request, now_s, ended_by=ended_by)
 
-    def _note(self, kind: str, request: Request, **more: object) -> None:
-        self._log(
-            kind,
-            more | told(kind, request, self.log.level),
-            request_id=request.id,
-            tenant=request.tenant,
-        )
+    def _note(self, kind: str, request: Request, now_s: float, **more: object) -> None:
+        detail = more | told(kind, request, self.log.level)
+        self._log(kind, detail, now_s, request_id=request.id, tenant=request.tenant)
 
-    def _log(self, kind: str, detail: Mapping[str, object], **who: str) -> None:
-        self.log.note(Event(self._clock.now_s(), self._n_planned, kind, detail=detail, **who))
+    def _log(self, kind: str, detail: Mapping[str, object], now_s: float, **who: str) -> None:
+        self.log.note(Event(now_s, self._n_planned, kind, detail=detail, **who))
 
     def _assign(self, request_id: str, segment: str) -> None:
         self._books.ledger.assign(request_id, segment, self._view.now_s)
-
-
-def _described(policy: Policy) -> dict[str, object]:
-    return {"kind": policy.kind, **policy.model_dump(mode="json")}

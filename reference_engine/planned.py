@@ -51,8 +51,17 @@ class PlannedStep(NamedTuple):
         )
         return self._replace(batch=batch)
 
-    def record(self, step: int, policy: str, level: Level, duration_s: float) -> StepRecord:
+    def record(
+        self,
+        step: int,
+        policy: str,
+        level: Level,
+        began_s: float,
+        duration_s: float,
+        end_s: float,
+    ) -> StepRecord:
         plan, batch, outset = self
+        shape = batch.shape()
         items: tuple[tuple[str, int], ...] = ()
         if level == "full":
             items = (
@@ -62,10 +71,13 @@ class PlannedStep(NamedTuple):
         return StepRecord(
             step=step,
             t_s=outset.t_s,
+            began_s=began_s,
+            end_s=end_s,
             duration_s=duration_s,
             plan_s=outset.plan_s,
-            n_prefill_tokens=sum(row.n_tokens for row in batch.rows),
-            n_decode=len(batch.decodes),
+            n_prefill_tokens=shape.prefill_tokens,
+            prefill_attention=shape.prefill_attention,
+            n_decode=shape.n_decode,
             context_tokens=batch.context_tokens,
             n_running=outset.n_running,
             n_waiting=outset.n_waiting,

@@ -32,6 +32,7 @@ from reference_engine.routes.loading import loading_routes
 from reference_engine.serve_options import ServeOptions, policy_of
 from reference_engine.server import Guard
 from reference_engine.service import Service
+from reference_engine.setup import Setup
 from reference_engine.step_files import StepFiles
 from reference_engine.steps import Event, StepRecord
 
@@ -95,6 +96,7 @@ def wire_up(
     service = engine.service(options.outbox_tokens, options.max_queue)
     state = engine.state
     state.log.on_step, state.log.on_event = _listeners(service.metrics, files)
+    state.log.note(Setup.of(state).event(state.view().now_s))
     about = About(
         model=options.model_name or engine.model.name,
         max_model_len=engine.limits.max_model_len,

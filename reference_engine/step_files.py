@@ -5,7 +5,9 @@
 
 The engine thread appends to a list; a thread of its own turns lists into row groups. A file gets
 its name when it is complete, so what can be seen can be read. Times are seconds on the engine's
-clock, whose epoch (CLOCK_MONOTONIC, ns) is in the files' metadata as `epoch_monotonic_ns`.
+clock, whose epoch (CLOCK_MONOTONIC, ns) is in the files' metadata as `epoch_monotonic_ns`, beside
+the number of their `schema`. A copy on another clock says by how much it was shifted
+(`clock_shift_s`). See `log_files` for reading.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from reference_engine.steps import Event, StepRecord
 
 log = logging.getLogger(__name__)
 
-EPOCH_KEY = "epoch_monotonic_ns"
+EPOCH_KEY, SCHEMA_KEY = "epoch_monotonic_ns", "schema"
+SCHEMA = 2  # 1 had neither `began_s`, `end_s`, `prefill_attention` nor what a replay needs
 STEPS, EVENTS = "engine_steps.parquet", "engine_events.parquet"
 _ROWS = 4096  # per row group
 
@@ -38,9 +41,12 @@ STEP_SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
         ("t_s", pa.float64()),
+        ("began_s", pa.float64()),
+        ("end_s", pa.float64()),
         ("duration_s", pa.float64()),
         ("plan_s", pa.float64()),
         ("n_prefill_tokens", pa.int32()),
+        ("prefill_attention", pa.float64()),
         ("n_decode", pa.int32()),
         ("context_tokens", pa.int64()),
         ("n_running", pa.int32()),
@@ -100,7 +106,7 @@ class _File(Generic[Entry]):
         rows: Callable[[Sequence[Entry]], list[dict[str, Any]]],
     ) -> None:
         self._path, self._partial = path, path.with_suffix(".partial")
-        self._schema = schema.with_metadata({EPOCH_KEY: str(epoch_ns)})
+        self._schema = schema.with_metadata({EPOCH_KEY: str(epoch_ns), SCHEMA_KEY: str(SCHEMA)})
         self._rows = rows
         self._entries: list[Entry] = []
         self._full: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()

@@ -16,10 +16,12 @@ _KEPT = 4096
 
 
 class StepRecord(NamedTuple):
-    """One step. Times in seconds on the engine's clock: `t_s` when it was planned, `plan_s`
-    planning and bookkeeping, `duration_s` computing.
+    """One step. Instants (s) on the engine's clock: `t_s` as of which it was planned, `began_s`
+    when its computation began, `end_s` when its tokens were booked. Durations (s): `plan_s` of
+    planning and bookkeeping, `duration_s` of computing.
 
-    `n_prefill_tokens` counts every token that is not a decode's (recomputed ones too),
+    `n_prefill_tokens` counts every token that is not a decode's (recomputed ones too) and
+    `prefill_attention` is Σ n·(c + n/2) over pieces of n tokens after c (tokens²);
     `context_tokens` is Σ tokens in KV of the decoding rows, `n_running`, `n_waiting` and
     `kv_used_blocks` are as of the end of the plan. `causes` counts the requests left waiting by
     reason, `items` is (id, tokens) of each row and filled at level "full" only.
@@ -27,9 +29,12 @@ class StepRecord(NamedTuple):
 
     step: int
     t_s: float
+    began_s: float
+    end_s: float
     duration_s: float
     plan_s: float
     n_prefill_tokens: int
+    prefill_attention: float
     n_decode: int
     context_tokens: int
     n_running: int
@@ -45,9 +50,10 @@ class StepRecord(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened before step number `step`: `arrival`, `finish`, `cancel`, `reject`,
-    `jump` (let in before others that came earlier), `rejected_plan` or an intervention. `actor` is
-    who did it, `detail` its numbers."""
+    """Something that happened before step number `step`: `start` (what the engine is: its
+    `setup`), `arrival`, `finish`, `cancel`, `reject`, `jump` (let in before others that came
+    earlier), `rejected_plan` or an intervention. `actor` is who did it, `detail` its numbers; an
+    end is `ended_by` a `step`'s token or a `call` (a stop string, a client that left)."""
 
     t_s: float
     step: int
@@ -60,15 +66,16 @@ class Event(NamedTuple):
 
 def told(kind: str, request: Request, level: Level) -> dict[str, object]:
     """What an event says of its request: at its arrival and refusal what it asks, which is all a
-    policy may read (with the prompt's ids at level "full", so that prefix hits can be replayed);
-    later what became of it."""
+    policy may read; later what became of it. At level "full" with the ids of the prompt, of the
+    answer and of stop tokens, so that ends and prefix hits can be replayed."""
     if kind not in ("arrival", "reject"):
-        return {
+        became: dict[str, object] = {
             "state": request.state.name,
             "n_output": request.n_output,
             "n_cached": request.n_cached,
             "n_preemptions": request.n_preemptions,
         }
+        return became | {"output": request.output} if level == "full" else became
     asked: dict[str, object] = {
         "n_prompt": request.n_prompt,
         "max_tokens": request.max_tokens,
@@ -79,7 +86,13 @@ def told(kind: str, request: Request, level: Level) -> dict[str, object]:
         "tpot_slo_s": request.tpot_slo_s,
         "deadline_s": request.deadline_s,
     }
-    return asked | {"tokens": request.tokens[: request.n_prompt]} if level == "full" else asked
+    if level != "full":
+        return asked
+    return asked | {
+        "tokens": request.tokens[: request.n_prompt],
+        "stop_ids": sorted(request.stop_ids),
+        "oracle_output_tokens": request.oracle_output_tokens,
+    }
 
 
 def _ignore(entry: object) -> None:

@@ -124,6 +124,8 @@ PURE = [
     "reference_engine.forecast",
     "reference_engine.tenants",
     "reference_engine.attribution",
+    "reference_engine.setup",
+    "reference_engine.replay",
     "reference_engine.planned",
     "reference_engine.booking",
     "reference_engine.swap",

@@ -9,6 +9,7 @@ import typer
 
 from loadgen.command import lab as command
 from loadgen.command import measure
+from loadgen.command import replay as replaying
 from loadgen.command.asked import choose_scenario
 from loadgen.verbs.options import (
     Concurrency,
@@ -113,9 +114,21 @@ def simulate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
     confidence: Confidence = None,
     plugin: Plugin = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Decide a run of the bundled engine again, from its log, and compare."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Run a scenario in virtual time on a simulated engine: `run --target sim`, said shorter."""
+    """Run a scenario in virtual time on a simulated engine: `run --target sim`, said shorter.
+
+    With --replay RUN instead: put what the bundled engine was asked in that run (measured with
+    --engine log_level=full) to the same scheduler again, at the same instants, and say whether it
+    decides the same: exit code 0, or 1 and the first difference.
+    """
+    if replay is not None:
+        others = {"the scenario": scenario, "--engine": engine, "--out": out, "--slo": slo}
+        raise typer.Exit(replaying.replay(replay, plugin or [], json, others))
     chosen = choose_scenario(
         scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
         duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,

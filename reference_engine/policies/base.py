@@ -64,6 +64,10 @@ class Policy(Plugin, ABC):
         """What the policy thinks of a request, in JSON's types: its score, level, counter."""
         return {}
 
+    def described(self) -> dict[str, Any]:
+        """`{"kind": …}` and the parameters, in JSON's types: `POLICIES.build` makes it again."""
+        return {"kind": self.kind, **self.model_dump(mode="json", by_alias=True)}
+
     def fresh(self) -> Self:
         """The same parameters and nothing remembered."""
         return type(self).model_validate(self.model_dump(mode="json", by_alias=True))
