@@ -24,6 +24,8 @@ from loadgen.drive.progress import Progress
 from loadgen.drive.shards import Outcome, Shards
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.drive.task import ShardTask
+from loadgen.live.watched import Watched
+from loadgen.live.watching import about, watching
 from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
@@ -67,6 +69,9 @@ class Recording:
             console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
+        self._watched: Watched | None = None
+        if options.watch.is_on:
+            self._watched = Watched(about(scenario, target, self._name), plan.schedule)
         self._rules = StopRules()
         if (when := scenario.stop_when) is not None:
             self._rules = stop_rules(when.error_rate, when.over, when.saturated)
@@ -86,8 +91,10 @@ class Recording:
             self._salt,
             self._name,
             parts_dir,
+            is_watched=self._watched is not None,
         )
-        with self._scraping() as scraped, self._interruptible():
+        watched = watching(self._watched, self._options.watch, self._progress.note)
+        with watched, self._scraping() as scraped, self._interruptible():
             limit_s = self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S
             with self._progress:
                 outcome = self._shards.run(
@@ -150,6 +157,8 @@ class Recording:
 
     def _on_beat(self, shard: int, message: dict[str, Any]) -> None:
         totals = self._progress.beat(shard, message)
+        if self._watched is not None:
+            self._watched.take(shard, message)
         if self._ended != "completed":
             return
         reason = self._rules.reason(

@@ -124,6 +124,10 @@ def _simulated(
             f"target setting {options.target_settings[0]}: sim has no target file; it is set up by "
             "--engine"
         )
+    if options.watch.is_on:
+        raise UsageError(
+            "--metrics-port and --otlp: the simulator runs in virtual time, which nobody can watch"
+        )
     settings = sim_options(read_settings(options.engine))
     return simulate(
         scenario, plan, settings, console,

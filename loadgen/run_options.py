@@ -9,6 +9,20 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class Watch:
+    """How a run can be watched from outside: a Prometheus endpoint at `host:port` (0: a free port),
+    and OpenTelemetry to a collector, "" meaning the one that the OTEL_… variables name."""
+
+    port: int | None = None
+    host: str = "127.0.0.1"
+    otlp: str | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.port is not None or self.otlp is not None
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """What the command line, or a caller of `slobench.run`, may choose.
 
@@ -19,6 +33,7 @@ class RunOptions:
     be in the load-generating processes too. `scrape` reads the server's own metrics once a second.
     `target_settings` are keys set on top of a target file, `launch.args=--tp 2`. `name` is what the
     run is called, if not as its directory.
+    `watch` lets others read the run while it goes on.
     """
 
     out_dir: Path | None = None
@@ -35,3 +50,4 @@ class RunOptions:
     scrape: bool = True
     target_settings: Sequence[str] = ()
     name: str = ""
+    watch: Watch = field(default_factory=Watch)

@@ -32,6 +32,7 @@ def shard_tasks(
     salt: bytes,
     run_name: str,
     parts_dir: Path,
+    is_watched: bool = False,
 ) -> list[ShardTask]:
     """One task for each of `n_shards` processes."""
     endpoint, names = target.endpoint, scenario.names()
@@ -65,6 +66,7 @@ def shard_tasks(
                 _MOST_PREOPENED,
             ),
             part_path=parts_dir / f"shard-{number}.npz",
+            is_watched=is_watched,
         )
         for number, part in enumerate(split_plan(plan, n_shards))
     ]

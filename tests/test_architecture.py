@@ -72,6 +72,21 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.schema": [*WORDS, "loadgen.kinds", "loadgen.workload"],
     "loadgen.translate": [*WORDS, "loadgen.translate", "loadgen.workload"],
     "loadgen.comparison": [*WORDS, "loadgen.drive.store", "loadgen.measure"],
+    "loadgen.live": [
+        *WORDS,
+        "loadgen.live",
+        "loadgen.measure",
+        "loadgen.drive.glimpse",
+        "loadgen.run_options",
+    ],
+    "loadgen.live.watching": [
+        *WORDS,
+        "loadgen.live",
+        "loadgen.measure.slo",
+        "loadgen.run_options",
+        "loadgen.target",
+        "loadgen.workload.scenario",
+    ],
     "loadgen.exports": [*WORDS, "loadgen.exports", "loadgen.measure"],
     "loadgen.starter": [*WORDS, "loadgen.workload"],
     "loadgen.command": [

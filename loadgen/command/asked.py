@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
+from loadgen.run_options import Watch
 from loadgen.units import parse_duration_s, parse_share
 
 if TYPE_CHECKING:
@@ -105,6 +106,30 @@ def read_confidence(value: float | None) -> float | None:
     if value is not None and not 0.5 <= value < 1:
         raise UsageError(f"--confidence {value}: expected a value from 0.5 to below 1, e.g. 0.95")
     return value
+
+
+def read_watch(port: int | None, host: str, otlp: str | None, environ: Mapping[str, str]) -> Watch:
+    """Who may watch the run: as the flags say, and for OpenTelemetry its own variables."""
+    from loadgen.live.otlp import is_installed, metrics_url
+
+    if otlp is not None:
+        metrics_url(otlp)  # refused now rather than after the preflight
+        if not is_installed():
+            raise UsageError("--otlp needs its packages: pip install 'slobench[otel]'")
+    elif _asks_for_otlp(environ) and is_installed():
+        otlp = ""
+    return Watch(port, host, otlp)
+
+
+def _asks_for_otlp(environ: Mapping[str, str]) -> bool:
+    """Whether the standard variables name a collector. Source: OpenTelemetry specification,
+    OTLP exporter configuration and general SDK configuration."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if environ.get("OTEL_METRICS_EXPORTER", "otlp") != "otlp":
+        return False
+    prefix = "OTEL_EXPORTER_OTLP_"
+    return any(environ.get(prefix + word) for word in ("METRICS_ENDPOINT", "ENDPOINT"))
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path | None:

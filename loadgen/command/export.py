@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 
 from loadgen.errors import UsageError
 
-_BINARY = "parquet"
+_BINARY, _DASHBOARD = "parquet", "grafana"
 
 
 def export(directories: Sequence[Path], format: str, rows: str | None, path: Path | None) -> None:
@@ -19,6 +20,9 @@ def export(directories: Sequence[Path], format: str, rows: str | None, path: Pat
     from loadgen.exports.export import check_format, export_path
     from loadgen.exports.export import export as exported
 
+    if format == _DASHBOARD:
+        _export_dashboard(directories, path)
+        return
     check_format(format, rows)
     if path is None and format == _BINARY and sys.stdout.isatty():
         raise UsageError("parquet is no text: name a file with -o, e.g. -o runs.parquet")
@@ -28,6 +32,20 @@ def export(directories: Sequence[Path], format: str, rows: str | None, path: Pat
         sys.stdout.buffer.write(made)
     else:
         typer.echo(f"export: {export_path(format, path)}", err=True)
+
+
+def _export_dashboard(directories: Sequence[Path], path: Path | None) -> None:
+    """The dashboard of the live series, which is the same for every run."""
+    from loadgen.live.grafana import dashboard
+
+    if directories:
+        raise UsageError("the grafana dashboard is the same for every run: name none")
+    text = json.dumps(dashboard(), indent=2) + "\n"
+    if path is None:
+        typer.echo(text, nl=False)
+        return
+    path.write_text(text)
+    typer.echo(f"dashboard: {path}", err=True)
 
 
 def read_exports(asked: Sequence[str]) -> list[tuple[str, Path | None]]:

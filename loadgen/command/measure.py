@@ -24,10 +24,12 @@ from loadgen.command.guard import INTERRUPTED
 from loadgen.command.terminal import print_json, stdout, tell
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
+from loadgen.run_options import Watch
 
 if TYPE_CHECKING:
     from loadgen.workload.scenario import Scenario
 
+NOBODY = Watch()
 Exports = Sequence[tuple[str, Path | None]]
 
 
@@ -45,6 +47,7 @@ def run(
     as_json: bool,
     scrape: bool = True,
     exports: Exports = (),
+    watch: Watch = NOBODY,
 ) -> int:
     """Run, print the table and the verdict, and return the exit code."""
     from loadgen.run import execute
@@ -69,6 +72,7 @@ def run(
         cache_dir=cache_dir(os.environ),
         plugins=plugins,
         scrape=scrape,
+        watch=watch,
     )
     finished = execute(scenario, chosen, options, Console(stderr=True, highlight=False))
     tell(finished.summary, as_json)

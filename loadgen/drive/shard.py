@@ -27,6 +27,7 @@ from loadgen.drive.client import Client
 from loadgen.drive.decode import decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
 from loadgen.drive.exchange import Exchange
+from loadgen.drive.glimpse import Glimpses
 from loadgen.drive.instrument import GcPauses, Meter
 from loadgen.drive.loop_probe import LoopProbe
 from loadgen.drive.payloads import Payloads
@@ -83,6 +84,10 @@ class Shard:
         }
         self._finished, self._broken = asyncio.Event(), ""
         self._live = _Live()
+        self._glimpses: Glimpses | None = None
+        if task.is_watched:
+            class_ids: list[int] = task.schedule["class_id"].tolist()
+            self._glimpses = Glimpses(class_ids, task.adapter.looks_like_token)
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
@@ -185,6 +190,8 @@ class Shard:
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
         self._live.by_status[status] += 1
+        if self._glimpses is not None:
+            self._glimpses.unsent(row, status)
         self._recorder.unsent(row, status, reason)
 
     def _on_end(self, exchange: Exchange) -> None:
@@ -203,6 +210,9 @@ class Shard:
         if exchange.first_guess_ns:
             live.ttft_s.append(self._seconds(exchange.first_guess_ns) - released_s)
             live.e2e_s.append(self._seconds(exchange.done_ns) - released_s)
+        if self._glimpses is not None:
+            released_ns = self._epoch_ns + round(released_s * 1e9)
+            self._glimpses.ended(exchange, status, released_ns)
         self._recorder.ended(exchange)
         if exchange.row in self._children:
             self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
@@ -253,6 +263,7 @@ class Shard:
             e2e_s=[round(value, 6) for value in live.e2e_s],
             ttft_s=[round(value, 6) for value in live.ttft_s],
             lateness_s=[round(value, 6) for value in live.lateness_s],
+            **({} if self._glimpses is None else self._glimpses.take()),
         )
         live.ttft_s, live.e2e_s, live.lateness_s = [], [], []
 

@@ -35,3 +35,4 @@ class ShardTask:
     connections: Connections
     n_preopen: int
     part_path: Path
+    is_watched: bool = False  # somebody wants to know of each request as it ends

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from loadgen.command import measure as command
-from loadgen.command.asked import choose_scenario, promises
+from loadgen.command.asked import choose_scenario, promises, read_watch
 from loadgen.command.export import export as export_runs
 from loadgen.command.export import read_exports
 from loadgen.verbs.options import (
@@ -19,6 +20,9 @@ from loadgen.verbs.options import (
     Goodput,
     InputLen,
     Json,
+    MetricsHost,
+    MetricsPort,
+    Otlp,
     OutputLen,
     Plugin,
     Rate,
@@ -89,6 +93,9 @@ def run(
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
     export: Export = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    otlp: Otlp = None,
     json: Json = False,
 ) -> None:
     """Fire a scenario at a target, measure every token, and say whether the promise was kept."""
@@ -106,6 +113,7 @@ def run(
     exit_code = command.run(
         chosen, target, model, engine, out, force, workers, transport, confidence, plugin or [],
         json, scrape, read_exports(export or []),
+        read_watch(metrics_port, metrics_host, otlp, os.environ),
     )  # fmt: skip
     raise typer.Exit(exit_code)
 
@@ -224,16 +232,19 @@ def report(
     epilog="Example: slobench export runs/* --format csv -o runs.csv",
 )
 def export_(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; they share one table.")],
     format_: Annotated[
         str,
         typer.Option(
             "--format",
             "-f",
             help="csv or json (a row per run and class), jsonl or parquet (a row per request), "
-            "vllm-bench (the result file of vllm bench serve).",
+            "vllm-bench (the result file of vllm bench serve); or grafana, a dashboard for "
+            "--metrics-port, which needs no run.",
         ),
     ],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run directories; they share one table.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A file. Default: standard output.")
     ] = None,
@@ -242,4 +253,4 @@ def export_(
     ] = None,
 ) -> None:
     """Write recorded runs in a format for spreadsheets, notebooks or existing dashboards."""
-    export_runs(runs, format_, rows, output)
+    export_runs(runs or [], format_, rows, output)

@@ -44,3 +44,22 @@ Export = Annotated[
         "directory; repeatable.",
     ),
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Let Prometheus read the run at this port while it goes on (0: a free one).",
+    ),
+]
+MetricsHost = Annotated[
+    str, typer.Option(help="The address that --metrics-port listens on; 0.0.0.0 is everywhere.")
+]
+Otlp = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Send OpenTelemetry metrics to a collector, e.g. http://localhost:4318. "
+        "Default: the environment's OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+]

@@ -182,3 +182,13 @@ def test_a_mistake_is_a_line_and_exit_code_2(cli, words, message):
     code, out, err = cli(*words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_the_dashboard_is_written_without_a_run(cli, directory, tmp_path):
+    code, out, _ = cli("export", "--format", "grafana")
+    assert code == 0
+    assert len(json.loads(out)["panels"]) >= 6
+    board = tmp_path / "board.json"
+    assert cli("export", "-f", "grafana", "-o", board) == (0, "", f"dashboard: {board}\n")
+    assert json.loads(board.read_text()) == json.loads(out)
+    assert cli("export", directory, "-f", "grafana")[0] == 2

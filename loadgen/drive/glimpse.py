@@ -1,0 +1,127 @@
+"""What a shard tells of every ended request while somebody watches the run from outside.
+
+Looked at when the request ends, from undecoded bytes: reads that hold a token by the codec's quick
+look, and the events in them. The report's numbers come from the decoded rows instead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.drive.exchange import Exchange
+from loadgen.records import Status
+
+GAP_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 20.0),
+)
+"""Upper ends of the buckets that gaps between tokens are counted in, seconds."""
+_BOUNDS_NS = np.rint(np.array(GAP_BOUNDS_S) * 1e9)
+_EVENT, _END = b"data:", b"\n\n"
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Times between the events of answers, counted by bucket; the last bucket has no upper end."""
+
+    counts: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(len(GAP_BOUNDS_S) + 1, np.int64)
+    )
+    sum_s: float = 0.0
+
+
+class Glimpses:
+    """Everything since the last `take`. `class_ids` is a class per row."""
+
+    def __init__(self, class_ids: Sequence[int], looks_like_token: Callable[[bytes], bool]) -> None:
+        self._class_ids, self._looks_like_token = class_ids, looks_like_token
+        self._ended: list[list[Any]] = []
+        self._gaps: dict[int, Gaps] = {}
+
+    def unsent(self, row: int, status: Status) -> None:
+        """A row that never went out."""
+        self._ended.append([self._class_ids[row], int(status), *[None] * 7, 0])
+
+    def ended(self, exchange: Exchange, status: Status, released_ns: int) -> None:
+        """A row that did. Instants are nanoseconds on the exchange's clock."""
+        class_id = self._class_ids[exchange.row]
+        first_ns, last_ns, n_later, longest_ns, n_events = self._tokens(exchange, class_id)
+        has_token, has_more = first_ns > 0, n_later > 0
+        self._ended.append(
+            [
+                class_id,
+                int(status),
+                _seconds(first_ns - released_ns) if has_token else None,
+                _seconds(exchange.sent_ns - released_ns),
+                _seconds(last_ns - first_ns) / n_later if has_more else None,
+                _seconds(last_ns - released_ns) if has_token else None,
+                _seconds(exchange.done_ns - released_ns),
+                _seconds(longest_ns) if longest_ns else None,
+                _seconds(exchange.done_ns - exchange.sent_ns),
+                n_events,
+            ]
+        )
+
+    def take(self) -> dict[str, Any]:
+        """The part of a beat that tells them: `ended` in the order of `FIELDS`, and `gaps`."""
+        told = {
+            "ended": self._ended,
+            "gaps": [[id_, gaps.counts.tolist(), gaps.sum_s] for id_, gaps in self._gaps.items()],
+        }
+        self._ended, self._gaps = [], {}
+        return told
+
+    def _tokens(self, exchange: Exchange, class_id: int) -> tuple[int, int, int, int, int]:
+        """First and last instant of a token, events after the first read, longest gap, events."""
+        times, parts = exchange.times, exchange.parts
+        if not exchange.first_guess_ns:
+            return 0, 0, 0, 0, 0
+        first, last = bisect_left(times, exchange.first_guess_ns), len(parts) - 1
+        while first < last and not self._looks_like_token(parts[first]):
+            first += 1  # the role chunk of the same read
+        while last > first and not self._looks_like_token(parts[last]):
+            last -= 1
+        events = [part.count(_EVENT) for part in parts[first : last + 1]]
+        if max(events) > 1 or not all(events):
+            events = [self._events(part) for part in parts[first : last + 1]]
+        gaps = self._gaps.setdefault(class_id, Gaps())
+        n_events, span_ns = sum(events), times[last] - times[first]
+        if last == first:
+            return times[first], times[last], n_events - events[0], 0, n_events
+        gap_ns = np.diff(np.array(times[first : last + 1]))
+        shared = np.array(events[1:])
+        buckets = np.searchsorted(_BOUNDS_NS, gap_ns / shared)
+        gaps.counts += np.bincount(buckets, shared, minlength=len(gaps.counts)).astype(np.int64)
+        gaps.sum_s += _seconds(span_ns)
+        return times[first], times[last], n_events - events[0], int(gap_ns.max()), n_events
+
+    def _events(self, part: bytes) -> int:
+        """Events of a read that hold a token: it may also bring the finish and usage lines."""
+        if part.count(_EVENT) < 2:
+            return 1
+        return max(1, sum(map(self._looks_like_token, part.split(_END))))
+
+
+FIELDS = (
+    "class_id",
+    "status",
+    "ttft_s",
+    "lateness_s",
+    "tpot_s",
+    "e2e_s",
+    "close_s",
+    "max_stall_s",
+    "duration_s",
+    "n_events",
+)
+"""What the entries of a glimpse are; latencies from the release, `duration_s` from the send."""
+
+
+def _seconds(ns: int) -> float:
+    return round(ns * 1e-9, 7)

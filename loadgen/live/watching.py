@@ -1,0 +1,55 @@
+"""A run made visible to others while it goes on, as its options ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from loadgen.live.watched import About, Watched
+from loadgen.measure.slo import Slo, parse_slo
+from loadgen.run_options import Watch
+from loadgen.target import Target
+from loadgen.workload.scenario import Scenario
+
+
+def about(scenario: Scenario, target: Target, run: str) -> About:
+    """Which run this is, and what its classes were promised of each request."""
+    told = target.to_manifest()
+    asked = [parse_slo(text) for text in scenario.slo_texts()]
+    own = {
+        name: [parse_slo(text) for text in one.slo_texts()]
+        for name, one in scenario.traffic().items()
+    }
+    return About(
+        run=run,
+        scenario=scenario.name,
+        target=str(told["url"]),
+        model=str(told["model"]),
+        api=str(told["api"]),
+        classes=scenario.names().classes,
+        promises={name: _of_requests([*asked, *own.get(name, [])]) for name in own},
+        horizon_s=scenario.horizon_s,
+    )
+
+
+def _of_requests(slos: list[Slo]) -> list[Slo]:
+    return [slo for slo in slos if slo.scope == "request"]
+
+
+@contextmanager
+def watching(watched: Watched | None, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
+    """Readable inside the `with` block; `note` says where, and what did not work."""
+    if watched is None:
+        yield
+        return
+    with ExitStack() as stack:
+        if watch.port is not None:
+            from loadgen.live.prometheus import prometheus_endpoint
+
+            url = stack.enter_context(prometheus_endpoint(watched, watch.host, watch.port))
+            note(f"metrics: {url}")
+        if watch.otlp is not None:
+            from loadgen.live.otlp import otlp_export
+
+            stack.enter_context(otlp_export(watched, watch.otlp, note))
+        yield

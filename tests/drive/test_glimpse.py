@@ -1,0 +1,83 @@
+"""What is told of a request as it ends, from bytes nobody has decoded yet."""
+
+import pytest
+
+from loadgen.drive.exchange import Exchange
+from loadgen.drive.glimpse import FIELDS, GAP_BOUNDS_S, Glimpses
+from loadgen.records import Status
+from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
+
+MS = 1_000_000
+
+
+def answered(*reads, row=0):
+    """Released at 1 s, sent 2 ms later, a read every 10 ms from 1.1 s on, done 5 ms after."""
+    made = Exchange(row, sent_ns=1002 * MS, http_status=200, parts=list(reads))
+    made.times = [(1100 + 10 * k) * MS for k in range(len(reads))]
+    made.done_ns = made.times[-1] + 5 * MS
+    looks = [ADAPTER.looks_like_token(read) for read in reads]
+    made.first_guess_ns = made.times[looks.index(True)] if any(looks) else 0
+    return made
+
+
+def told(*exchanges, class_ids=(0, 0, 0), status=Status.ok):
+    glimpses = Glimpses(class_ids, ADAPTER.looks_like_token)
+    for exchange in exchanges:
+        glimpses.ended(exchange, status, 1000 * MS)
+    beat = glimpses.take()
+    return [dict(zip(FIELDS, line, strict=True)) for line in beat["ended"]], beat["gaps"]
+
+
+def test_a_streamed_answer_is_told_without_its_role_finish_and_usage():
+    one = answered(ROLE, token("a"), token("b"), token("c"), FINISH, usage(3), DONE)
+    (line,), ((class_id, counts, sum_s),) = told(one)
+    assert line["status"] == Status.ok
+    assert line["ttft_s"] == pytest.approx(0.110)
+    assert line["lateness_s"] == pytest.approx(0.002)
+    assert line["tpot_s"] == pytest.approx(0.010)
+    assert line["e2e_s"] == pytest.approx(0.130)
+    assert line["close_s"] == pytest.approx(0.165)
+    assert line["duration_s"] == pytest.approx(0.163)
+    assert line["max_stall_s"] == pytest.approx(0.010)
+    assert line["n_events"] == 3
+    assert class_id == 0
+    assert (sum(counts), counts[GAP_BOUNDS_S.index(0.01)]) == (2, 2)
+    assert sum_s == pytest.approx(0.020)
+
+
+def test_tokens_that_share_a_read_share_its_gap():
+    last = token("c") + token("d") + FINISH + usage(4) + DONE
+    (line,), ((_, counts, sum_s),) = told(answered(token("a"), token("b"), last))
+    assert line["n_events"] == 4
+    assert line["tpot_s"] == pytest.approx(0.020 / 3)
+    assert counts[GAP_BOUNDS_S.index(0.005)] == 2  # 10 ms shared by two
+    assert counts[GAP_BOUNDS_S.index(0.01)] == 1
+    assert sum_s == pytest.approx(0.020)
+
+
+def test_a_role_chunk_that_came_with_the_first_token_is_none():
+    one = answered(ROLE, token("a"), token("b"))
+    one.times[0] = one.times[1]  # one read, two fragments
+    (line,), ((_, counts, _),) = told(one)
+    assert (line["n_events"], sum(counts)) == (2, 1)
+
+
+def test_one_token_has_no_gap_and_no_answer_has_no_first_token():
+    single, silent = answered(token("a"), FINISH, DONE), answered(FINISH, DONE, row=1)
+    (one, none), gaps = told(single, silent)
+    assert (one["tpot_s"], one["max_stall_s"], one["n_events"]) == (None, None, 1)
+    assert (none["ttft_s"], none["e2e_s"], none["n_events"]) == (None, None, 0)
+    assert none["lateness_s"] == pytest.approx(0.002)
+    assert sum(gaps[0][1]) == 0
+
+
+def test_classes_are_told_apart_and_everything_is_told_once():
+    glimpses = Glimpses((1, 0, 1), ADAPTER.looks_like_token)
+    for row in (0, 1):
+        glimpses.ended(answered(token("a"), token("b"), row=row), Status.ok, 1000 * MS)
+    glimpses.unsent(2, Status.dropped)
+    beat = glimpses.take()
+    assert [line[:2] for line in beat["ended"]] == [[1, 0], [0, 0], [1, Status.dropped]]
+    assert [len(line) for line in beat["ended"]] == [len(FIELDS)] * 3
+    assert sorted(entry[0] for entry in beat["gaps"]) == [0, 1]
+    assert glimpses.take() == {"ended": [], "gaps": []}
