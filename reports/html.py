@@ -20,6 +20,7 @@ from reports.charts import figures
 from reports.frames import Frames, frames
 from reports.page import asset, environment, policy
 from reports.redaction import redact
+from reports.why_view import whys
 
 _CAPTIONS = {
     "spectrum-ttft": "Time to first token at every percentile",
@@ -33,7 +34,8 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
     summary = _redacted(summary)
     seen = frames(run, summary)
-    drawn = figures(seen)
+    reasons = whys(run, summary)
+    drawn = {**figures(seen), **{why.name: why.spec for why in reasons}}
     scripts = [vega_bundle(cache_dir), asset("static/page.js")]
     page = environment(cache_dir).get_template("report.html.j2")
     return page.render(
@@ -45,6 +47,7 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
         subject=_subject(run),
         window=_window(summary),
         captions={name: text for name, text in _CAPTIONS.items() if name in drawn},
+        whys=reasons,
         points_note=_points_note(seen),
         failures=seen.failures,
         level=f"{100 * summary.confidence:g} %",

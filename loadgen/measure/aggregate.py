@@ -24,6 +24,7 @@ from loadgen.measure.attainment import (
 )
 from loadgen.measure.backends import backends
 from loadgen.measure.catalog import METRICS, Metric
+from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
 from loadgen.measure.load import load_through
@@ -113,6 +114,7 @@ def summarize(
             *server_findings(run, columns),
         ),
         classes=classes,
+        drivers=drivers(run, columns, due, level),
         fairness=fairness(run, columns, due, met, window, level),
         server=server_summary(run, columns, window),
         backends=addresses,

@@ -33,11 +33,20 @@ def mean_in_flight(run: Run, edges_s: Times) -> NDArray[np.float64]:
     One value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) −
     Σ max(0, t − done) it is the rise of F over a bin divided by the bin's width.
     """
+    return mean_over(run, edges_s[:-1], edges_s[1:])
+
+
+def mean_over(run: Run, from_s: Times, to_s: Times) -> NDArray[np.float64]:
+    """`mean_in_flight` over stretches of any kind, each from `from_s` to a later `to_s`."""
     rows = run.request_rows
     sent = np.isfinite(rows["sent_s"])
     released_s, done_s = rows["released_s"][sent], rows["done_s"][sent]
-    spent_s = _time_since(released_s, edges_s) - _time_since(done_s[np.isfinite(done_s)], edges_s)
-    mean: NDArray[np.float64] = np.diff(spent_s) / np.diff(edges_s)
+    ended_s = done_s[np.isfinite(done_s)]
+
+    def spent_s(at_s: Times) -> NDArray[np.float64]:
+        return _time_since(released_s, at_s) - _time_since(ended_s, at_s)
+
+    mean: NDArray[np.float64] = (spent_s(to_s) - spent_s(from_s)) / (to_s - from_s)
     return np.maximum(mean, 0.0)  # rounding may leave a hair below none
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgen.measure.attainment import Window
 from loadgen.measure.backends import Backend
+from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.server import ServerSummary
 from loadgen.measure.stalls import Stalls
@@ -102,7 +103,7 @@ class Summary:
     the promises made to each of them are. `fairness` is None where all traffic is of one tenant.
     `server` is None where its metrics were not read.
     `backends` are the addresses that requests went to, busiest first; `stimulus` is what was really
-    sent, beside what was scheduled.
+    sent, beside what was scheduled; `drivers` what latency went with.
     """
 
     run: str
@@ -123,6 +124,7 @@ class Summary:
     findings: tuple[str, ...]
     classes: Mapping[str, ClassSummary] = field(default_factory=dict)
     fairness: Fairness | None = None
+    drivers: Drivers | None = None
     server: ServerSummary | None = None
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None

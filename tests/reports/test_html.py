@@ -137,6 +137,7 @@ def test_the_page_carries_its_summary_for_machines(cache: Path) -> None:
     assert json.loads(scripts["summary"]) == json.loads(json.dumps(summarize(run).to_json()))
     assert set(json.loads(scripts["figures"])) == {
         "spectrum-ttft", "spectrum-tpot", "spectrum-itl", "spectrum-e2e", "timeline",
+        "why-split", "why-ttft", "why-tpot", "why-itl",
     }  # fmt: skip
 
 
@@ -258,7 +259,7 @@ def test_a_browser_draws_every_figure_without_a_complaint(cache: Path, tmp_path:
         ],
         capture_output=True, text=True, timeout=90, check=True,
     )  # fmt: skip
-    assert 'data-drawn="5"' in shown.stdout
+    assert 'data-drawn="9"' in shown.stdout
     assert shown.stdout.count("<svg") >= 5
     assert shown.stdout.count("could not be drawn") == 1  # the words in the script itself
     assert not [line for line in shown.stderr.splitlines() if "CONSOLE" in line]

@@ -1,0 +1,99 @@
+"""What latency goes with: the prompt's length, the company, and where the seconds went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.measure.load import mean_over
+from loadgen.measure.per_request import Mask, PerRequest, Seconds
+from loadgen.measure.robust_line import Line, Values, robust_line
+from loadgen.records import Run
+
+SLOWEST = {"all": 1.0, "slowest 10 %": 0.1, "slowest 1 %": 0.01}
+LEAST_OF_A_GROUP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where the time of `n` requests went, each number a mean in seconds per request, together the
+    mean E2E from the planned instant to the last token. `server_queue_s` is None where the server
+    does not tell it; then it is inside `prefill_s`, which ends with the first token."""
+
+    n: int
+    client_queue_s: float
+    connect_s: float
+    server_queue_s: float | None
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drivers:
+    """`ttft_by_input`: seconds of TTFT per prompt token. `tpot_by_in_flight`: seconds of TPOT per
+    request in flight beside it, meant over the request's own decoding. `split`: by E2E, of all due
+    requests that ended well and of the slowest. A line is None where there is too little for one.
+    """
+
+    ttft_by_input: Line | None
+    tpot_by_in_flight: Line | None
+    split: Mapping[str, Split]
+
+
+def drivers(run: Run, columns: PerRequest, due: Mask, confidence: float) -> Drivers:
+    """Of the due requests that ended well with at least one token."""
+    well = due & columns.is_ok & columns.has_token
+    inputs, ttft_s = ttft_points(run, columns, well)
+    company, tpot_s = tpot_points(run, columns, well)
+    return Drivers(
+        ttft_by_input=robust_line(inputs, ttft_s, confidence),
+        tpot_by_in_flight=robust_line(company, tpot_s, confidence),
+        split=_splits(run, columns, np.flatnonzero(well)),
+    )
+
+
+def ttft_points(run: Run, columns: PerRequest, well: Mask) -> tuple[Values, Seconds]:
+    """Prompt tokens (as the server counted them, else as planned) and TTFT from send."""
+    counted, planned = run.request_rows["input_tokens"], run.schedule_rows["input_tokens"]
+    tokens = np.where(counted > 0, counted, planned)[well].astype(np.float64)
+    return tokens, columns.ttft_from_send_s[well]
+
+
+def tpot_points(run: Run, columns: PerRequest, well: Mask) -> tuple[Values, Seconds]:
+    """Mean requests in flight while each was decoding, itself included, and its TPOT."""
+    rows = run.request_rows
+    decoded = well & np.isfinite(columns.tpot_s) & (rows["last_token_s"] > rows["first_token_s"])
+    return (
+        mean_over(run, rows["first_token_s"][decoded], rows["last_token_s"][decoded]),
+        columns.tpot_s[decoded],
+    )
+
+
+def _splits(run: Run, columns: PerRequest, well: np.ndarray) -> dict[str, Split]:
+    by_e2e = well[np.argsort(-columns.e2e_s[well], kind="stable")]
+    sizes = {name: math.ceil(share * len(by_e2e)) for name, share in SLOWEST.items()}
+    return {
+        name: _split(run, columns, by_e2e[:size])
+        for name, size in sizes.items()
+        if size >= LEAST_OF_A_GROUP
+    }
+
+
+def _split(run: Run, columns: PerRequest, which: np.ndarray) -> Split:
+    rows = run.request_rows[which]
+    client_s = columns.queue_client_s[which]
+    connect_s = np.nan_to_num(columns.connect_s[which], nan=0.0)
+    waited_s, told = rows["server_queue_s"], np.isfinite(rows["server_queue_s"])
+    first_s = rows["first_token_s"] - rows["sent_s"] - connect_s
+    is_told = bool(told.all())
+    return Split(
+        n=len(which),
+        client_queue_s=float(client_s.mean()),
+        connect_s=float(connect_s.mean()),
+        server_queue_s=float(waited_s.mean()) if is_told else None,
+        prefill_s=float((first_s - waited_s if is_told else first_s).mean()),
+        decode_s=float((rows["last_token_s"] - rows["first_token_s"]).mean()),
+    )

@@ -1,0 +1,56 @@
+"""The Theil–Sen line, held against scipy's."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr, theilslopes
+
+from loadgen.measure.robust_line import rank_correlation, robust_line
+
+points = st.lists(  # some x alike, no y: scipy has no interval where nearly all are
+    st.tuples(st.integers(0, 30), st.integers(-1000, 1000)),
+    min_size=20,
+    max_size=80,
+    unique_by=lambda point: point[1],
+).filter(lambda ps: len({x for x, _ in ps}) > 5)
+
+
+@given(points, st.sampled_from([0.8, 0.95, 0.99]))
+def test_slope_interval_and_intercept_are_scipys(pairs, confidence):
+    x, y = np.array(pairs, float).T
+    found, asked = robust_line(x, y, confidence), theilslopes(y, x, confidence)
+    assert found is not None
+    assert found.slope == pytest.approx(asked.slope)
+    assert found.intercept == pytest.approx(asked.intercept)
+    assert (found.low, found.high) == pytest.approx((asked.low_slope, asked.high_slope))
+
+
+@given(points)
+def test_the_rank_correlation_is_scipys(pairs):
+    x, y = np.array(pairs, float).T
+    if len(set(y.tolist())) > 1:
+        assert rank_correlation(x, y) == pytest.approx(spearmanr(x, y).statistic)
+
+
+def test_a_third_of_nonsense_does_not_turn_it():
+    x = np.arange(90.0)
+    y = 5.0 + 2.0 * x
+    y[::4] = 1e6
+    found = robust_line(x, y, 0.95)
+    assert found is not None
+    assert found.slope == pytest.approx(2.0)
+    assert found.n == 90
+
+
+def test_there_is_none_through_too_little():
+    assert robust_line(np.arange(19.0), np.arange(19.0), 0.95) is None
+    assert robust_line(np.ones(50), np.arange(50.0), 0.95) is None
+
+
+def test_many_points_are_thinned_and_counted():
+    x = np.arange(10_000.0)
+    found = robust_line(x, 3 * x, 0.95)
+    assert found is not None
+    assert found.n == 10_000
+    assert found.slope == pytest.approx(3.0)
