@@ -9,6 +9,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 TOKENS = 6
@@ -41,10 +42,13 @@ LAST = b"0\r\n\r\n"
 
 class Hostile:
     """`treat(number)` names what happens to a request: one of the methods below. A context manager;
-    `url` is where it listens."""
+    `url` is where it listens. Nothing here sleeps: what is to come later comes with the arrival of
+    later requests, and `written_ns[number]` is when it did."""
 
     def __init__(self, treat):
-        self._treat = treat
+        self._treat, self.written_ns = treat, {}
+        self._n_arrived, self._arrivals, self._number = 0, threading.Condition(), -1
+        self._until: dict[int, list[asyncio.Event]] = {}
         self._is_up, self._thread = threading.Event(), threading.Thread(target=self._run)
 
     def __enter__(self):
@@ -56,6 +60,11 @@ class Hostile:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(10)
         assert not self._thread.is_alive()
+
+    def await_arrivals(self, n):
+        """Returns when so many requests of the run have arrived."""
+        with self._arrivals:
+            assert self._arrivals.wait_for(lambda: self._n_arrived >= n, 30)
 
     def _run(self):
         asyncio.run(self._serve())
@@ -91,17 +100,35 @@ class Hostile:
             size = b"content-length: %d\r\n\r\n" % len(MODELS)
             writer.write(b"HTTP/1.1 200 OK\r\n" + kind + size + MODELS)
             return True
-        number = fields.get("x-seq")
-        how = "well" if number is None else self._treat(int(number))
+        number = int(fields.get("x-seq", -1))
+        how = "well"
+        if number >= 0:
+            self._arrived()
+            how = self._treat(number)
+        self._number = number
         await getattr(self, how)(writer)
         return how not in ("cut", "reset")
+
+    def _arrived(self):
+        with self._arrivals:
+            self._n_arrived += 1
+            self._arrivals.notify_all()
+        for place in [place for place in self._until if place <= self._n_arrived]:
+            for event in self._until.pop(place):
+                event.set()
+
+    async def _later(self, n):
+        """Until so many more requests have arrived; the instant, ns."""
+        event = asyncio.Event()
+        self._until.setdefault(self._n_arrived + n, []).append(event)
+        await event.wait()
+        return time.monotonic_ns()
 
     async def well(self, writer):
         writer.write(HEAD + chunk(ROLE))
         for _ in range(TOKENS):
             writer.write(chunk(token()))
             await writer.drain()
-            await asyncio.sleep(0.002)
         writer.write(chunk(END + USAGE + DONE) + LAST)
 
     async def cut(self, writer):
@@ -123,18 +150,20 @@ class Hostile:
         writer.write(HEAD + chunk(token() * TOKENS + END + USAGE + DONE) + LAST)
 
     async def role_first(self, writer):
-        """The role 100 ms before the first token."""
+        """The role four arrivals before the first token."""
+        number = self._number
         writer.write(HEAD + chunk(ROLE))
-        await asyncio.sleep(0.1)
+        self.written_ns[number] = await self._later(4)
         writer.write(chunk(token()) + chunk(END + DONE) + LAST)
 
     async def role_only(self, writer):
         writer.write(HEAD + chunk(ROLE + END + DONE) + LAST)
 
     async def late_usage(self, writer):
-        """The counts 150 ms after the last token."""
+        """The counts four arrivals after the last token."""
+        number = self._number
         writer.write(HEAD + chunk(token() * TOKENS) + chunk(END))
-        await asyncio.sleep(0.15)
+        self.written_ns[number] = await self._later(4)
         writer.write(chunk(USAGE + DONE) + LAST)
 
     async def long_line(self, writer):

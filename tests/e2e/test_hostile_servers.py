@@ -48,7 +48,9 @@ KINDS = ("well", "cut", "reset", "bytewise", "burst", "role_first", "role_only",
 
 
 def test_each_way_of_answering_is_told_for_what_it_is(cli, tmp_path):
-    with Hostile(lambda number: KINDS[number % len(KINDS)]) as server:
+    # the last few make others go on that wait for arrivals
+    kind_of = [KINDS[number % len(KINDS)] if number < 36 else "well" for number in range(40)]
+    with Hostile(lambda number: kind_of[number]) as server:
         result = cli(
             "run", f"--target={server.url}", *flags("40/s", "1s"), *cli.lenient, cwd=tmp_path
         )
@@ -56,7 +58,7 @@ def test_each_way_of_answering_is_told_for_what_it_is(cli, tmp_path):
     run = accounted(tmp_path / "run")
     rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for row in run.request_rows:
-        rows[KINDS[row["request_id"] % len(KINDS)]].append(row)
+        rows[kind_of[row["request_id"]]].append(row)
     for kind in ("well", "bytewise", "burst", "role_first", "late_usage"):
         assert {Status(row["status"]) for row in rows[kind]} == {Status.ok}, kind
     for kind, words in (
@@ -71,10 +73,14 @@ def test_each_way_of_answering_is_told_for_what_it_is(cli, tmp_path):
         assert {int(row["output_tokens"]) for row in rows[kind]} == {TOKENS}, kind
     for row in rows["burst"]:  # one read brought them all
         assert row["first_token_s"] == row["last_token_s"]
-    for row in rows["role_first"]:
-        assert row["first_chunk_s"] + 0.09 < row["first_token_s"]
-    for row in rows["late_usage"]:
-        assert row["last_token_s"] + 0.14 < row["done_s"]
+    epoch_s = run.manifest["epoch_monotonic_s"]
+    for before, after, kind in (
+        ("first_chunk_s", "first_token_s", "role_first"),
+        ("last_token_s", "done_s", "late_usage"),
+    ):  # what came before the second write was stamped before it, what it brought after it
+        for row in rows[kind]:
+            written_s = server.written_ns[row["request_id"]] * 1e-9 - epoch_s
+            assert row[before] < written_s < row[after], kind
 
 
 def test_one_in_ten_connections_refused_is_one_in_ten_failures(cli, tmp_path):
@@ -152,13 +158,13 @@ def test_a_stopped_server_shows_in_p99_from_the_release(cli, tmp_path):
 
 
 def test_a_killed_worker_is_noticed_at_once_and_costs_only_its_rows(cli, tmp_path):
-    with mock({"ttft": "5ms", "itl": "1ms"}, tmp_path) as served:
+    with Hostile(lambda number: "well") as server:
         process = started(
-            cli, tmp_path, "run", f"--target={served.endpoint.url}", *flags("60/s", "2s"),
+            cli, tmp_path, "run", f"--target={server.url}", *flags("60/s", "2s"),
             *cli.lenient, "--workers=2",
         )  # fmt: skip
         try:
-            still_running(process, 0.8)
+            server.await_arrivals(40)
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             shards = [
                 int(pid)
