@@ -1,0 +1,154 @@
+"""Runs against the truth server in its less obliging moods: rows agree with the server's log."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from loadgen.drive.store import read_run
+from loadgen.records import Status, TokenSource
+from targets.truth_server import truth_server
+
+pytestmark = pytest.mark.e2e
+TOKENS = 20
+
+
+@pytest.fixture
+def measured(cli, tmp_path, truth_cache):
+    """`measured(*words, **script)`: a run's exit code, its tables and summary, and the log."""
+
+    def measure(*words, **script):
+        script = {"ttft_s": 0.02, "itl_s": 0.004, **script}
+        with truth_server(tmp_path, cache_dir=truth_cache, with_tokens=True, **script) as server:
+            result = cli(
+                "run", f"--target={server.url}", "--rate=60/s", "--duration=1s", "--input-len=16",
+                f"--output-len={TOKENS}", "--set=stop_when=never", "--set=phases.drain=5s",
+                "--out=run", *cli.lenient, *words, cwd=tmp_path,
+            )  # fmt: skip
+            log = server.finish()
+        assert result.returncode in (0, 1), result.stdout + result.stderr
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        run = read_run(tmp_path / "run")
+        assert len(run.request_rows) == len(run.schedule_rows) == summary["counts"]["scheduled"]
+        return run, summary, log
+
+    return measure
+
+
+def instants(run, log):
+    """Rows that ended well, what the log has of them, and the run's epoch, s."""
+    rows = run.request_rows[run.request_rows["status"] == Status.ok]
+    return rows, log.of(rows["request_id"]), run.manifest["epoch_monotonic_s"]
+
+
+def assert_causal(run, log):
+    """Nothing is stamped before the server wrote it, and half of it within 50 ms after."""
+    rows, truth, epoch_s = instants(run, log)
+    for ours, theirs in (("first_token_s", "first_ns"), ("last_token_s", "last_ns")):
+        after_s = rows[ours] + epoch_s - truth[theirs] * 1e-9
+        assert after_s.min() >= -1e-6, ours  # float64 seconds of a clock that is hours old
+        assert np.median(after_s) < 0.05, ours
+    assert (rows["sent_s"] + epoch_s <= truth["arrived_ns"] * 1e-9 + 1e-6).all()
+    return rows, truth
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {},
+        {"burst": 7, "role": "early", "usage_delay_s": 0.1},
+        {"burst": 3, "tokens_per_event": 3, "role": "off", "finish": "merged"},
+        {"split_bytes": 13, "usage": "off", "done": "off"},
+        {"ttft_s": 0.0, "itl_s": 0.0, "requests_per_connection": 3},
+    ],
+    ids=lambda script: " ".join(script) or "plain",
+)
+def test_every_row_agrees_with_the_servers_log(measured, script):
+    run, _, log = measured(**script)
+    rows, truth = assert_causal(run, log)
+    assert len(rows) == len(run.schedule_rows)
+    assert (truth["sent_tokens"] == TOKENS).all()
+    assert (rows["output_tokens"] == TOKENS).all()
+    assert (rows["token_source"] == TokenSource.usage).all()  # per chunk, where not at the end
+    per_event = script.get("tokens_per_event", 1)
+    assert (rows["chunks"] == -(-TOKENS // per_event)).all()
+    sums = np.bincount(run.chunk_rows["request_id"], run.chunk_rows["tokens"])
+    assert (sums[rows["request_id"]] == TOKENS).all()
+    if delay_s := script.get("usage_delay_s"):
+        late_s = rows["done_s"] - rows["last_token_s"]
+        assert late_s.min() > delay_s - 0.03  # a token stamped late makes it shorter
+    if not script.get("split_bytes"):  # of a burst every token has the instant of its write
+        order = np.lexsort((run.chunk_rows["received_s"], run.chunk_rows["request_id"]))
+        received_s = run.chunk_rows["received_s"][order].reshape(len(rows), -1)
+        written_ns = np.array([log.tokens_ns(row)[::per_event] for row in truth])
+        ahead_s = written_ns * 1e-9 - run.manifest["epoch_monotonic_s"] - received_s
+        assert ahead_s.max() < 1e-6
+
+
+def test_failures_of_every_kind_are_the_servers_own_count(measured):
+    run, summary, log = measured(
+        "--set=limits.timeout=2s",
+        fail=("503:0.15", "429:0.1", "cut:0.1", "inband:0.1", "hang:0.05"),
+        reset=0.1, refuse=0.1, seed=3,
+    )  # fmt: skip
+    rows = run.request_rows
+    seen = log.of(rows["request_id"][rows["status"] != Status.connect_error])
+    status = rows["status"][rows["status"] != Status.connect_error]
+    expected = {
+        "ok": Status.ok, "503": Status.http_error, "429": Status.http_error,
+        "cut": Status.stream_error, "inband": Status.stream_error, "hang": Status.timeout,
+        "aborted": Status.timeout,
+    }  # fmt: skip
+    told = [expected[outcome] for outcome in seen["outcome"].tolist()]
+    assert status.tolist() == told
+    assert sum(summary["counts"][each.name] for each in Status) == summary["counts"]["due"]
+    assert {Status.ok, Status.http_error, Status.stream_error} <= set(told)
+    assert_causal(run, log)
+
+
+def test_two_workers_rows_are_the_servers_rows_once_each(measured):
+    run, _, log = measured("--workers=2")
+    rows, truth = assert_causal(run, log)
+    seqs = log.rows["seq"][log.rows["seq"] >= 0]
+    assert np.array_equal(np.sort(seqs), run.schedule_rows["request_id"])
+    assert np.array_equal(run.request_rows["request_id"], run.schedule_rows["request_id"])
+    assert (rows["status"] == Status.ok).all()
+    assert (truth["sent_tokens"] == rows["output_tokens"]).all()
+    counts = np.bincount(rows["shard"], minlength=2)
+    assert abs(int(counts[0]) - int(counts[1])) <= 1
+    ids, n_chunks = np.unique(run.chunk_rows["request_id"], return_counts=True)
+    assert np.array_equal(ids, rows["request_id"])
+    assert (n_chunks == TOKENS).all()
+    assert len(run.instrument["shards"]) == 2
+
+
+def test_a_busy_loop_on_the_clients_core_is_invalid_and_named(cli, tmp_path, truth_cache):
+    """The kernel gives the loop half of the core; no other load can make the client look better."""
+    loop = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(1, flush=True)\n"
+    loop += "while True: pass"
+    with truth_server(tmp_path, cache_dir=truth_cache) as server:
+        core = str(max(server.client_cpus))
+        busy = subprocess.Popen([sys.executable, "-c", loop, core], stdout=subprocess.PIPE)
+        try:
+            assert busy.stdout is not None
+            assert busy.stdout.read(1) == b"1"
+            pinned = f"import os, sys; os.sched_setaffinity(0, {{{core}}});"
+            pinned += "os.execv(sys.executable, [sys.executable, '-m', 'loadgen', *sys.argv[1:]])"
+            result = subprocess.run(
+                [sys.executable, "-c", pinned, "run", f"--target={server.url}", "--rate=40/s",
+                 "--duration=2s", "--input-len=16", f"--output-len={TOKENS}", "--out=run"],
+                cwd=tmp_path, env=cli.environ, capture_output=True, text=True, timeout=90,
+                check=False,
+            )  # fmt: skip
+        finally:
+            busy.kill()
+            busy.communicate()
+    assert result.returncode == 3, result.stdout + result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["verdict"], summary["validity"]["trusted"]) == ("no_verdict", False)
+    reason = next(r for r in summary["reasons"] if "runnable but not running" in r)
+    assert "Client-bound" in reason
+    assert "the machine was too busy to schedule the client" in reason
+    assert "INVALID" in result.stdout
