@@ -18,6 +18,7 @@ from typing import Protocol
 _CLOCK_MONOTONIC = 1
 _TFD_TIMER_ABSTIME = 1
 _PR_SET_TIMERSLACK = 29
+NEVER_NS = 2**63 - 1
 
 
 class Timer(Protocol):
@@ -25,6 +26,24 @@ class Timer(Protocol):
 
     def now_s(self) -> float: ...
     def arm(self, at_s: float, callback: Callable[[], None]) -> None: ...
+
+
+class Alarm(Protocol):
+    """An armed timer as whoever holds the loop's thread sees it: once `due_ns` (CLOCK_MONOTONIC)
+    has passed, `ring` need not wait for the loop to come round."""
+
+    due_ns: int
+
+    def ring(self) -> None: ...
+
+
+class NoAlarm:
+    """Nothing is ever due."""
+
+    due_ns = NEVER_NS
+
+    def ring(self) -> None:
+        """There is nothing to wait for."""
 
 
 class _Timespec(ctypes.Structure):
@@ -46,9 +65,14 @@ class TimerFd:
         self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
-        self.epoch_ns = epoch_ns
+        self.epoch_ns, self.due_ns = epoch_ns, NEVER_NS
         self._callback: Callable[[], None] | None = None
         self._loop = loop
+        self._spec = _Itimerspec()
+        self._to_ring = self._spec.it_value
+        self._set = self._libc.timerfd_settime
+        self._set.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._spec_at = ctypes.addressof(self._spec)
         loop.add_reader(self._fd, self._fired)
 
     def now_s(self) -> float:
@@ -58,10 +82,16 @@ class TimerFd:
         self.arm_ns(self.epoch_ns + round(at_s * 1e9), callback)
 
     def arm_ns(self, at_ns: int, callback: Callable[[], None]) -> None:
-        self._callback = callback
-        at_ns = max(1, at_ns)  # 0 would disarm
-        spec = _Itimerspec(_Timespec(0, 0), _Timespec(at_ns // 10**9, at_ns % 10**9))
-        self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None)
+        self._callback, self.due_ns = callback, at_ns
+        # 0 would disarm
+        self._to_ring.tv_sec, self._to_ring.tv_nsec = divmod(max(1, at_ns), 10**9)
+        self._set(self._fd, _TFD_TIMER_ABSTIME, self._spec_at, None)
+
+    def ring(self) -> None:
+        """The alarm goes off now; nothing if none is armed."""
+        callback, self._callback, self.due_ns = self._callback, None, NEVER_NS
+        if callback is not None:
+            callback()
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -72,9 +102,7 @@ class TimerFd:
             os.read(self._fd, 8)
         except BlockingIOError:  # re-armed between the wake-up and this read
             return
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
+        self.ring()
 
 
 class LoopTimer:
@@ -85,7 +113,9 @@ class LoopTimer:
         self, loop: asyncio.AbstractEventLoop, epoch_ns: int, spin_s: float = 0.002
     ) -> None:
         self._loop, self.epoch_ns, self._spin_s = loop, epoch_ns, spin_s
+        self.due_ns = NEVER_NS
         self._handle: asyncio.TimerHandle | None = None
+        self._callback: Callable[[], None] | None = None
 
     def now_s(self) -> float:
         return (time.monotonic_ns() - self.epoch_ns) * 1e-9
@@ -95,19 +125,25 @@ class LoopTimer:
 
     def arm_ns(self, at_ns: int, callback: Callable[[], None]) -> None:
         self.close()
+        self._callback, self.due_ns = callback, at_ns
         left_s = (at_ns - time.monotonic_ns()) * 1e-9
-        self._handle = self._loop.call_later(
-            max(0.0, left_s - self._spin_s), self._spin, at_ns, callback
-        )
+        self._handle = self._loop.call_later(max(0.0, left_s - self._spin_s), self._spin, at_ns)
+
+    def ring(self) -> None:
+        """The alarm goes off now; nothing if none is armed."""
+        self.close()
+        callback, self._callback, self.due_ns = self._callback, None, NEVER_NS
+        if callback is not None:
+            callback()
 
     def close(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
 
-    def _spin(self, at_ns: int, callback: Callable[[], None]) -> None:
+    def _spin(self, at_ns: int) -> None:
         while time.monotonic_ns() < at_ns:
             pass
-        callback()
+        self.ring()
 
 
 def make_timer(loop: asyncio.AbstractEventLoop, epoch_ns: int = 0) -> TimerFd | LoopTimer:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadgen.timer import LoopTimer, TimerFd
+from loadgen.timer import NEVER_NS, LoopTimer, TimerFd
 
 
 @pytest.mark.parametrize("make", [TimerFd, LoopTimer])
@@ -60,3 +60,23 @@ def test_an_alarm_may_be_armed_again_from_its_own_callback(make):
     first_ns, second_ns = asyncio.run(ring_twice())
     assert first_ns >= 3_000_000
     assert second_ns >= 9_000_000
+
+
+@pytest.mark.parametrize("make", [TimerFd, LoopTimer])
+def test_an_alarm_rung_by_hand_goes_off_once(make):
+    async def ring():
+        timer = make(asyncio.get_running_loop(), 0)
+        rung: list[Any] = []
+        due_ns = time.monotonic_ns() + 20_000_000
+        timer.arm_ns(due_ns, lambda: rung.append(1))
+        assert timer.due_ns == due_ns
+        timer.ring()
+        assert timer.due_ns == NEVER_NS
+        timer.ring()
+        over = asyncio.Event()
+        timer.arm_ns(due_ns + 10_000_000, over.set)  # behind the first one's instant
+        await asyncio.wait_for(over.wait(), 5)
+        timer.close()
+        return rung
+
+    assert asyncio.run(ring()) == [1]

@@ -21,6 +21,7 @@ from yarl import URL
 from loadgen.drive.exchange import Exchange
 from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
 from loadgen.records import Status
+from loadgen.timer import Alarm, NoAlarm
 from targets.aiohttp_route import connector, request_options
 from targets.rotation import Lookup, Rotation, show
 from targets.route import Route
@@ -45,6 +46,7 @@ class AiohttpClient:
     ) -> None:
         self._loop, self._route, self._mode = loop, route, connections
         self.on_end: OnEnd = lambda exchange: None
+        self.alarm: Alarm = NoAlarm()  # left to the loop: this transport is the plain one
         self._looks_like_token = looks_like_token
         self._resolver = _Resolver(Rotation(*route.peer, lookup, first))
         self._sessions: dict[int, aiohttp.ClientSession] = {}

@@ -34,6 +34,7 @@ from loadgen.drive.payloads import Payloads
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
+from loadgen.drive.time_slice import ask_for_short_slices
 from loadgen.drive.transport import Transport
 from loadgen.plugins import load_plugin
 from loadgen.records import ON_PURPOSE, Status
@@ -112,7 +113,7 @@ class Shard:
             bounds=task.bounds,
             on_finished=self._finished.set,
         )
-        client.on_end = self._on_end
+        client.on_end, client.alarm = self._on_end, self._timer
         self._gc.start()
 
     def start(self, epoch_ns: int) -> None:
@@ -349,6 +350,8 @@ def main() -> None:
     """The process: reads the pickled task (length first), runs it, exits 0 when its part is
     written. SIGINT is ignored: Ctrl-C reaches the whole process group, the parent decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_file_limit()
+    ask_for_short_slices()
     for module in _NEEDED_LATER:
         with contextlib.suppress(ImportError):  # uvloop is not built for every platform
             importlib.import_module(module)
@@ -362,6 +365,17 @@ def main() -> None:
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
         runner.run(_serve(task, stdin_fd, _say))
         os._exit(0)  # the part is written; taking hundreds of megabytes apart would only take time
+
+
+def _raise_file_limit() -> None:
+    """As many open connections as the system lets us have; what most shells start with is 1024."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # "unlimited" cannot be had everywhere
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _loop_factory(task: ShardTask) -> Callable[[], asyncio.AbstractEventLoop]:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from loadgen.drive.exchange import Exchange
 from loadgen.records import Status
+from loadgen.timer import Alarm
 
 OnEnd = Callable[[Exchange], None]
 Connections = Literal["reuse", "per_session", "never"]
@@ -17,9 +18,12 @@ class Transport(Protocol):
     """Sends requests that are written out already, and tells how each went.
 
     `on_end` is set before the first `send`; it is called once per sent exchange, on the loop.
+    `alarm` may be set then, too: it is rung between two reads once it is due, for between them
+    everything else waits.
     """
 
     on_end: OnEnd
+    alarm: Alarm
     n_opened: int
     n_reused: int
 

@@ -3,6 +3,7 @@ few lines of scripted bytes on a loopback port of the test's own event loop."""
 
 import asyncio
 import contextlib
+import socket
 from typing import Any
 
 import pytest
@@ -291,3 +292,98 @@ def test_an_error_of_whoever_is_told_reaches_the_loop(run):
 
     run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), act=stumble)
     assert [str(error) for error in seen] == ["no space left on the device"]
+
+
+def test_a_request_is_on_the_wire_when_send_returns():
+    """Here the loop gets no turn between `send` and the look at the server's end."""
+
+    async def look():
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            dialer = Dialer(loop, Route("127.0.0.1", listener.getsockname()[1]))
+            client = Client(loop, dialer, looks_like_token=lambda data: True)
+            assert await client.open(1) == 1
+            peer, _ = listener.accept()
+            with peer:
+                peer.settimeout(5.0)
+                client.send(0, REQUEST)
+                seen = peer.recv(65536)
+                await client.close()
+        return seen
+
+    for new_loop in (uvloop.new_event_loop, asyncio.new_event_loop):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            assert runner.run(look()) == REQUEST
+
+
+class Bell:
+    """An alarm that is due at once, and breaks if told to."""
+
+    due_ns = 0
+
+    def __init__(self, breaks=False):
+        self.n_rung, self._breaks = 0, breaks
+
+    def ring(self):
+        self.n_rung += 1
+        if self._breaks:
+            raise OSError("no")
+
+
+def test_what_is_due_goes_out_before_the_next_socket_is_read(run):
+    bell = Bell()
+
+    async def arm(client):
+        client.alarm = bell
+
+    (exchange,), _ = run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), act=arm)
+    assert exchange.outcome is None
+    assert bell.n_rung >= 1
+
+
+def test_an_alarm_that_is_not_due_does_not_ring(run):
+    bell = Bell()
+    bell.due_ns = 2**63 - 1
+
+    async def arm(client):
+        client.alarm = bell
+
+    run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), act=arm)
+    assert bell.n_rung == 0
+
+
+def test_an_error_of_the_alarm_reaches_the_loop_and_no_exchange(run):
+    seen: list[Any] = []
+
+    async def arm(client):
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: seen.append(context.get("exception")))
+        client.alarm = Bell(breaks=True)
+
+    (exchange,), _ = run(answering(HEAD, chunk(b"x"), b"0\r\n\r\n"), act=arm)
+    assert exchange.outcome is None
+    assert {str(error) for error in seen} == {"no"}
+
+
+def test_connections_opened_ahead_are_as_many_as_asked():
+    async def count(n):
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+            dialer = Dialer(loop, Route("127.0.0.1", listener.getsockname()[1]))
+            client = Client(loop, dialer, looks_like_token=lambda data: True)
+            opened = await client.open(n)
+            await client.close()
+        return opened, client.n_opened
+
+    assert asyncio.run(count(150)) == (150, 150)
+
+
+def test_nobody_there_is_no_error_before_the_first_request():
+    async def count():
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        dialer = Dialer(loop, Route("127.0.0.1", port))
+        return await Client(loop, dialer, looks_like_token=lambda data: True).open(100)
+
+    assert asyncio.run(count()) == 0

@@ -1,0 +1,51 @@
+"""Slices of the processor, as the kernel grants them to a thread."""
+
+import os
+import platform
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from loadgen.drive.time_slice import ask_for_short_slices, time_slice_s
+
+
+def release():
+    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or release() < (6, 12), reason="slices can be asked for from Linux 6.12"
+)
+def test_a_thread_that_asks_gets_slices_of_a_tenth_of_a_millisecond_and_no_other_does():
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        pytest.skip("this process has a scheduling policy of its own")
+    before_s, seen = time_slice_s(), list[Any]()
+
+    def ask():
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        ask_for_short_slices()
+        seen.extend([time_slice_s(), os.getpriority(os.PRIO_PROCESS, 0) == nice])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert seen == [pytest.approx(100e-6), True]
+    assert time_slice_s() == before_s
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux")
+def test_a_policy_that_was_chosen_is_kept():
+    seen: list[Any] = []
+
+    def ask():
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        before_s = time_slice_s()
+        ask_for_short_slices()
+        seen.extend([os.sched_getscheduler(0), time_slice_s() == before_s])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert seen == [os.SCHED_BATCH, True]
