@@ -2,7 +2,8 @@
 
 1. the request's own: even alone on the engine it would have missed (cost model);
 2. the capacity's: more tokens were offered around then than the engine can do at all;
-3. the policy's: the same requests replayed under another policy keep this promise;
+3. the policy's: the same requests replayed under another policy keep this promise, and replayed
+   under the one that served them they miss it, or the replay could prove nothing;
 4. interference: none of these; the top blocker by charged seconds is named.
 
 Pure: the replay is handed in, whoever does it.
@@ -10,6 +11,7 @@ Pure: the replay is handed in, whoever does it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,8 +83,8 @@ class Attribution:
 
 class Attributor:
     """Attributes the misses of one run. `accounts` are all its requests; `replay` is asked once for
-    each of `modes`, in order, and only if a miss gets that far; `steps` (level "full") tell who
-    slowed a decode down."""
+    `control`, the mode that served them ("": it is not asked), and for each of `modes`, in order,
+    and only if a miss gets that far; `steps` (level "full") tell who slowed a decode down."""
 
     def __init__(
         self,
@@ -92,10 +94,13 @@ class Attributor:
         modes: Sequence[str] = (),
         steps: Sequence[StepRecord] = (),
         window_s: float = _WINDOW_S,
+        control: str = "",
     ) -> None:
         self._accounts = sorted(accounts, key=lambda entry: entry.arrived_s)
+        self._arrivals = [entry.arrived_s for entry in self._accounts]
         self._plant, self._steps, self._window_s = plant, steps, window_s
         self._replay, self._modes = replay, tuple(modes) if replay is not None else ()
+        self._control = control
         self._replayed: dict[str, Mapping[str, Timing]] = {}
 
     def misses(self) -> list[Attribution]:
@@ -131,7 +136,8 @@ class Attributor:
 
     def _overload(self, entry: Account) -> tuple[Blame, str, str] | None:
         begin_s, end_s = entry.arrived_s - self._window_s, entry.arrived_s + entry.queue_s
-        near = [e for e in self._accounts if begin_s <= e.arrived_s <= end_s]
+        first, last = bisect_left(self._arrivals, begin_s), bisect_right(self._arrivals, end_s)
+        near = self._accounts[first:last]
         n_tokens = sum(_asked_tokens(e) for e in near)
         begin_s = max(begin_s, near[0].arrived_s) if near else begin_s
         offered = n_tokens / max(end_s - begin_s, self._window_s)
@@ -145,15 +151,30 @@ class Attributor:
         )
 
     def _other_policy(self, entry: Account, promise: Promise) -> tuple[Blame, str, str] | None:
+        if self._modes and self._control and not self._shows(entry, promise):
+            return None
         for mode in self._modes:
-            if mode not in self._replayed:
-                assert self._replay is not None, "modes are only kept with a replay"
-                self._replayed[mode] = self._replay(mode)
-            would = self._replayed[mode].get(entry.request_id)
-            would_s = None if would is None else _of(would, promise)
+            would_s = self._would_s(mode, entry, promise)
             if would_s is not None and would_s <= promise.seconds:
                 return Blame.policy, f"under {mode} it would have been {would_s:.3g} s", mode
         return None
+
+    def _shows(self, entry: Account, promise: Promise) -> bool:
+        """Whether the replay under the mode that served the request shows the miss there was."""
+        if entry.request_id not in self._timings(self._control):
+            return False
+        again_s = self._would_s(self._control, entry, promise)
+        return again_s is None or again_s > promise.seconds
+
+    def _would_s(self, mode: str, entry: Account, promise: Promise) -> float | None:
+        would = self._timings(mode).get(entry.request_id)
+        return None if would is None else _of(would, promise)
+
+    def _timings(self, mode: str) -> Mapping[str, Timing]:
+        if mode not in self._replayed:
+            assert self._replay is not None, "modes are only kept with a replay"
+            self._replayed[mode] = self._replay(mode)
+        return self._replayed[mode]
 
     def _interference(self, entry: Account, promise: Promise) -> tuple[Blame, str, str]:
         blockers = defaultdict[str, float](float)
@@ -231,9 +252,8 @@ def slowed_by(entry: Account, steps: Sequence[StepRecord]) -> dict[str, float]:
         return {}
     begin_s, end_s = entry.arrived_s + entry.ttft_s, entry.arrived_s + entry.e2e_s
     charged: defaultdict[str, float] = defaultdict(float)
-    for record in steps:
-        if not begin_s <= record.t_s < end_s:
-            continue
+    first = bisect_left(steps, begin_s, key=_planned_s)
+    for record in steps[first : bisect_left(steps, end_s, lo=first, key=_planned_s)]:
         n_tokens = sum(n for _, n in record.items)
         for name, n in record.items:
             if n > 1 and name != entry.request_id:
@@ -252,6 +272,10 @@ def _is_kept(entry: Account, promise: Promise) -> bool:
 
 def _of(times: Timing, promise: Promise) -> float | None:
     return {"ttft": times.ttft_s, "tpot": times.tpot_s, "e2e": times.e2e_s}[promise.metric]
+
+
+def _planned_s(record: StepRecord) -> float:
+    return record.t_s
 
 
 def _asked_tokens(entry: Account) -> int:

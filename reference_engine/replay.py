@@ -19,6 +19,7 @@ from typing import Any
 
 from reference_engine.admission import AdmissionError
 from reference_engine.executors.base import Caps, StepBatch, StepResult
+from reference_engine.explain import Account
 from reference_engine.sequence import Request, State
 from reference_engine.setup import MakePolicy, NotReplayable, Setup, registered
 from reference_engine.steps import Event, StepLog, StepRecord
@@ -65,12 +66,13 @@ class Difference:
 class Replay:
     """What came of a replay: steps and decisions (requests scheduled in steps, and events that
     followed from them) that were the same, and the first that was not. `n_open` requests had no
-    end in the log."""
+    end in the log; `accounts` are of those that had, in the order of their ends."""
 
     n_steps: int
     n_decisions: int
     n_open: int
     difference: Difference | None
+    accounts: tuple[Account, ...] = ()
 
     @property
     def is_identical(self) -> bool:
@@ -136,7 +138,8 @@ class _Replay:
         self._clock, self._executor = _Instants(), _Recorded({})
         self._events: list[Event] = []
         self._steps: list[StepRecord] = []
-        kept = StepLog("full", on_step=self._steps.append, on_event=self._events.append)
+        self._accounts: list[Account] = []
+        kept = StepLog("full", on_step=self._steps.append, on_event=self._note)
         self._state = setup.build(self._clock, kept, make_policy)
         self._answers = _answers(log.events)
         self._inputs = deque(event for event in log.events if _is_input(event))
@@ -146,7 +149,15 @@ class _Replay:
         difference = next((found for found in self._play() if found is not None), None)
         kinds = Counter(event.kind for event in self._log.events)
         n_open = kinds["arrival"] - kinds["finish"] - kinds["cancel"]
-        return Replay(self._n_same_steps, self._n_decisions, n_open, difference)
+        accounts = tuple(self._accounts)
+        return Replay(self._n_same_steps, self._n_decisions, n_open, difference, accounts)
+
+    def _note(self, event: Event) -> None:
+        self._events.append(event)
+        if event.kind in ("finish", "cancel"):
+            account = self._state.explain(event.request_id)
+            assert account is not None, f"{event.request_id} left no account"
+            self._accounts.append(account)
 
     def _play(self) -> Iterator[Difference | None]:
         """One look after each thing that happened."""

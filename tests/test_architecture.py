@@ -140,6 +140,8 @@ PURE = [
     "reference_engine.tenants",
     "reference_engine.attribution",
     "reference_engine.setup",
+    "reference_engine.counterfactual",
+    "reference_engine.observed_cost",
     "reference_engine.replay",
     "reference_engine.planned",
     "reference_engine.booking",

@@ -118,16 +118,26 @@ def simulate(
         Path | None,
         typer.Option(help="Decide a run of the bundled engine again, from its log, and compare."),
     ] = None,
+    misses: Annotated[
+        Path | None,
+        typer.Option(help="Say whose fault the missed promises of such a run are."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a scenario in virtual time on a simulated engine: `run --target sim`, said shorter.
 
     With --replay RUN instead: put what the bundled engine was asked in that run (measured with
     --engine log_level=full) to the same scheduler again, at the same instants, and say whether it
-    decides the same: exit code 0, or 1 and the first difference.
+    decides the same: exit code 0, or 1 and the first difference. With --misses RUN: blame each
+    promise that the engine missed on the request, the capacity, the policy (another one, simulated
+    with the same requests, keeps it) or interference.
     """
+    others = {"the scenario": scenario, "--engine": engine, "--out": out, "--slo": slo}
+    if misses is not None:
+        others["--replay"] = replay
+        replaying.misses(misses, plugin or [], json, others)
+        return
     if replay is not None:
-        others = {"the scenario": scenario, "--engine": engine, "--out": out, "--slo": slo}
         raise typer.Exit(replaying.replay(replay, plugin or [], json, others))
     chosen = choose_scenario(
         scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,

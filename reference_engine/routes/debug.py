@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
 
-from reference_engine.attribution import Attribution, Attributor, Plant
+from reference_engine.attribution import Attribution
+from reference_engine.bench import Bench
 from reference_engine.core import EngineState
+from reference_engine.counterfactual import Case
 from reference_engine.explain import Account
 from reference_engine.policies.base import POLICIES
 from reference_engine.routes.about import About
 from reference_engine.service import Service
+from reference_engine.setup import Setup
 from reference_engine.steps import StepRecord
 from reference_engine.wire.errors import WireError
 
 _N_STEPS, _MOST_STEPS = 100, 4096
+_MOST_SIMULATED = 60_000  # steps, all modes together: some ten seconds of a core
 
 
 class DebugRoutes:
@@ -25,6 +28,7 @@ class DebugRoutes:
 
     def __init__(self, service: Service, about: About) -> None:
         self._service, self._about = service, about
+        self._bench = Bench()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -46,7 +50,7 @@ class DebugRoutes:
         """Where the waiting time of a live or recent request went, and whose fault it is if it was
         served later than promised."""
         request_id = request.match_info["id"]
-        answer, attributor = await self._service.ask(lambda state: _look(state, request_id))
+        answer, case = await self._service.ask(lambda state: _look(state, request_id))
         if answer is None:
             raise WireError(
                 f"no request '{request_id}' is live or among the recent ones",
@@ -54,14 +58,13 @@ class DebugRoutes:
                 code="request_not_found",
             )
         entry, thoughts = answer
-        misses = await asyncio.to_thread(attributor.attribute, entry)
+        misses = await self._bench.misses(case)
         told = {"policy": thoughts, "misses": [_miss_json(miss) for miss in misses]}
         return web.json_response({**_account_json(entry), **told})
 
     async def misses(self, request: web.Request) -> web.Response:
         """Every promise that recent requests were not served with, and whose fault it is."""
-        attributor = await self._service.ask(_attributor)
-        misses = await asyncio.to_thread(attributor.misses)
+        misses = await self._bench.misses(await self._service.ask(_case))
         return web.json_response({"misses": [_miss_json(miss) for miss in misses]})
 
     async def tenants(self, request: web.Request) -> web.Response:
@@ -94,24 +97,19 @@ def _sizes(state: EngineState) -> dict[str, Any]:
 
 def _look(
     state: EngineState, request_id: str
-) -> tuple[tuple[Account, dict[str, Any]] | None, Attributor]:
-    """A request's account and what the policy thinks of it, and who could judge its misses."""
-    entry = state.explain(request_id)
+) -> tuple[tuple[Account, dict[str, Any]] | None, Case]:
+    """A request's account and what the policy thinks of it, and all that its misses are judged
+    by."""
+    entry, case = state.explain(request_id), replace(_case(state), only=request_id)
     if entry is None:
-        return None, _attributor(state)
+        return None, case
     is_live = state.roster.find(request_id) is not None
-    return (
-        (entry, state.policy.explain(request_id, state.view()) if is_live else {}),
-        _attributor(state),
-    )
+    return (entry, state.policy.explain(request_id, state.view()) if is_live else {}), case
 
 
-def _attributor(state: EngineState) -> Attributor:
-    """Of the requests that ended last, for any thread. Whether another mode had kept a promise is
-    for the simulator to say."""
-    limits, n_tokens = state.limits, state.kv.n_blocks * state.kv.block_tokens
-    plant = Plant(state.view().cost, limits.max_num_seqs, limits.max_step_tokens, n_tokens)
-    return Attributor(state.accounts, plant, steps=list(state.log.steps))
+def _case(state: EngineState) -> Case:
+    """The requests that ended last and the last steps, for any thread."""
+    return Case(Setup.of(state), list(state.accounts), list(state.log.steps), _MOST_SIMULATED)
 
 
 def _miss_json(miss: Attribution) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Whose fault it is that a run of the bundled engine broke promises: the log is decided again,
+which gives every request its waits back, and other modes are asked what they would have done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen.drive.payloads import request_name
+from loadgen.drive.store import read_run
+from loadgen.errors import UsageError
+from loadgen.measure.slo import parse_slo
+from loadgen.records import Run
+from reference_engine.attribution import Attribution, Blame
+from reference_engine.counterfactual import Case, judge
+from reference_engine.explain import Account
+from reference_engine.log_files import read_log
+from reference_engine.replay import replay
+
+_MOST_SIMULATED = 2_000_000  # steps, all modes together
+_METRICS = ("ttft_s", "tpot_s", "e2e_s")
+Limits = tuple[float | None, float | None, float | None]  # TTFT, TPOT, E2E (s)
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """The promises that the engine did not keep, of `n_requests` that had any."""
+
+    n_requests: int
+    missed: tuple[Attribution, ...]
+
+    def by_blame(self) -> dict[Blame, Counter[str]]:
+        """Misses by whose fault they are, and for each the modes or requests most often named."""
+        found: dict[Blame, Counter[str]] = {blame: Counter() for blame in Blame}
+        for miss in self.missed:
+            found[miss.blame][miss.culprit] += 1
+        return found
+
+
+def misses(directory: Path | str) -> Misses:
+    """Whose fault the misses of a run are, as the engine saw them (from a request's arrival there).
+    Promises are those of the scenario's classes, and what requests asked the engine for themselves.
+    Raises UsageError for a run without a log, or whose log is not decided again as it was."""
+    path = Path(directory)
+    log = read_log(path)
+    again = replay(log)
+    if not again.is_identical:
+        raise UsageError(f"{path}: the engine's log does not decide the same again: {again}")
+    run = read_run(path)
+    accounts = _promised(again.accounts, run, request_name(str(run.manifest["run"])))
+    found = judge(Case(log.setup, accounts, log.steps, _MOST_SIMULATED))
+    n_requests = sum(
+        any(limit is not None for limit in (one.ttft_slo_s, one.tpot_slo_s, one.deadline_s))
+        for one in accounts
+    )
+    return Misses(n_requests, tuple(found))
+
+
+def _promised(accounts: Sequence[Account], run: Run, run_name: str) -> list[Account]:
+    """The accounts with the promises of their classes, where they asked for none themselves."""
+    limits = _limits(run)
+    class_of = dict(
+        zip(run.schedule_rows["request_id"], run.schedule_rows["class_id"], strict=True)
+    )
+    promised = []
+    for entry in accounts:
+        name, _, row = entry.request_id.rpartition("-")
+        if name != run_name or not row.isdecimal() or int(row) not in class_of:
+            promised.append(entry)  # a preflight's
+            continue
+        ttft_s, tpot_s, e2e_s = limits[int(class_of[int(row)])]
+        due_s = None if e2e_s is None else entry.arrived_s + e2e_s
+        promised.append(
+            entry._replace(
+                ttft_slo_s=_first(entry.ttft_slo_s, ttft_s),
+                tpot_slo_s=_first(entry.tpot_slo_s, tpot_s),
+                deadline_s=_first(entry.deadline_s, due_s),
+            )
+        )
+    return promised
+
+
+def _limits(run: Run) -> list[Limits]:
+    """By class; the tightest of its promises per request and the run's."""
+    shared = list(run.manifest.get("slo") or ())
+    own = run.manifest.get("classes") or {}
+    limits = []
+    for name in run.names.classes:
+        texts = [*shared, *((own.get(name) or {}).get("slo") or ())]
+        slos = [slo for slo in map(parse_slo, texts) if slo.scope == "request"]
+        ttft_s, tpot_s, e2e_s = (
+            min((slo.limit for slo in slos if slo.metric == metric), default=None)
+            for metric in _METRICS
+        )
+        limits.append((ttft_s, tpot_s, e2e_s))
+    return limits
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

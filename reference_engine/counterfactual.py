@@ -1,0 +1,207 @@
+"""The same requests under another batching mode: what would each of them have been served?
+
+Simulated, on an engine like the one that served them, whose steps take as long as its steps took.
+An answer is as long as it was, a client that left leaves at the same instant, and what the prefix
+cache had is had again. Only the mode is another. It is a model's word: where it does not even show
+a miss under the mode that did miss, it has nothing to say about others (see `attribution`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import heapify, heappop
+from typing import Any
+
+from loadgen.clock import VirtualClock
+from loadgen.errors import UnknownKind
+from reference_engine.admission import AdmissionError
+from reference_engine.attribution import Attribution, Attributor, Plant, Timing
+from reference_engine.core import EngineState
+from reference_engine.cost_model import StepCost
+from reference_engine.executors.base import Caps
+from reference_engine.executors.simulated import Simulated
+from reference_engine.explain import Account
+from reference_engine.kv import KvPool
+from reference_engine.observed_cost import observed_cost
+from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.predict.quantiles import QuantilePredictor
+from reference_engine.sequence import Request
+from reference_engine.setup import Setup, registered
+from reference_engine.simulator import SimulationStuck, Simulator
+from reference_engine.step_tokens import StepTokens
+from reference_engine.steps import StepRecord
+from reference_engine.swap import HostPool
+
+MODES = ("chunked", "bucketed", "sjf", "deadline", "priority", "token_fair", "prefill_first")
+"""Asked in this order; the first that keeps a promise is named."""
+
+_SHARED = ("max_num_seqs", "token_budget")  # limits of the engine rather than of one mode
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An engine, what it served, its steps, and how many steps may be simulated in all. `only` is
+    the one request whose misses are asked for; None: everybody's."""
+
+    setup: Setup
+    accounts: Sequence[Account]
+    steps: Sequence[StepRecord]
+    max_steps: int
+    only: str | None = None
+
+    @property
+    def cost(self) -> StepCost:
+        return observed_cost(self.steps, self.setup.cost)
+
+    def plant(self) -> Plant:
+        limits = self.setup.limits
+        n_tokens = self.setup.n_blocks * self.setup.block_tokens
+        return Plant(self.cost, limits.max_num_seqs, limits.max_step_tokens, n_tokens)
+
+
+def judge(case: Case) -> list[Attribution]:
+    """The missed promises of a case and whose fault each is. May take as long as `max_steps`
+    simulated steps do."""
+    control = str(case.setup.policy["kind"])
+    others = [mode for mode in MODES if mode != control]
+    served = Counterfactual(case).served
+    return _misses(
+        case, Attributor(case.accounts, case.plant(), served, others, case.steps, control=control)
+    )
+
+
+def judge_without(case: Case) -> list[Attribution]:
+    """As `judge`, without asking for other modes: what it calls interference may be the policy's
+    fault. Takes as long as a look at the accounts."""
+    return _misses(case, Attributor(case.accounts, case.plant(), steps=case.steps))
+
+
+def _misses(case: Case, attributor: Attributor) -> list[Attribution]:
+    if case.only is None:
+        return attributor.misses()
+    asked = (entry for entry in case.accounts if entry.request_id == case.only)
+    return [found for entry in asked for found in attributor.attribute(entry)]
+
+
+class Counterfactual:
+    """The requests of a case, served again under modes. All simulations together make `max_steps`
+    steps at most; what was not served by then has no times."""
+
+    def __init__(self, case: Case) -> None:
+        self._case, self._cost = case, case.cost
+        self.n_steps_left = case.max_steps
+
+    def served(self, mode: str) -> Mapping[str, Timing]:
+        """What each request would have been served with under a mode, or, where it is the engine's
+        own, under that with its own parameters. Nothing for a mode that is not known here."""
+        try:
+            policy = self._policy(mode)
+        except UnknownKind:
+            return {}
+        case, setup = self._case, self._case.setup
+        if not case.accounts:
+            return {}
+        clock = VirtualClock(min(entry.arrived_s for entry in case.accounts))
+        caps = Caps(setup.n_host_blocks, setup.copy_s)
+        state = EngineState(
+            setup.limits,
+            # Hits are taken off the prompts; they are not found anew.
+            KvPool(setup.n_blocks, setup.block_tokens, prefix_cache=False),
+            clock,
+            policy,
+            cost=self._cost,
+            predictor=QuantilePredictor(setup.half_life or 500.0),
+            host=HostPool(caps.n_host_blocks, caps.copy_s),
+            preempt=setup.preempt,
+            async_depth=setup.async_depth,
+            is_strict=False,
+        )
+        client = _Clients(case.accounts, self.n_steps_left)
+        with suppress(SimulationStuck, _Enough):
+            Simulator(state, Simulated(self._cost, clock.advance, caps), clock).run(client)
+        self.n_steps_left -= min(self.n_steps_left, state.counters.steps)
+        return {request.id: _timing(request) for request in client.sent if request.state.is_over}
+
+    def _policy(self, mode: str) -> Policy:
+        own = self._case.setup.policy
+        if mode == own["kind"]:
+            return registered(own)
+        known: Mapping[str, Any] = POLICIES.get(mode).model_fields
+        return registered(
+            {"kind": mode} | {key: own[key] for key in _SHARED if key in own and key in known}
+        )
+
+
+class _Enough(Exception):
+    """As many steps as were allowed."""
+
+
+class _Clients:
+    """Sends what was sent and leaves where it was left."""
+
+    is_closed = False  # a live engine never knows
+
+    def __init__(self, accounts: Sequence[Account], max_steps: int) -> None:
+        ordered = sorted(accounts, key=lambda entry: (entry.arrived_s, entry.request_id))
+        self._left = [
+            (entry.arrived_s + entry.e2e_s, entry.request_id)
+            for entry in ordered
+            if entry.state == "finished_abort" and entry.e2e_s is not None
+        ]
+        heapify(self._left)
+        self._coming = deque(map(_request, ordered))
+        self.sent: list[Request] = []
+        self._n_steps_left = max_steps
+
+    def next_s(self) -> float | None:
+        instants = [self._coming[0].arrived_s] if self._coming else []
+        instants += [self._left[0][0]] if self._left else []
+        return min(instants, default=None)
+
+    def act(self, engine: Simulator) -> None:
+        while self._coming and self._coming[0].arrived_s <= engine.now_s:
+            request = self._coming.popleft()
+            with suppress(AdmissionError):  # it was served; another mode's budgets may refuse it
+                engine.submit(request)
+                self.sent.append(request)
+        while self._left and self._left[0][0] <= engine.now_s:
+            engine.cancel(heappop(self._left)[1])
+
+    def receive(self, events: StepTokens, engine: Simulator) -> None:
+        self._n_steps_left -= 1
+        if self._n_steps_left <= 0:
+            raise _Enough
+
+
+def _request(entry: Account) -> Request:
+    """As it was asked, its prompt without what was cached, and answering as long as it did."""
+    is_cut = entry.state == "finished_abort"
+    return Request(
+        id=entry.request_id,
+        tokens=[0] * max(1, entry.input_tokens - entry.cached_tokens),
+        max_tokens=entry.max_tokens,
+        arrived_s=entry.arrived_s,
+        tenant=entry.tenant,
+        priority=entry.priority,
+        ttft_slo_s=entry.ttft_slo_s,
+        tpot_slo_s=entry.tpot_slo_s,
+        deadline_s=entry.deadline_s,
+        oracle_output_tokens=None if is_cut else max(1, entry.output_tokens),
+    )
+
+
+def _timing(request: Request) -> Timing:
+    first_s, end_s = request.first_token_s, request.finished_s
+    is_whole = end_s is not None and request.state.value in ("stop", "length")
+    n_more = request.n_output - 1
+    tpot_s = None
+    if first_s is not None and end_s is not None and n_more > 0:
+        tpot_s = (end_s - first_s) / n_more
+    return Timing(
+        None if first_s is None else first_s - request.arrived_s,
+        tpot_s,
+        end_s - request.arrived_s if is_whole and end_s is not None else None,
+    )

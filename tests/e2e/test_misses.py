@@ -1,0 +1,33 @@
+"""Whose fault the misses of a measured run are, from the command line."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+FLAGS = ["--rate=20/s", "--input-len=90", "--output-len=4", "--duration=2s"]
+
+
+def test_a_promise_no_engine_could_keep_is_blamed_on_the_requests(cli, tmp_path):
+    engine = "--engine=device=toy,shape=nano,step_s=0.02,log_level=full"
+    asked = [*FLAGS, "--slo=ttft<=5ms", "--slo=e2e<=30s", *cli.lenient, "--out=run"]
+    result = cli("run", "--target=reference", engine, *asked, cwd=tmp_path)
+    assert result.returncode == 1, result.stdout + result.stderr
+    result = cli("simulate", "--misses=run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    told = json.loads(cli("simulate", "--misses=run", "--json", cwd=tmp_path).stdout)
+    n = told["n_requests"]
+    assert result.stdout.splitlines()[0] == f"{n} of {n} requests missed a promise"
+    assert 20 < n < 70
+    assert {(miss["blame"], miss["promise"]["metric"]) for miss in told["misses"]} == {
+        ("request", "ttft")
+    }
+    assert "even alone it takes 0.02" in told["misses"][0]["sentence"]
+
+
+def test_a_log_without_its_requests_says_what_to_measure(cli, tmp_path):
+    engine = "--engine=device=toy,shape=nano"
+    cli("run", "--target=reference", engine, *FLAGS, *cli.lenient, "--out=run", cwd=tmp_path)
+    result = cli("simulate", "--misses=run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "log_level=full" in result.stderr
