@@ -20,6 +20,8 @@ from reports.charts import figures
 from reports.frames import Frames, frames
 from reports.page import asset, environment, policy
 from reports.redaction import redact
+from reports.slowest import HEAD as SLOWEST_HEAD
+from reports.slowest import gantt, slowest
 from reports.why_view import whys
 
 _CAPTIONS = {
@@ -35,7 +37,10 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     summary = _redacted(summary)
     seen = frames(run, summary)
     reasons = whys(run, summary)
+    worst = slowest(run)
     drawn = {**figures(seen), **{why.name: why.spec for why in reasons}}
+    if worst.order:
+        drawn["slowest"] = gantt(worst)
     scripts = [vega_bundle(cache_dir), asset("static/page.js")]
     page = environment(cache_dir).get_template("report.html.j2")
     return page.render(
@@ -48,6 +53,8 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
         window=_window(summary),
         captions={name: text for name, text in _CAPTIONS.items() if name in drawn},
         whys=reasons,
+        slowest=worst,
+        slowest_head=SLOWEST_HEAD,
         points_note=_points_note(seen),
         failures=seen.failures,
         level=f"{100 * summary.confidence:g} %",

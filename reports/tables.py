@@ -15,7 +15,7 @@ from loadgen.measure.fairness import Tenant
 from loadgen.measure.stats import Interval, Percentile
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.verdict import SloResult
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import say, say_count, say_number
 from loadgen.records import Status
 
 Tone = Literal["met", "missed", "unknown", "invalid"]
@@ -403,7 +403,7 @@ def _figure(value: float | None) -> str:
     """A plain number of three digits; what rounding left over is nothing."""
     if value is None or not math.isfinite(value):
         return "–"
-    return "0" if abs(value) < 1e-6 else f"{value:.3g}"
+    return "0" if abs(value) < 1e-6 else say_number(value)
 
 
 def count_rows(summary: Summary) -> list[tuple[str, Cell]]:
