@@ -16,6 +16,7 @@ from loadgen.measure.stats import (
     mean_bounds,
     nearest_rank,
     percentile,
+    percentile_bounds,
 )
 
 
@@ -64,6 +65,11 @@ class Population:
         """Nearest-rank percentile with its two-sided interval."""
         worth = self.n_effective(quantile)
         return percentile(self.ordered, quantile, confidence, self.n_infinite, worth)
+
+    def percentile_bounds(self, quantile: float, confidence: float) -> Interval:
+        """The same percentile with exact one-sided bounds."""
+        worth = self.n_effective(quantile)
+        return percentile_bounds(self.ordered, quantile, confidence, self.n_infinite, worth)
 
     def n_effective(self, quantile: float) -> float:
         """How many independent samples these are worth for a percentile; n where they are that.

@@ -1,9 +1,10 @@
 """Percentiles, shares and means, each with the interval it is good for.
 
-Intervals of percentiles are between order statistics (exact binomial, no shape assumed), shares
-get Wilson's interval, and a promise is *proven* by the exact one-sided binomial bound, the rule of
-MLPerf's early stopping. All take the samples as exchangeable; the gaps of one request are not, so
-they count as the smaller number of independent ones they are worth (`effective_n`).
+Intervals of percentiles are interpolated between order statistics (binomial, no shape assumed) so
+that they cover as often as they say; shares get Wilson's interval; a promise is *proven* by the
+exact one-sided binomial bound, the rule of MLPerf's early stopping. All take the samples as
+exchangeable; the gaps of one request are not, so they count as the smaller number of independent
+ones they are worth (`effective_n`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """An order statistic with its interval; `few` when fewer than ten samples lie beyond it."""
+    """A percentile with its interval; `few` when fewer than ten samples lie beyond it."""
 
     value: float
     low: float | None
@@ -65,6 +66,44 @@ def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None,
     return low or None, high if high <= n else None
 
 
+@lru_cache(4096)
+def interval_places(
+    n: int, quantile: float, confidence: float
+) -> tuple[float | None, float | None]:
+    """Where the ends of a percentile's interval lie among n sorted samples: 1-based ranks with a
+    fraction, to be interpolated; None where no sample could hold that end.
+
+    Each end misses the true quantile with (nearly) α/2, α = 1 − confidence; where one of them does
+    not exist, the other misses it with α, so that the interval covers as often as it says.
+
+    Source: J. Nyblom, Statistics & Probability Letters 14(2), 1992 (of which Hettmansperger &
+    Sheather's for the median is a special case).
+    """
+    half = (1 - confidence) / 2
+    low, high = _place(n, quantile, half), _place(n, 1 - quantile, half)
+    if low is None and high is not None:
+        high = _place(n, 1 - quantile, 2 * half)
+    elif high is None and low is not None:
+        low = _place(n, quantile, 2 * half)
+    return low, None if high is None else n + 1 - high
+
+
+def _place(n: int, quantile: float, tail: float) -> float | None:
+    """r + λ with P((1 − λ)·X₍r₎ + λ·X₍r+1₎ > ξ) ≈ tail; None where even X₍₁₎ > ξ is likelier.
+
+    π_r = P(X₍r₎ > ξ) = P(B ≤ r − 1), π_r ≤ tail < π_{r+1}, and
+    λ = 1 / (1 + r(1 − q)(π_{r+1} − tail) / ((n − r)·q·(tail − π_r))).
+    """
+    rank, _ = tails(n, quantile, tail)
+    if rank == 0 or rank >= n:
+        return float(n) if rank >= n else None
+    below, above = at_most(rank - 1, n, quantile), at_most(rank, n, quantile)
+    if below >= tail:  # equal, up to rounding
+        return float(rank)
+    odds = rank * (1 - quantile) * (above - tail) / ((n - rank) * quantile * (tail - below))
+    return rank + 1 / (1 + odds)
+
+
 def percentile(
     ordered: Values,
     quantile: float,
@@ -72,26 +111,66 @@ def percentile(
     n_infinite: int = 0,
     n_effective: float | None = None,
 ) -> Percentile:
-    """Nearest-rank percentile of `ordered` (ascending) followed by `n_infinite` samples of +inf.
+    """Nearest-rank percentile of `ordered` (ascending) followed by `n_infinite` samples of +inf,
+    with an interval that covers the true one as often as `confidence` says.
 
     `n_effective` is how many independent samples these are worth (default: all of them). Without
-    samples the value is NaN and both ends are open.
+    samples the value is NaN and both ends are open. An end between a number and +inf is the number
+    below, and +inf above.
     """
     n = len(ordered) + n_infinite
     if n == 0:
         return Percentile(math.nan, None, None, True)
-    worth = n if n_effective is None else max(1, min(n, int(n_effective)))
-    low, high = order_ranks(worth, quantile, confidence)
+    worth = _worth(n, n_effective)
+    low, high = interval_places(worth, quantile, confidence)
+    value = _at(ordered, nearest_rank(n, quantile))
 
-    def at(rank: int) -> float:
-        return float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
+    def between(place: float, is_low: bool) -> float:
+        """Of `worth` samples, place p stands where (p − ½) / worth of all lie below."""
+        rank, part = divmod((place - 0.5) * n / worth + 0.5, 1)
+        if part < 1e-9:
+            return _at(ordered, int(rank))
+        below, above = _at(ordered, max(1, int(rank))), _at(ordered, min(n, int(rank) + 1))
+        if math.isinf(above):
+            return below if is_low else above
+        return below + part * (above - below)
 
     return Percentile(
-        value=at(nearest_rank(n, quantile)),
-        low=None if low is None else at(max(1, low * n // worth)),
-        high=None if high is None else at(min(n, -(-high * n // worth))),
+        value=value,
+        low=None if low is None else min(value, between(low, is_low=True)),
+        high=None if high is None else max(value, between(high, is_low=False)),
         few=has_few(worth, quantile),
     )
+
+
+def percentile_bounds(
+    ordered: Values,
+    quantile: float,
+    confidence: float,
+    n_infinite: int = 0,
+    n_effective: float | None = None,
+) -> Interval:
+    """The same percentile with two one-sided bounds, each an order statistic and good at least at
+    `confidence`: what proves a promise."""
+    n = len(ordered) + n_infinite
+    if n == 0:
+        return Interval(math.nan)
+    worth = _worth(n, n_effective)
+    low, high = order_ranks(worth, quantile, 2 * confidence - 1)
+    return Interval(
+        _at(ordered, nearest_rank(n, quantile)),
+        None if low is None else _at(ordered, max(1, low * n // worth)),
+        None if high is None else _at(ordered, min(n, -(-high * n // worth))),
+    )
+
+
+def _worth(n: int, n_effective: float | None) -> int:
+    return n if n_effective is None else max(1, min(n, int(n_effective)))
+
+
+def _at(ordered: Values, rank: int) -> float:
+    """The sample of a 1-based rank; +inf past the finite ones."""
+    return float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
 
 
 def effective_n(hits: Values, sizes: Values) -> float:

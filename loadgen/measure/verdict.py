@@ -83,13 +83,13 @@ def judge_request_slo(slo: Slo, n_kept: int, due: int, confidence: float) -> Slo
 def judge_percentile(slo: Slo, population: Population, confidence: float) -> SloResult:
     """A percentile promise, failures counted as +inf; bounds are exact order statistics."""
     assert slo.quantile is not None, f"{slo.text} is no percentile"
-    value = population.percentile(slo.quantile, 2 * confidence - 1)  # α on each side
+    bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
     worth = population.n_effective(slo.quantile)
     needed = needed_n(n_misses, n, slo.quantile, confidence)
     if needed is not None and worth > 0:
         needed = math.ceil(needed * n / worth)
-    return _result(slo, Interval(value.value, value.low, value.high), n, needed)
+    return _result(slo, bounds, n, needed)
 
 
 def judge_mean(slo: Slo, population: Population, confidence: float) -> SloResult:

@@ -13,12 +13,14 @@ from loadgen.measure.stats import (
     effective_n,
     exact_bounds,
     has_few,
+    interval_places,
     least_n,
     mean_bounds,
     nearest_rank,
     needed_n,
     order_ranks,
     percentile,
+    percentile_bounds,
     wilson,
 )
 
@@ -77,7 +79,7 @@ def test_order_ranks_are_the_tightest_with_half_alpha_on_each_side(
 def test_the_upper_end_is_open_where_no_sample_could_hold_it() -> None:
     assert percentile(np.arange(50.0), 0.99, 0.95).high is None
     assert percentile(np.arange(367.0), 0.99, 0.95).high is None
-    assert percentile(np.arange(368.0), 0.99, 0.95).high == 367.0
+    assert percentile(np.arange(368.0), 0.99, 0.95).high == pytest.approx(367.0, abs=0.1)
 
 
 def test_no_samples_give_no_value_and_no_ends() -> None:
@@ -102,19 +104,111 @@ def test_fewer_than_ten_samples_beyond_a_percentile_are_few(
     assert has_few(n, quantile) is few
 
 
-@pytest.mark.parametrize("n", [50, 200, 1000])
-@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
-def test_percentile_intervals_cover_the_truth_as_often_as_they_say(n: int, quantile: float) -> None:
-    """Exact intervals never cover less than 95 %; false alarms of this test: 3·10⁻⁵ per case."""
-    rng = np.random.default_rng(20)
-    samples = np.sort(rng.random((N_SIMULATIONS, n)), axis=1)  # the q-quantile is q
-    low, high = order_ranks(n, quantile, 0.95)
-    above = samples[:, low - 1] <= quantile if low else np.ones(N_SIMULATIONS, bool)
-    below = samples[:, high - 1] >= quantile if high else np.ones(N_SIMULATIONS, bool)
-    coverage = np.mean(above & below)
-    assert coverage >= 0.95 - 4 * math.sqrt(0.95 * 0.05 / N_SIMULATIONS), f"{coverage=} seed=20"
-    if high and n >= 1000 * (1 - quantile):
-        assert coverage <= 0.985, f"{coverage=}: needlessly wide; seed=20"
+SHAPES = {
+    "uniform": oracle.uniform(),
+    "exponential": oracle.expon(),
+    "lognormal": oracle.lognorm(1.0),
+    "pareto, infinite mean": oracle.pareto(0.8),
+    "reversed exponential": oracle.gumbel_l(),
+}
+NO_MEAN = ("pareto, infinite mean",)
+SIZES = [50, 59, 100, 299, 400, 1000, 3000, 10_000]
+
+
+def miss_rates(place, n, truth, rng, shape):
+    """How often the value at a place among n samples is above the truth, and how often below.
+
+    Only the two neighbours are drawn: the r-th of n uniform samples is Beta(r, n − r + 1), and the
+    next one takes a share of the rest, the least of n − r.
+    """
+    rank, part = int(place), place - int(place)
+    first = rng.beta(rank, n - rank + 1, N_DRAWS)
+    rest = 1 - rng.random(N_DRAWS) ** (1 / max(1, n - rank)) if rank < n else 0.0
+    second = first + (1 - first) * rest
+    values = (1 - part) * shape.ppf(first) + (part * shape.ppf(second) if part else 0.0)
+    return float(np.mean(values > truth)), float(np.mean(values < truth))
+
+
+N_DRAWS = 20_000
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.95, 0.99])
+def test_percentile_intervals_cover_the_truth_as_often_as_they_say(shape, quantile) -> None:
+    """Within two points of 95 % from 50 samples to 10⁴, open ends included; three points where
+    fewer than 368 samples leave the end of a P99 open and their law is too heavy to have a mean.
+
+    The standard error of a coverage is 0.15 points and the largest true deviation 0.8: a false
+    alarm is eight standard errors away. Seed 20.
+    """
+    rng, law = np.random.default_rng(20), SHAPES[shape]
+    truth = law.ppf(quantile)
+    for n in SIZES:
+        low, high = interval_places(n, quantile, 0.95)
+        above = 0.0 if low is None else miss_rates(low, n, truth, rng, law)[0]
+        below = 0.0 if high is None else miss_rates(high, n, truth, rng, law)[1]
+        assert low is not None
+        allowed = 0.03 if high is None and shape in NO_MEAN else 0.02
+        assert abs(1 - above - below - 0.95) < allowed, (n, above, below)
+
+
+@pytest.mark.parametrize(("n", "quantile"), [(50, 0.5), (200, 0.9), (500, 0.99)])
+def test_whole_samples_give_the_coverage_that_their_neighbours_do(n: int, quantile: float) -> None:
+    """The function itself on 4000 samples each; two points are six standard errors. Seed 22."""
+    rng = np.random.default_rng(22)
+    truth = -math.log(1 - quantile)
+    covered = 0
+    for sample in np.sort(rng.exponential(size=(N_SIMULATIONS, n)), axis=1):
+        covered += _covers(percentile(sample, quantile, 0.95), truth)
+    assert abs(covered / N_SIMULATIONS - 0.95) < 0.02
+
+
+@given(
+    st.integers(1, 3000),
+    st.sampled_from([0.5, 0.9, 0.99, 0.999]),
+    st.sampled_from([0.9, 0.95, 0.99]),
+)
+def test_an_interval_is_inside_the_exact_one_unless_an_end_is_open(n, quantile, confidence) -> None:
+    places, ranks = interval_places(n, quantile, confidence), order_ranks(n, quantile, confidence)
+    assert [end is None for end in places] == [end is None for end in ranks]
+    low, high = places
+    exact_low, exact_high = ranks
+    if low is not None and high is not None:
+        assert exact_low is not None
+        assert exact_high is not None
+        assert exact_low <= low <= min(n, exact_low + 1)
+        assert max(1, exact_high - 1) <= high <= exact_high
+    for end in places:
+        assert end is None or 1 <= end <= n
+
+
+def test_the_interval_of_a_median_is_hettmansperger_and_sheathers() -> None:
+    """n = 10: d = 2 covers 97.8516 %, d = 3 89.0625 %, so I = 2.8516/8.7891 = 0.32445 and
+    λ = (n − d)·I / (d + (n − 2d)·I) = 2.5956/3.9467 = 0.65766. Worked by hand."""
+    low, high = interval_places(10, 0.5, 0.95)
+    assert low == pytest.approx(2.65766, abs=2e-5)
+    assert high == pytest.approx(11 - 2.65766, abs=2e-5)
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=80),
+    st.integers(0, 10),
+    st.sampled_from([0.5, 0.9, 0.99]),
+    st.integers(1, 90),
+)
+def test_an_interval_holds_its_estimate_and_lies_within_the_samples(
+    values, n_infinite, quantile, worth
+) -> None:
+    found = percentile(np.sort(values), quantile, 0.95, n_infinite, worth)
+    assert found.low is None or min(values) <= found.low <= found.value
+    assert found.high is None or found.value <= found.high
+    assert found.low is None or found.low < math.inf or found.value == math.inf
+
+
+def test_proof_stays_with_the_exact_bounds() -> None:
+    """299 samples without a miss prove a P99 at 95 %, 298 do not: MLPerf's rule."""
+    assert percentile_bounds(np.arange(299.0), 0.99, 0.95).high == 298.0
+    assert percentile_bounds(np.arange(298.0), 0.99, 0.95).high is None
 
 
 def test_gaps_of_one_request_are_not_counted_as_independent() -> None:

@@ -74,8 +74,8 @@ def test_percentiles_come_with_interval_n_and_mark() -> None:
     text = printed(measured_run())
     line = next(line for line in text.splitlines() if line.startswith("TTFT "))
     assert " 200 " in line
-    assert "97.7 ms [95.4, 100]" in line
-    assert "146 ms* [135, …]" in line
+    assert "97.7 ms [95.8, 100]" in line
+    assert "146 ms* [136, …]" in line
 
 
 def test_failures_have_their_own_line() -> None:
