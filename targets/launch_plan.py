@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 from loadgen.errors import TargetFileError, nearest
 from loadgen.registry import Block
 from loadgen.units import Seconds
+from targets.secret_words import hide_secrets
 
 PLACEHOLDERS = ("host", "model", "port", "python")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")  # the braces of JSON have quotes in between
@@ -117,12 +118,14 @@ class Launch(Block):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     preset: str | None = None
-    command: Words = ()
+    command: Words = Field(default=(), repr=False)  # words and values may hold secrets
     model: str = ""
-    args: Words = ()
+    args: Words = Field(default=(), repr=False)
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
-    env: Annotated[dict[str, str], BeforeValidator(_word_values)] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], BeforeValidator(_word_values)] = Field(
+        default_factory=dict, repr=False
+    )
     cwd: Path | None = None
     python: str = ""
     ready: Ready = Ready()
@@ -182,20 +185,24 @@ class Launch(Block):
             "port": str(port) if port else "{port}",
             "python": self.python or this_python,
         }
-        shown = tuple(_fill(word, values) for word in self._template())
+        words = tuple(_fill(word, values) for word in self._template())
+        shown, hidden = hide_secrets(words)
         own = {name: _fill(value, values) for name, value in self.env.items()}
         return LaunchPlan(
-            command=tuple(_expand(word, environ, "launch.command") for word in shown),
+            command=tuple(_expand(word, environ, "launch.command") for word in words),
             shown=_shell_line(shown),
             env={
                 **environ,
                 **{k: _expand(v, environ, f"launch.env.{k}") for k, v in own.items()},
             },
-            secrets=tuple(
-                environ[name]
-                for text in (*shown, *own.values())
-                for name in _VARIABLE.findall(text)
-                if environ.get(name)
+            secrets=(
+                *hidden,
+                *(
+                    environ[name]
+                    for text in (*words, *own.values())
+                    for name in _VARIABLE.findall(text)
+                    if environ.get(name)
+                ),
             ),
             cwd=self.cwd,
             ready_path=self.ready.path or (self._preset.ready if self._preset else "/v1/models"),
@@ -205,10 +212,11 @@ class Launch(Block):
         )
 
     def to_manifest(self) -> dict[str, Any]:
-        """What a run records: the command as written, and the names of the variables set."""
+        """What a run records: the command as written, but for what looks like a secret, and the
+        names of the variables set."""
         return {
             "preset": self.preset,
-            "command": _shell_line(self._template()),
+            "command": _shell_line(hide_secrets(self._template())[0]),
             "model": self.model,
             "env": sorted(self.env),
         }

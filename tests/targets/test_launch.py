@@ -187,14 +187,14 @@ def test_secrets_reach_the_server_and_nobody_else(start):
     environ = {"MY_TOKEN": "hf-very-secret", "SRV_KEY": "sk-very-secret"}
     with start(
         code, environ, "api_key_env: SRV_KEY", env={"HF_TOKEN": "${MY_TOKEN}"},
-        args=["--api-key=${SRV_KEY}"],
+        args=["--api-key=${SRV_KEY}", "--hf-token", "written-very-secret"],
     ) as server:  # fmt: skip
         log = server.log.read_text()
         assert "got hf-very-secret --api-key=sk-very-secret" in log
         assert "Bearer sk-very-secret" in log, "readiness is asked with the key"
         assert "very-secret" not in repr(server)
         assert "very-secret" not in json.dumps(server.endpoint.to_manifest())
-        assert '"--api-key=${SRV_KEY}"' in server.command
+        assert "\"--api-key=${SRV_KEY}\" --hf-token '[redacted]'" in server.command
         assert not [line for line in tail(server.log, server._secrets) if "very-secret" in line]
         ours = Path(f"/proc/{server._warden._process.pid}/cmdline").read_text()
     assert "very-secret" not in ours
