@@ -64,6 +64,10 @@ def _parsed(variable: str, text: str) -> Proxy:
     if not host or not port:  # without one curl takes 1080 and requests 80
         missing = "port" if host else "host"
         raise UsageError(f"{variable}: has no {missing}; write http://host:3128")
+    try:
+        host = host if ":" in host else host.encode("idna").decode()
+    except UnicodeError:  # a label without letters, or of more than 63
+        raise UsageError(f"{variable}: its host is not a valid name; {_FORM}") from None
     return Proxy(host, port, _authorization(parts))
 
 

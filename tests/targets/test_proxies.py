@@ -83,6 +83,8 @@ def test_credentials_become_a_header_and_are_shown_nowhere():
         (f"socks5://me:{SECRET}@p:1", "http_proxy: a proxy of kind 'socks5' is not supported"),
         (f"https://me:{SECRET}@p:1", "a proxy of kind 'https'"),
         (f"http://me:{SECRET}@p", "http_proxy: has no port; write http://host:3128"),
+        (f"http://me:{SECRET}@{'a' * 64}.example:3128", "http_proxy: its host is not a valid name"),
+        (f"http://me:{SECRET}@a..example:3128", "http_proxy: its host is not a valid name"),
         (f"http://me:{SECRET}@:3128", "has no host"),
         (f"http://me:{SECRET}@p:x", "no proxy URL"),
         ("http://me:do-not-show/1@p:3128", "no proxy URL"),
