@@ -94,7 +94,11 @@ class Dialer:
             for info in tried:
                 self._rotation.put_aside(info)
             raise
-        peer = sock.getpeername()
+        try:
+            peer = sock.getpeername()
+        except OSError:  # reset as soon as it was accepted
+            sock.close()
+            raise
         for info in tried:
             if info[4][:2] == peer[:2]:
                 break

@@ -50,6 +50,8 @@ class AiohttpClient:
         self._looks_like_token = looks_like_token
         self._resolver = _Resolver(Rotation(*route.peer, lookup, first))
         self._sessions: dict[int, aiohttp.ClientSession] = {}
+        self._n_users: dict[int, int] = {}  # of each session: requests under way
+        self._last_sent: set[int] = set()  # sessions that want no connection any more
         self._running: dict[int, tuple[Exchange, asyncio.Task[None]]] = {}
         self.n_opened = 0
         self.n_reused = 0
@@ -90,12 +92,18 @@ class AiohttpClient:
 
     async def _run(self, exchange: Exchange, payload: bytes, session: int, is_last: bool) -> None:
         key = session + 1 if self._mode == "per_session" else 0
+        self._n_users[key] = self._n_users.get(key, 0) + 1
+        if key and is_last:
+            self._last_sent.add(key)
         try:
             await self._exchange(exchange, payload, self._session(key))
         except (aiohttp.ClientError, OSError, _Broken) as error:
             exchange.fail(*failure(exchange, error, self._route), monotonic_ns())
+        finally:
+            self._n_users[key] -= 1
         exchange.done_ns = exchange.done_ns or monotonic_ns()
-        if key and is_last:
+        if key in self._last_sent and not self._n_users[key]:  # nobody of it is still reading
+            self._last_sent.discard(key)
             await self._sessions.pop(key).close()
         del self._running[exchange.row]
         self.on_end(exchange)

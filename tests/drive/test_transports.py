@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
+import struct
 import subprocess
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,7 @@ from targets.dialer import Dialer
 from targets.openai_chat import OpenAIChat
 from targets.route import Proxy, Route
 
+_STREAM = socket.SOCK_STREAM
 ADAPTER = OpenAIChat(model="m")
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
@@ -306,6 +309,45 @@ def test_both_count_their_connections_alike(connections):
     assert fast == plain == expected[connections]
 
 
+def test_a_session_s_last_request_does_not_cut_off_its_others():
+    """Of two branches of one conversation the last one ends first."""
+
+    async def scenario(kind):
+        slow_may_end, begun = asyncio.Event(), asyncio.Event()
+
+        async def answer(reader, writer):
+            head = await read_request(reader)
+            writer.write(CHUNKED + chunk(TOKENS[0]))
+            if b"x-seq: 0" in head:
+                begun.set()
+                await slow_may_end.wait()
+            writer.write(chunk(b"".join(TOKENS[1:]) + END + DONE) + b"0\r\n\r\n")
+            await reader.read()
+
+        async with serving(answer) as (host, port):
+            loop = asyncio.get_running_loop()
+            client = make(kind, loop, Route(host, port), connections="per_session")
+            ended, over = list[Any](), asyncio.Event()
+
+            def on_end(exchange):
+                ended.append(exchange)
+                if len(ended) == 1:
+                    loop.call_later(0.0, slow_may_end.set)  # after what its end has caused
+                else:
+                    over.set()
+
+            client.on_end = on_end
+            client.send(0, request(own=(("x-seq", "0"),)), session=5, is_last=False)
+            await asyncio.wait_for(begun.wait(), 5)
+            client.send(1, request(own=(("x-seq", "1"),)), session=5, is_last=True)
+            await asyncio.wait_for(over.wait(), 5)
+            await client.close()
+            return [(e.row, meaning(e)["status"], meaning(e)["text"]) for e in ended]
+
+    fast, plain = by_both(scenario)
+    assert fast == plain == [(row, Status.ok, "one two three") for row in (1, 0)]
+
+
 def test_both_send_the_bytes_of_the_payload():
     async def scenario(kind):
         heads = []
@@ -440,6 +482,49 @@ def test_an_address_that_refuses_is_passed_over():
 
     fast, plain = by_both(scenario)
     assert fast == plain == [Status.ok] * 4
+
+
+def test_localhost_is_both_of_its_addresses():
+    """The system's own resolver, not a scripted one."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo("localhost", 80, type=_STREAM)}
+    except OSError:
+        found = set()
+    if found != {"127.0.0.1", "::1"}:
+        pytest.skip(f"localhost is {sorted(found)} here, not both 127.0.0.1 and ::1")
+
+    async def scenario(kind):
+        async with (
+            serving(answering(WHOLE)) as (_, port),
+            serving(answering(WHOLE), asyncio.start_server, "::1", port),
+        ):
+            route = Route("localhost", port)
+            client = make(kind, asyncio.get_running_loop(), route, connections="never")
+            ended = await send_all(client, request(), n=4)
+            assert sorted(client.known) == [f"127.0.0.1:{port}", f"[::1]:{port}"]
+            return sorted(e.remote.rpartition(":")[0] for e in ended)
+
+    assert by_both(scenario) == (["127.0.0.1"] * 2 + ["[::1]"] * 2,) * 2
+
+
+def test_a_connection_that_is_reset_at_once_leaves_no_socket_behind():
+    async def scenario(kind):
+        async def reset(reader, writer):
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+
+        async with serving(reset) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port), connections="never")
+            before = len(os.listdir("/proc/self/fd"))
+            ended = await send_all(client, request(), n=40)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert all(e.outcome in (Status.stream_error, Status.connect_error) for e in ended)
+            return len(os.listdir("/proc/self/fd")) - before
+
+    fast, plain = by_both(scenario)
+    assert max(fast, plain) <= 2
 
 
 def test_reused_connections_take_turns_too():
