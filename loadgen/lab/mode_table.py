@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.lab.mode_cell import METRICS, PERCENTILES, Cell
-from loadgen.measure.stats import mean_bounds
+from loadgen.measure.over_runs import Estimate, mean_over, over_runs
 
 QUANTITIES = (
     "goodput",
@@ -22,7 +22,6 @@ QUANTITIES = (
     "output_tokens_per_s",
     *(f"{name.removesuffix('_s')}_{key}" for name in METRICS for key in PERCENTILES),
 )
-Estimate = dict[str, Any]  # {value, low, high, n}; None where unknown
 
 
 def rows(cells: Sequence[Cell], confidence: float) -> list[dict[str, Any]]:
@@ -55,7 +54,7 @@ def _row(
         "offered_rate_per_s": float(
             np.mean([_part(cell, name)["offered_rate_per_s"] for cell in cells])
         ),
-        **{q: _estimate([_part(c, name)[q] for c in cells], confidence) for q in QUANTITIES},
+        **{q: over_runs([_part(c, name)[q] for c in cells], confidence) for q in QUANTITIES},
         "difference": {
             q: difference(cells, baseline, name, q, confidence)
             for q in ("goodput", "attainment", "output_tokens_per_s", "ttft_p99", "itl_p99")
@@ -76,25 +75,7 @@ def difference(
         if cell["seed"] in known
     ]
     gaps = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
-    return _mean(gaps, confidence)
-
-
-def _estimate(values: Sequence[Mapping[str, float | None]], confidence: float) -> Estimate:
-    """Over several seeds the mean and its interval; of a single run its own."""
-    if len(values) == 1:
-        only = values[0]
-        return {"value": only["value"], "low": only.get("low"), "high": only.get("high"), "n": 1}
-    known = [value["value"] for value in values]
-    if any(value is None for value in known):  # infinitely bad, or undefined, in some seed
-        return {"value": None, "low": None, "high": None, "n": len(values)}
-    return _mean([value for value in known if value is not None], confidence)
-
-
-def _mean(values: Sequence[float], confidence: float) -> Estimate:
-    if not values:
-        return {"value": None, "low": None, "high": None, "n": 0}
-    found = mean_bounds(np.array(values), np.ones(len(values)), (1 + confidence) / 2)
-    return {"value": found.value, "low": found.low, "high": found.high, "n": len(values)}
+    return mean_over(gaps, confidence)
 
 
 def _waits(cells: Sequence[Cell], name: str) -> dict[str, float]:

@@ -15,9 +15,9 @@ from loadgen.measure.catalog import Metric
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.samples import Samples
 from loadgen.measure.slo import parse_measure, parse_slo
-from loadgen.measure.stats import Values, nearest_rank
+from loadgen.measure.stats import Interval, Values, nearest_rank, wilson
 from loadgen.measure.summary import Summary
-from loadgen.measure.throughput import throughput
+from loadgen.measure.throughput import per_second, throughput
 from loadgen.records import Run
 
 
@@ -91,6 +91,20 @@ class Measured:
             return float(population.ordered[rank - 1])
         return float(population.ordered.mean())
 
+    def estimate(self, asked: Measure, confidence: float) -> Interval:
+        """The number with failures as +inf, so that nothing looks fast because it fails, and with
+        its two-sided interval, as far as one run can have one: throughputs have none."""
+        metric, n_due = asked.metric, self.n_due()
+        if metric.scope == "run":
+            return self._estimate_of_run(metric.name, n_due, confidence)
+        population = self._samples.of(metric, with_failures=True)
+        if asked.quantile is not None:
+            found = population.percentile(asked.quantile, confidence)
+            return Interval(found.value, found.low, found.high)
+        if population.n_infinite:
+            return Interval(math.inf)
+        return population.mean((1 + confidence) / 2)
+
     def ordered(self, metric: Metric) -> Values:
         """The samples of the answers that ended well, ascending."""
         return self._samples.of(metric).ordered
@@ -113,6 +127,19 @@ class Measured:
             return np.repeat(gaps.itl_s[ok], gaps.tokens[ok])
         values = self.columns.column(asked.metric.name)
         return np.where(self.columns.is_ok, values, np.nan)[self.due]
+
+    def _estimate_of_run(self, name: str, n_due: int, confidence: float) -> Interval:
+        if name == "error_rate":
+            n_failed = int(np.count_nonzero(self.due & ~self.columns.is_ok))
+            return wilson(n_failed, n_due, confidence)
+        if name not in ("attainment", "goodput"):
+            return Interval(self._of_run(name, n_due))
+        share = wilson(int(np.count_nonzero(self.met)), n_due, confidence)
+        if name == "attainment":
+            return share
+        per_s = per_second(float(n_due), measured_window(self.run))
+        low, high = (None if end is None else end * per_s for end in (share.low, share.high))
+        return Interval(self._of_run(name, n_due), low, high)
 
     def _of_run(self, name: str, n_due: int) -> float:
         if name in ("attainment", "error_rate"):
