@@ -6,15 +6,14 @@ dash and shape repeat what a colour says, for print and for those who see colour
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-Spec = dict[str, Any]
+from reports.charts import Spec, standalone
+from reports.series import COLORS, colors, lines
+
 Record = dict[str, Any]
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
-COLORS = ("#3a86c8", "#d08020", "#2a9d78", "#d1495b", "#8a63b0", "#85878c", "#b0a020", "#50b0c8")
-DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3], [10, 4], [3, 1])
 LATENCIES = (
     ("ttft_p50", "TTFT p50"),
     ("ttft_p99", "TTFT p99"),
@@ -37,7 +36,7 @@ def figures(facts: Mapping[str, Any]) -> dict[str, Spec]:
 def paper(facts: Mapping[str, Any]) -> Spec:
     """Goodput over the rate, and below it the paired difference, as one figure of fixed size."""
     panels = [{**_bare(spec), "width": EXPORT_WIDTH} for spec in figures(facts).values()]
-    return _standalone({"vconcat": panels}, f"{facts['scenario']}: batching modes compared")
+    return standalone({"vconcat": panels}, f"{facts['scenario']}: batching modes compared")
 
 
 def goodput(facts: Mapping[str, Any]) -> Spec:
@@ -65,7 +64,7 @@ def goodput(facts: Mapping[str, Any]) -> Spec:
         },
         *_lines(facts, x, y),
     ]
-    return _standalone(
+    return standalone(
         {"width": "container", "height": 260, "data": {"values": rows}, "layer": layers},
         "Goodput over the offered rate, by batching mode",
     )
@@ -85,7 +84,7 @@ def difference(facts: Mapping[str, Any]) -> Spec:
         "mark": {"type": "rule", "color": COLORS[5]},
         "encoding": {"y": {"field": "zero", "type": "quantitative"}},
     }
-    return _standalone(
+    return standalone(
         {
             "width": "container",
             "height": 180,
@@ -100,7 +99,7 @@ def latencies(facts: Mapping[str, Any]) -> Spec:
     """Each latency as a panel: a dot per mode and class with its interval, on a logarithmic axis,
     because what a policy changes are orders of magnitude."""
     panels = [_latency_panel(facts, key, title) for key, title in LATENCIES]
-    return _standalone({"vconcat": panels}, "Latencies by batching mode and class")
+    return standalone({"vconcat": panels}, "Latencies by batching mode and class")
 
 
 def _latency_panel(facts: Mapping[str, Any], key: str, title: str) -> Spec:
@@ -115,7 +114,7 @@ def _latency_panel(facts: Mapping[str, Any], key: str, title: str) -> Spec:
     color = {
         "field": "name",
         "type": "nominal",
-        "scale": {"domain": labels, "range": _colors(len(labels))},
+        "scale": {"domain": labels, "range": colors(len(labels))},
         "legend": {"title": None, "orient": "top"} if len(labels) > 1 else None,
     }
     x = {
@@ -161,56 +160,7 @@ def _latency_panel(facts: Mapping[str, Any], key: str, title: str) -> Spec:
 
 
 def _lines(facts: Mapping[str, Any], x: Spec, y: Spec) -> list[Spec]:
-    modes: Sequence[str] = facts["modes"]
-    color = {
-        "field": "mode",
-        "type": "nominal",
-        "scale": {"domain": list(modes), "range": _colors(len(modes))},
-        "legend": {
-            "title": None,
-            "orient": "top",
-            "labelLimit": 300,
-            "columns": 3,
-            "symbolOpacity": 1,
-        },
-    }
-    dash = {
-        **color,
-        "scale": {
-            "domain": list(modes),
-            "range": [DASHES[k % len(DASHES)] for k in range(len(modes))],
-        },
-    }
-    return [
-        {
-            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-            "mark": {"type": "area", "opacity": 0.2},
-            "encoding": {
-                "x": {**x, "field": "rate"},
-                "y": {**y, "field": "low"},
-                "y2": {"field": "high"},
-                "color": color,
-            },
-        },
-        {
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {
-                "x": {**x, "field": "rate"},
-                "y": {**y, "field": "value"},
-                "color": color,
-                "strokeDash": dash,
-            },
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 36},
-            "encoding": {
-                "x": {**x, "field": "rate"},
-                "y": {**y, "field": "value"},
-                "color": color,
-                "tooltip": _tooltip(str(y["title"])),
-            },
-        },
-    ]
+    return lines(facts["modes"], "mode", {**x, "field": "rate"}, y, _tooltip(str(y["title"])))
 
 
 def _rate_axis(facts: Mapping[str, Any]) -> Spec:
@@ -245,25 +195,7 @@ def _tooltip(title: str) -> list[Spec]:
     ]
 
 
-def _colors(n: int) -> list[str]:
-    return [COLORS[k % len(COLORS)] for k in range(n)]
-
-
 def _bare(spec: Spec) -> Spec:
     """A figure as a panel of another one."""
     outer = ("$schema", "background", "config")
     return {key: value for key, value in spec.items() if key not in outer}
-
-
-def _standalone(spec: Spec, description: str) -> Spec:
-    return {
-        "$schema": SCHEMA,
-        "description": description,
-        "background": "transparent",
-        "config": {
-            "font": "system-ui, sans-serif",
-            "view": {"stroke": None},
-            "axis": {"gridOpacity": 1, "domain": True, "labelFontSize": 11, "titleFontSize": 11},
-        },
-        **spec,
-    }
