@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from loadgen.measure.compare import compare as compare
     from loadgen.measure.compare import measure_noise as measure_noise
     from loadgen.run import run as run
+    from loadgen.sweep.api import sweep as sweep
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
 
@@ -34,6 +35,7 @@ _HOMES = {
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",
     "measure_noise": "loadgen.measure.compare",
+    "sweep": "loadgen.sweep.api",
     "export": "loadgen.exports.export",
 }
 _MODULES = {"testing": "reference_engine.policy_check"}
@@ -48,6 +50,7 @@ __all__ = [
     "run",
     "simulate",
     "summarize",
+    "sweep",
 ]
 
 

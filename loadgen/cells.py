@@ -49,6 +49,9 @@ class Between:
     warm_up_s: float = 0.0
 
 
+BETWEEN = Between()
+
+
 @dataclass(frozen=True)
 class CellRun:
     """The finished `repeat` (from 1) of a cell. `was_reused`: it was there already."""
@@ -97,7 +100,7 @@ def run_cells(
     *,
     repeats: int,
     console: Console,
-    between: Between = Between(),
+    between: Between = BETWEEN,
     order_seed: int = 0,
 ) -> Generator[CellRun | CellFailure]:
     """Make every run that `directory` does not have yet, and give all of them, in their order.

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from loadgen.command import guard
-from loadgen.verbs import decide, extend, lab, measure
+from loadgen.verbs import decide, extend, lab, measure, sweep
 
 app = typer.Typer(
     name="slobench",
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (measure, decide, lab, extend):
+for group in (measure, decide, sweep, lab, extend):
     app.add_typer(group.verbs)
 
 

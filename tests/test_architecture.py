@@ -42,6 +42,7 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.cell": [*WORDS, "loadgen"],
     "loadgen.cell_server": [*WORDS, "loadgen"],
     "loadgen.cells": [*WORDS, "loadgen", "targets"],
+    "loadgen.sweep": [*WORDS, "loadgen", "targets", "reports"],
     "loadgen.recording": [*WORDS, "loadgen", "targets.scrape"],
     "loadgen.shard_tasks": [
         *WORDS,
@@ -157,6 +158,9 @@ PURE = [
     "reports.compare_frames",
     "reports.compare_charts",
     "reports.compare_view",
+    "reports.series",
+    "reports.sweep_charts",
+    "reports.sweep_view",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
 TORCH_IN = (

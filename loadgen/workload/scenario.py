@@ -238,6 +238,14 @@ def load_scenario(
     return _checked(document)
 
 
+def varied(scenario: Scenario, settings: Mapping[str, object], flag: str = "--set") -> Scenario:
+    """The same scenario with values set by dotted path. Raises ScenarioError that names `flag`."""
+    document = parse_document(scenario.to_yaml(), scenario.name, ScenarioError)
+    document.lines.clear()  # of a text that nobody wrote
+    override(document, settings, flag)
+    return _checked(document)
+
+
 def scenario_from_flags(
     *,
     rate: str,
