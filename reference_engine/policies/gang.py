@@ -41,6 +41,7 @@ class Gang:
         self._finished_rows, self._pad = finished_rows, pad
         self._number = 0
         self._to_start: list[str] = []
+        self._members: set[str] = set()  # of the batch, and not over
         self._masked_rows = self._masked_context = 0
         self._padding_left = 0
 
@@ -61,6 +62,7 @@ class Gang:
                 break
             taken.append(request)
         self._to_start = [request.id for request in taken]
+        self._members = set(self._to_start)
         self._padding_left = 0
         if self._pad is Pad.batch_max and taken:
             lengths = [view.to_compute(request) for request in taken]
@@ -92,8 +94,10 @@ class Gang:
         return Plan(decode_all=True, rest=rest, group=self._number, padding=self._masked())
 
     def finished(self, request: Request, view: View) -> None:
-        """A request ended; with masked rows its place in the batch is computed on."""
-        if self._finished_rows is FinishedRows.masked and view.running:
+        """A request ended; if it had a place in the batch, that is computed on with masked rows."""
+        had_place = request.id in self._members and request.scheduled_s is not None
+        self._members.discard(request.id)
+        if had_place and self._finished_rows is FinishedRows.masked and view.running:
             self._masked_rows += 1
             self._masked_context += request.n_tokens - 1  # the last token was not read back
 

@@ -8,6 +8,7 @@ import pytest
 
 from reference_engine.cost_model import Padding
 from reference_engine.plan import Cause, Why
+from reference_engine.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 
@@ -121,3 +122,13 @@ def test_a_batch_longer_than_a_step_is_read_before_anybody_decodes() -> None:
     assert engine.shares == {"r2": 10}
     engine.step()
     assert engine.shares == {"r0": 1, "r1": 1, "r2": 1}
+
+
+def test_who_leaves_the_queue_leaves_no_row_behind() -> None:
+    """Only those that were in the batch have a row to be masked."""
+    engine = gang(4, batch_size=2)
+    engine.step()
+    engine.state.end("r3", State.finished_abort)
+    assert engine.plan.padding == Padding()
+    engine.state.end("r0", State.finished_abort)
+    assert engine.plan.padding.decode_rows == 1
