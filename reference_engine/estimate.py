@@ -21,7 +21,8 @@ _FEWEST_ERRORS = 8
 class Estimate:
     """`virtual_tokens` is the price: `input_cost` per prompt token to be computed and `output_cost`
     per token expected. `tokens_ahead` are computed first, at `tokens_per_s`. Times in seconds from
-    now, None where there is nothing to go by; `n_errors` earlier forecasts went into them."""
+    now, None where there is nothing to go by; `n_errors` earlier forecasts went into them. They
+    assume the order of the queue; `is_in_order` says whether the mode keeps to it."""
 
     input_tokens: int
     cached_tokens: int
@@ -35,6 +36,7 @@ class Estimate:
     ttft_p50_s: float | None
     ttft_p90_s: float | None
     n_errors: int
+    is_in_order: bool
     n_running: int
     n_waiting: int
     refusal: AdmissionError | None
@@ -78,6 +80,7 @@ def _estimate(state: EngineState, request: Request) -> Estimate:
         ttft_p50_s=p50_s,
         ttft_p90_s=p90_s,
         n_errors=len(errors) if len(errors) >= _FEWEST_ERRORS else 0,
+        is_in_order=state.policy.is_in_order,
         n_running=len(state.roster.running),
         n_waiting=len(state.roster.waiting) + len(state.roster.held),
         refusal=_refusal(state, request),

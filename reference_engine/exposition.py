@@ -23,6 +23,7 @@ from reference_engine.tallies import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Key = tuple[str, ...]  # label values
+_UNVISITED = "Steps in a state that the decision table was never made for."
 _GAPS = "Time between two tokens of a request, s."
 
 
@@ -143,6 +144,7 @@ class _Families:
                 totals.displaced_s,
             ),
             ("interventions", "What operators did.", ("kind",), totals.interventions),
+            ("smdp_unvisited_state", _UNVISITED, (), {(): totals.smdp_unvisited}),
             ("refused_requests", "Requests answered with 429.", ("reason",), refused),
             ("padding_tokens", "Computed for nobody.", (), padding),
             ("slow_readers", "Streams cut off.", (), slow),
@@ -152,6 +154,8 @@ class _Families:
         phases: dict[Key, Histogram] = {("plan",): totals.plan_s, ("compute",): totals.compute_s}
         text = "Planning and computing of a step, s."
         yield self._histogram("ref:step_seconds", text, phases, ("phase",))
+        text = "By how much requests started earlier or later than foretold at their arrival, s."
+        yield self._histogram("ref:forecast_error_seconds", text, {(): totals.forecast_error_s})
         yield self._gauge("ref:policy_info", "The batching mode and its knobs.", now.policy, 1)
 
     def _gauge(self, name: str, text: str, more: Mapping[str, str], value: float) -> Metric:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from reference_engine.explain import Account
 from reference_engine.sequence import Request, State
+from reference_engine.smdp.lookup import UNVISITED
 from reference_engine.steps import Event, StepRecord
 from reference_engine.tallies import Histogram, Names, Tally
 
@@ -61,12 +62,14 @@ class EngineMetrics:
         self.finished = Tally()
         self.wait_s, self.displaced_s = Tally(), Tally()
         self.interventions = Tally()
+        self.smdp_unvisited = 0
         self.ttft_s = Histogram((*TTFT_S, *FINER_TTFT_S))
         self.itl_s = Histogram((*ITL_S, *FINER_ITL_S))
         self.tpot_s = Histogram((*ITL_S, *FINER_ITL_S))
         self.e2e_s, self.queue_s, self.inference_s, self.prefill_s, self.decode_s = (
             Histogram((*LATENCY_S, *FINER_LATENCY_S)) for _ in range(5)
         )
+        self.forecast_error_s = Histogram((*TTFT_S, *FINER_TTFT_S))
         self.input_tokens, self.output_tokens, self.max_tokens = (
             Histogram(sizes) for _ in range(3)
         )
@@ -79,6 +82,7 @@ class EngineMetrics:
         """A step was carried out; one that only waited counts its plan."""
         self.plan_s.observe(record.plan_s)
         self.preemptions += record.n_preempted
+        self.smdp_unvisited += record.action.endswith(UNVISITED)
         n_tokens = record.n_prefill_tokens + record.n_decode
         if n_tokens:
             self.step_tokens.observe(n_tokens)
@@ -103,6 +107,8 @@ class EngineMetrics:
         tenant = self._tenants.known(request.tenant)
         for cause, seconds in () if account is None else account.waits:
             self.wait_s.add((cause.why.name, tenant), seconds)
+        if account is not None and account.start_error_s is not None:
+            self.forecast_error_s.observe(abs(account.start_error_s))
         if request.state is State.finished_abort:
             return
         self.input_tokens.observe(request.n_prompt)

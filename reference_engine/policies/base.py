@@ -21,11 +21,13 @@ class Policy(Plugin, ABC):
 
     Two claims may be made, and `policy_check` holds a policy to them: `is_work_conserving`, no step
     is idle while a request could run; `is_aged`, whoever has waited `starvation` (a field, seconds)
-    goes before all who came later.
+    goes before all who came later. `is_in_order` says that waiting requests are started in the
+    order of the queue, which is what forecasts assume.
     """
 
     is_work_conserving: ClassVar[bool] = False
     is_aged: ClassVar[bool] = False
+    is_in_order: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

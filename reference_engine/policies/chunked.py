@@ -30,6 +30,7 @@ class Chunked(Policy):
     """
 
     kind: ClassVar[str] = "chunked"
+    is_in_order: ClassVar[bool] = True
 
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] = 2048
     tpot_slo: Annotated[Seconds, Field(gt=0)] | None = None

@@ -24,6 +24,7 @@ class Continuous(Policy):
     """
 
     kind: ClassVar[str] = "continuous"
+    is_in_order: ClassVar[bool] = True
 
     max_num_seqs: int = Field(default=256, ge=1)
     reserve: Reserve = Reserve.watermark
@@ -45,6 +46,7 @@ class Orca(Policy):
     """
 
     kind: ClassVar[str] = "orca"
+    is_in_order: ClassVar[bool] = True
 
     max_num_seqs: int = Field(default=256, ge=1)
 

@@ -29,6 +29,7 @@ class Dynamic(Policy):
     """
 
     kind: ClassVar[str] = "dynamic"
+    is_in_order: ClassVar[bool] = True
 
     max_batch_size: int = Field(default=16, ge=1)
     max_delay: Annotated[Seconds, Field(ge=0)] = 0.1

@@ -27,6 +27,7 @@ class PrefillFirst(Policy):
     """
 
     kind: ClassVar[str] = "prefill_first"
+    is_in_order: ClassVar[bool] = True
 
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     max_num_seqs: int = Field(default=256, ge=1)

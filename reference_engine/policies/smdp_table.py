@@ -74,7 +74,7 @@ class SmdpTable(Policy):
                 queue.drop(request.id)
         head = queue.head(view)
         action, note = self._lookup.decide(look(queue, head, view), view.cost, now_s)
-        if head is not None and head.arrived_s + self.starvation <= now_s:
+        if not note and head is not None and head.arrived_s + self.starvation <= now_s:
             action, note = FALLBACK, "starvation"
         if action is Action.wait and head is not None and not view.running:
             until_s = head.arrived_s + self.max_wait

@@ -24,6 +24,7 @@ class SplitFuse(Policy):
     """
 
     kind: ClassVar[str] = "split_fuse"
+    is_in_order: ClassVar[bool] = True
 
     token_budget: int = Field(default=512, ge=1)
     max_num_seqs: int = Field(default=256, ge=1)

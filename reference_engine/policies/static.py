@@ -29,6 +29,7 @@ class Static(Policy):
     """
 
     kind: ClassVar[str] = "static"
+    is_in_order: ClassVar[bool] = True
 
     batch_size: int = Field(default=32, ge=1)
     fill_timeout: Annotated[Seconds, Field(ge=0)] = 0.1

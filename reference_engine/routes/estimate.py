@@ -46,6 +46,7 @@ def _json(found: Estimate) -> dict[str, Any]:
         "predicted_start_ms": _ms(found.start_s),
         "predicted_ttft_ms": {"p50": _ms(found.ttft_p50_s), "p90": _ms(found.ttft_p90_s)},
         "n_errors": found.n_errors,
+        "is_in_order": found.is_in_order,
         "running": found.n_running,
         "waiting": found.n_waiting,
         "refusal": None

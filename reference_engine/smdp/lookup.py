@@ -11,6 +11,8 @@ from reference_engine.smdp.table import Table, TableFile, digest, pick, table_of
 
 FALLBACK = Action.prefill_fcfs
 """What is done where no table says anything."""
+UNVISITED = "unvisited"
+"""Why, where the table for the load never saw the state; a step's action ends with it."""
 
 
 class Pace:
@@ -48,7 +50,7 @@ class Lookup:
         if table is None:
             return self._fall_back("out_of_load")
         if not table.is_known[state.number]:
-            return self._fall_back("unvisited")
+            return self._fall_back(UNVISITED)
         return table.actions[state.number], ""
 
     @property

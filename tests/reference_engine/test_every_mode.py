@@ -108,3 +108,25 @@ def test_every_request_gets_exactly_the_tokens_of_the_model(mode: str, asked: li
         else:
             assert answered.state is State.finished_length
             assert output == expected
+
+
+IN_ORDER = [mode for mode in MODES if POLICIES.get(mode).is_in_order]
+
+
+def test_the_modes_in_order_are_the_first_come_first_served_ones():
+    assert IN_ORDER == [
+        "chunked", "continuous", "dynamic", "orca", "prefill_first", "split_fuse", "static",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", IN_ORDER)
+@settings(max_examples=15)
+@given(asked=traffic())
+def test_a_mode_that_says_it_keeps_the_order_starts_nobody_before_who_came_earlier(
+    mode: str, asked: list[Asked]
+) -> None:
+    requests = play(mode, asked)
+    started = [r for r in requests.values() if r.scheduled_s is not None]
+    started.sort(key=lambda r: r.arrival)
+    starts_s = [r.scheduled_s or 0.0 for r in started]
+    assert starts_s == sorted(starts_s)

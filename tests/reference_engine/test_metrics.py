@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import pairwise
 
 import pytest
@@ -11,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from reference_engine.exposition import Moment, page
 from reference_engine.metrics import EngineMetrics, one_two_five
 from reference_engine.sequence import State
-from reference_engine.steps import Event
+from reference_engine.smdp.states import N_STATES
+from reference_engine.smdp.table import load_table
+from reference_engine.steps import Event, StepLog
 from reference_engine.tallies import Histogram, Names
-from tests.reference_engine.engine_kit import request
+from tests.reference_engine.engine_kit import request, rig
 from tests.reference_engine.engine_server import serving, toy_engine
 
 # vLLM V1's series and the upper edges that dashboards and alerts name.
@@ -230,3 +233,31 @@ def test_a_jump_is_charged_to_its_tenant_and_an_operator_is_counted():
     families = read(page(metrics, Moment("m", 0, 0, 0.0, {}, {}, 0, {})).decode())
     assert value(families, "ref:displaced_seconds_total", tenant="red") == 2.0
     assert value(families, "ref:interventions_total", kind="pause_tenant") == 1
+
+
+def test_steps_in_a_state_no_table_saw_and_what_forecasts_missed_are_counted(tmp_path):
+    """A table that never saw anything: every step that it decides is one, and whoever starves is
+    served by the same fallback."""
+    table = load_table("hand_made").model_dump(mode="json", by_alias=True)
+    sheet = {"actions": [0] * N_STATES, "visits": [0] * N_STATES}
+    path = tmp_path / "blind.json"
+    path.write_text(json.dumps({**table, "tables": [sheet]}))
+    metrics = EngineMetrics(1000)
+    engine = rig(
+        policy="smdp_table", table=str(path), starvation="1ms", executor_args={"step_s": 0.5},
+        log=StepLog(on_step=metrics.on_step),
+    )  # fmt: skip
+    engine.admit(*(request(name, [1] * 400, 3) for name in "abc"))
+    n_steps = 0
+    while engine.state.has_work:
+        engine.step()
+        n_steps += 1
+    metrics.on_step(engine.state.log.steps[-1]._replace(action="prefill_fcfs: starvation"))
+    for entry in engine.state.accounts:
+        request_ = request(entry.request_id, [1], 1)
+        request_.state = State.finished_length
+        metrics.on_finish(request_, entry._replace(start_error_s=-0.25))
+    families = read(page(metrics, Moment("m", 0, 0, 0.0, {}, {}, 0, {})).decode())
+    assert value(families, "ref:smdp_unvisited_state_total") == n_steps > 3
+    assert value(families, "ref:forecast_error_seconds_sum") == 0.75
+    assert value(families, "ref:forecast_error_seconds_count") == 3
