@@ -97,6 +97,10 @@ class EngineThread:
         if request is not None:
             self._on_finish(request)
 
+    def check(self) -> bool:
+        """Look through the engine's books until somebody comes; False if somebody did."""
+        return all(not self._wake.is_set() for _ in self._state.checks())
+
     # --- the thread
 
     def _run(self) -> None:
@@ -111,8 +115,7 @@ class EngineThread:
                     self._publish(step(self._state, self._executor))
                     is_checked = False
                 elif not is_checked and not self._wake.wait(_CHECK_AFTER_S):
-                    self._state.check()
-                    is_checked = True
+                    is_checked = self.check()
                 self._wake.wait(self._idle_s())
             self._work_off_inbox()
         except BaseException as error:  # the thread's boundary: recorded, and told to every stream

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 from reference_engine.free_list import FreeList
 from reference_engine.sequence import Request
 
 BLOCK_TOKENS = 16
+CHECKED = 256  # blocks between two looks up: some 50 µs
 _HASH_BYTES = 16
 _EMPTY = blake2b(digest_size=_HASH_BYTES)
 
@@ -164,6 +165,12 @@ class KvPool:
     def check(self, owners: Iterable[Request]) -> None:
         """Assert that every block is either free or owned exactly as often as `owners` say, and
         that no request computed more than it has room for."""
+        for _ in self.checks(owners):
+            pass
+
+    def checks(self, owners: Iterable[Request]) -> Iterator[None]:
+        """As `check`, a piece at a time: between two of them at most one request or CHECKED blocks
+        are looked at. Nothing may change in between; give it up rather than going on then."""
         owned: Counter[int] = Counter()
         for request in owners:
             assert len(set(request.blocks)) == len(request.blocks), (
@@ -173,14 +180,24 @@ class KvPool:
             assert request.n_room == room, f"{request.id}: {request.n_room} != {room}"
             assert request.n_computed <= room, f"{request.id}: {request.n_computed} in {room}"
             owned.update(request.blocks)
+            yield
+        is_free = bytearray(self.n_blocks)
+        for at, block in enumerate(self._free):
+            assert not is_free[block], f"block {block} was freed twice"
+            is_free[block] = True
+            if at % CHECKED == 0:
+                yield
         for block, references in enumerate(self._references):
             assert references == owned[block], f"block {block}: {references} != {owned[block]}"
-        unowned = {block for block, references in enumerate(self._references) if not references}
-        free = list(self._free)
-        assert len(free) == len(self._free) == len(unowned), f"{len(free)} free, {len(unowned)}"
-        assert set(free) == unowned, f"leaked or freed twice: {sorted(set(free) ^ unowned)[:8]}"
-        cached = {block: key for key, block in self._block_of.items()}
-        assert cached == self._hash_of, "the prefix index and its inverse disagree"
+            assert is_free[block] == (references == 0), f"block {block} leaked or is free and owned"
+            if block % CHECKED == 0:
+                yield
+        assert is_free.count(1) == len(self._free), f"{len(self._free)} free by count"
+        for at, (key, block) in enumerate(self._block_of.items()):
+            assert self._hash_of.get(block) == key, "the prefix index and its inverse disagree"
+            if at % CHECKED == 0:
+                yield
+        assert len(self._block_of) == len(self._hash_of), "the inverse of the index has more"
 
     def _least(self, request: Request) -> int:
         return len(request.tokens) if request.n_preemptions else 0

@@ -58,7 +58,9 @@ class Guard:
         if self._api_key is None or not request.path.startswith(_GUARDED):
             return
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._api_key}".encode()):
+        # Bytes that are no UTF-8 come as lone surrogates.
+        given_bytes = given.encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given_bytes, f"Bearer {self._api_key}".encode()):
             raise WireError(
                 "the API key is missing or wrong; send it as 'Authorization: Bearer …'",
                 status=401,

@@ -63,6 +63,7 @@ class Service:
         self._streams: dict[str, TokenStream] = {}
         self._questions: set[asyncio.Future[Any]] = set()
         self._n_submitted = 0
+        self._n_over = 0  # of the streams: all is said, and not yet read
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,8 +105,9 @@ class Service:
 
     @property
     def n_waiting(self) -> int:
-        """Requests that are here and not running, those the engine has not seen yet included."""
-        return max(0, len(self._streams) - self.n_running)
+        """Requests that are here and not running, those the engine has not seen yet included, and
+        those without that only their readers have not seen the end of."""
+        return max(0, len(self._streams) - self._n_over - self.n_running)
 
     def submit(self, call: Call, request_id: str | None, arrived_s: float) -> TokenStream:
         """Queue a parsed call. Raises WireError when it can never run, when the queue is full, or
@@ -170,18 +172,22 @@ class Service:
 
     def _unused(self, wanted: str | None) -> str:
         """The client's id if no live request has it, else one derived from it: a retry must not
-        meet its first attempt."""
+        meet its first attempt. A client may have taken a derived one, or one of ours, too."""
         self._n_submitted += 1
-        if wanted is None:
-            return f"req-{self._n_submitted}"
-        return f"{wanted}#{self._n_submitted}" if wanted in self._streams else wanted
+        name = f"req-{self._n_submitted}" if wanted is None else wanted
+        while name in self._streams:
+            name = f"{wanted or 'req'}#{self._n_submitted}"
+            self._n_submitted += 1
+        return name
 
     def _forget(self, stream: TokenStream) -> None:
         request_id = stream.request.id
         if self._streams.pop(request_id, None) is None:
             return
         stream.is_closed = True
-        if not stream.is_over:
+        if stream.is_over:
+            self._n_over -= 1
+        else:
             self._thread.post(partial(self._thread.cancel, request_id))
         if not self._streams:
             self._is_idle.set()
@@ -199,12 +205,15 @@ class Service:
         for stream, delta in deltas:
             if stream.is_closed:  # while the step ran
                 continue
+            n_unread = stream.put(delta)
+            self._n_over += stream.is_over
             # Behind because of the socket, not because this loop is late.
-            if stream.put(delta) > self._outbox and stream.is_blocked:
+            if n_unread > self._outbox and stream.is_blocked:
                 self.n_slow_readers += 1
                 log.warning(
                     "request %s cut off: reader %d deltas behind", stream.request.id, self._outbox
                 )
+                self._n_over -= stream.is_over
                 stream.cut_off()
                 self._forget(stream)
 

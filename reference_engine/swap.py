@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from reference_engine.executors.base import Copy
+from reference_engine.kv import CHECKED
 from reference_engine.sequence import Request
 
 
@@ -49,9 +51,14 @@ class HostPool:
         self._free += request.host_blocks
         request.host_blocks, request.n_swapped = [], 0
 
-    def check(self, owners: Iterable[Request]) -> None:
-        """Assert that every block is either free or has one owner."""
-        owned = [block for request in owners for block in request.host_blocks]
-        assert sorted([*owned, *self._free]) == list(range(self.n_blocks)), (
-            f"host blocks: {len(owned)} owned, {len(self._free)} free of {self.n_blocks}"
-        )
+    def checks(self, owners: Iterable[Request]) -> Iterator[None]:
+        """Assert that every block is either free or has one owner, a piece at a time as
+        `KvPool.checks`."""
+        is_seen = bytearray(self.n_blocks)
+        owned = (block for request in owners for block in request.host_blocks)
+        for at, block in enumerate(chain(owned, self._free)):
+            assert not is_seen[block], f"host block {block} is owned twice, or owned and free"
+            is_seen[block] = True
+            if at % CHECKED == 0:
+                yield
+        assert all(is_seen), f"{is_seen.count(0)} of {self.n_blocks} host blocks leaked"

@@ -1,4 +1,5 @@
-"""Steps that only take time: a cost model says how long, and every token is the same one."""
+"""Steps that only take time: a cost model says how long, and every token is the same one, which
+this model is certain of: the logarithm of its probability is 0."""
 
 from __future__ import annotations
 
@@ -43,9 +44,14 @@ class Simulated:
     ) -> None:
         self._cost, self._pause = cost, pause
         self.caps = caps or Caps()
+        self._has_told = False  # whether anybody ever asked for logprobs
 
     def execute(self, batch: StepBatch) -> StepResult:
         duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s
         self._pause(duration_s)
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
-        return StepResult([TOKEN] * n_tokens, duration_s=duration_s)
+        # Everybody begins with a row, so that decodes need not be looked at.
+        if not self._has_told:
+            self._has_told = any(row.request.sampling.logprobs for row in batch.rows)
+        logprobs = [0.0] * n_tokens if self._has_told else None
+        return StepResult([TOKEN] * n_tokens, logprobs, duration_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from reference_engine.service import Service
 from reference_engine.setup import Setup
 from reference_engine.steps import StepRecord
 from reference_engine.wire.errors import WireError
+
+log = logging.getLogger(__name__)
 
 _N_STEPS, _MOST_STEPS = 100, 4096
 _MOST_SIMULATED = 60_000  # steps, all modes together: some ten seconds of a core
@@ -104,7 +107,15 @@ def _look(
     if entry is None:
         return None, case
     is_live = state.roster.find(request_id) is not None
-    return (entry, state.policy.explain(request_id, state.view()) if is_live else {}), case
+    return (entry, _thoughts(state, request_id) if is_live else {}), case
+
+
+def _thoughts(state: EngineState, request_id: str) -> dict[str, Any]:
+    try:
+        return state.policy.explain(request_id, state.view())
+    except Exception as error:  # a plug-in's boundary: who only looks must not end the serving
+        log.exception("mode '%s' cannot explain request %s", state.policy.kind, request_id)
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _case(state: EngineState) -> Case:
@@ -150,6 +161,7 @@ def policy_json(state: EngineState) -> dict[str, Any]:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_STEPS:
-        raise WireError(f"n must be a number from 1 to {_MOST_STEPS}, got '{text}'", param="n")
+    is_number = text.isdecimal() and len(text) <= len(str(_MOST_STEPS))
+    if not is_number or not 1 <= int(text) <= _MOST_STEPS:
+        raise WireError(f"n must be a number from 1 to {_MOST_STEPS}, got '{text:.20}'", param="n")
     return int(text)

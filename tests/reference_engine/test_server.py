@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from reference_engine.admission import AdmissionError
+from reference_engine.build import build
 from reference_engine.policies.chunked import Chunked
+from reference_engine.serve_options import ServeOptions
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
@@ -630,3 +632,84 @@ def test_a_miss_that_another_mode_keeps_is_blamed_on_the_policy_while_serving():
     assert (miss["request_id"], miss["blame"], miss["culprit"]) == ("short", "policy", "sjf")
     assert ": under sjf it would have been 0.0" in miss["sentence"]
     assert [(m["blame"], m["culprit"]) for m in entry["misses"]] == [("policy", "sjf")]
+
+
+def test_a_key_that_is_no_text_is_a_wrong_key():
+    async def scene():
+        async with serving(api_key="sesame") as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            head = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            writer.write(head + b"Authorization: Bearer \xff\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert asyncio.run(scene()).startswith(b"HTTP/1.1 401 ")
+
+
+def test_who_sends_slowly_has_not_waited():
+    """The queue begins with the body's last byte: a body sent in two halves overtakes nobody."""
+
+    async def scene():
+        async with serving() as server:
+            body = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nx-request-id: slow\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+            await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 2})
+            since_s = server.service.clock.now_s()
+            writer.write(body[5:])
+            await reader.readuntil(b"}")
+            writer.close()
+            return since_s, await server.get("/debug/requests/slow")
+
+    since_s, (status, entry) = asyncio.run(scene())
+    assert status == 200
+    assert entry["arrived_s"] >= since_s
+
+
+@pytest.mark.parametrize("n", ["9" * 5000, "0", "-1", "x", "4097"])
+def test_a_number_of_steps_that_is_none_is_refused(n):
+    async def scene():
+        async with serving() as server:
+            return await server.get(f"/debug/steps?n={n}")
+
+    status, answer = asyncio.run(scene())
+    assert (status, answer["error"]["param"]) == (400, "n")
+
+
+def test_a_mode_that_cannot_explain_itself_goes_on_serving(caplog):
+    class Mute(Chunked):
+        def explain(self, request_id, view):
+            raise LookupError("never heard of it")
+
+    async def scene():
+        engine = toy_engine(executor_args={"step_s": 0.002})
+        async with serving(engine) as server:
+            await server.service.ask(lambda state: state.switch_policy(Mute()))
+            body = {"prompt": "abc", "max_tokens": 200}
+            asked = asyncio.create_task(server.post(COMPLETIONS, body, **{"x-request-id": "a"}))
+            while (await server.get("/debug/engine"))[1]["running"] == 0:
+                pass
+            return await server.get("/debug/requests/a"), await asked
+
+    (status, entry), (answered, _) = asyncio.run(scene())
+    assert (status, answered) == (200, 200)
+    assert entry["policy"] == {"error": "LookupError: never heard of it"}
+    assert "cannot explain" in caplog.text
+
+
+def test_a_simulated_model_is_certain_of_its_tokens():
+    async def scene():
+        options: dict[str, Any] = {"device": "sim", "shape": "8b"}
+        async with serving(build(ServeOptions(**options)), **options) as server:
+            body = {"prompt": "abc", "max_tokens": 3, "logprobs": 1}
+            whole = await server.post(COMPLETIONS, body)
+            return whole, await server.events(CHAT, {**HI, "max_tokens": 2, "logprobs": True})
+
+    (_, whole), (_, *events, _) = asyncio.run(scene())
+    logprobs = whole["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == whole["choices"][0]["text"] == "xxx"
+    assert logprobs["token_logprobs"] == [0.0] * 3
+    told = [event["choices"][0]["logprobs"]["content"][0] for event in events]
+    assert [(one["token"], one["logprob"]) for one in told] == [("x", 0.0)] * 2

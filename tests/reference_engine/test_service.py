@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 
+from reference_engine.engine_thread import EngineThread
+from reference_engine.kv import CHECKED
+from reference_engine.metrics import EngineMetrics
 from reference_engine.sequence import Sampling
 from reference_engine.service import Service
 from reference_engine.streams import StreamBroken
 from reference_engine.wire.call import Call
 from reference_engine.wire.errors import WireError
+from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import toy_engine
 
 
@@ -156,3 +160,72 @@ def test_a_question_that_is_a_mistake_fails_alone():
         return n_steps
 
     assert asyncio.run(scene()) == 0
+
+
+def test_a_client_may_take_any_id_even_one_of_ours_or_a_derived_one():
+    """`req-2` is what the second request without an id would be called, `a#3` the third `a`."""
+
+    async def scene():
+        service = await started(executor_args={"step_s": 0.0005})
+        wanted = ["req-2", None, "a", "a#5", "a", "req-2", None]
+        streams = [service.submit(call(5), name, service.clock.now_s()) for name in wanted]
+        answers = await asyncio.gather(*map(texts, streams))
+        for stream in streams:
+            stream.close()
+        await service.stop()
+        return [stream.request.id for stream in streams], answers, service.failure
+
+    ids, answers, failure = asyncio.run(scene())
+    assert failure is None
+    assert len(set(ids)) == len(ids)
+    assert (ids[0], ids[2], ids[3]) == ("req-2", "a", "a#5")
+    assert [len(text) for text in answers] == [5] * 7
+
+
+def test_an_answer_that_nobody_has_read_yet_waits_for_nothing():
+    """It is neither a waiting request nor a reason to refuse others."""
+
+    async def scene():
+        service = await started(max_queue=2)
+        unread = [service.submit(call(3), None, service.clock.now_s()) for _ in range(2)]
+        for stream in unread:
+            await stream.admitted()
+            while not stream.is_over:
+                await asyncio.sleep(0)
+        n_waiting = service.n_waiting
+        other = service.submit(call(3), None, service.clock.now_s())
+        text = await texts(other)
+        for stream in (*unread, other):
+            stream.close()
+        after = service.n_waiting
+        await service.stop()
+        return n_waiting, text, after, service._n_over
+
+    assert asyncio.run(scene()) == (0, printable_toy(3), 0, 0)
+
+
+def printable_toy(n: int) -> str:
+    tokens = toy_output(b"abc", n)
+    return "".join(chr(t if 32 <= t < 127 else 32 + t % 95) for t in tokens)
+
+
+def test_whoever_comes_while_the_books_are_checked_does_not_wait_for_it():
+    engine = toy_engine(kv_blocks=20_000)
+    thread = EngineThread(engine.state, engine.executor, engine.clock, EngineMetrics(4096))
+    assert thread.check()
+    thread.post(lambda: None)
+    assert not thread.check()
+    looks = []
+
+    class Watched(list[int]):
+        def __iter__(self):
+            for entry in super().__iter__():
+                looks.append(entry)
+                yield entry
+
+    engine.state.kv._references = Watched(engine.state.kv._references)
+    seen, most = 0, 0
+    for _ in engine.state.checks():
+        seen, most = len(looks), max(most, len(looks) - seen)
+    assert len(looks) == 20_000
+    assert most <= CHECKED
