@@ -59,13 +59,11 @@ def _by_position(columns: PerRequest, well: NDArray[np.intp]) -> list[Record]:
         well = well[np.linspace(0, len(well) - 1, MAX_STREAMS).astype(np.intp)]
     chosen = np.zeros(len(columns.is_ok), bool)
     chosen[well] = True
-    of = chosen[gaps.row]
-    row, gap_s = gaps.row[of], gaps.icl_s[of]
-    if not len(row):
+    gap_s = gaps.icl_s[gaps.of(chosen)]
+    if not len(gap_s):
         return []
-    starts = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
-    lengths = np.diff(starts, append=len(row))
-    position = np.arange(len(row)) - np.repeat(starts, lengths) + 1
+    lengths = gaps.sizes[chosen[gaps.rows]]
+    position = np.arange(len(gap_s)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
     bucket = np.ceil(np.log2(position)).astype(np.int64)
     records = []
     for number in range(int(bucket.max()) + 1):

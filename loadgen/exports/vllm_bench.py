@@ -128,8 +128,8 @@ def _gaps_of_each(
 ) -> list[Seconds]:
     """Every due request's gaps between chunks, that after an empty first one included."""
     gaps, rows = columns.gaps, np.flatnonzero(due)
-    begins = np.searchsorted(gaps.row, rows)
-    ends = np.searchsorted(gaps.row, rows, side="right")
+    row = gaps.row
+    begins, ends = np.searchsorted(row, rows), np.searchsorted(row, rows, side="right")
     return [
         np.r_[wait_s, gaps.icl_s[begin:end]] if wait_s > 0 else gaps.icl_s[begin:end]
         for begin, end, wait_s in zip(begins, ends, until_token_s, strict=True)

@@ -193,7 +193,7 @@ def answers(run: Run) -> Answers:
     columns, rows = per_request(run), run.request_rows
     kept = due_rows(run) & columns.is_ok & columns.has_token
     gaps = columns.gaps
-    of_kept = kept[gaps.row]
+    of_kept = gaps.of(kept)
     first_chunk_s = np.where(
         np.isfinite(rows["first_chunk_s"]), rows["first_chunk_s"], rows["first_token_s"]
     )
@@ -207,7 +207,7 @@ def answers(run: Run) -> Answers:
         tokens=columns.output_tokens[kept],
         first_chunk_tokens=np.maximum(rows["first_chunk_tokens"][kept].astype(np.int64), 1),
         gap_s=gaps.icl_s[of_kept],
-        gap_tokens=gaps.tokens[of_kept],
+        gap_tokens=gaps.tokens[of_kept].astype(np.int64),
     )
 
 

@@ -126,7 +126,8 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     if not gaps.is_counted:
         return ""
     rows = run.request_rows
-    streamed = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(rows))
+    streamed = np.zeros(len(rows), np.int64)
+    streamed[gaps.rows] = np.add.reduceat(gaps.tokens, gaps.starts, dtype=np.int64)
     streamed += rows["first_chunk_tokens"]
     by_usage = due & columns.is_ok & (rows["token_source"] == TokenSource.usage)
     differ = by_usage & (rows["first_chunk_tokens"] > 0) & (streamed != rows["output_tokens"])

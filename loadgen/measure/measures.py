@@ -121,7 +121,7 @@ class Measured:
             return self.met[self.due].astype(np.float64)
         if asked.metric.scope == "gap":
             gaps = self.columns.gaps
-            ok = (self.due & self.columns.is_ok)[gaps.row]
+            ok = gaps.of(self.due & self.columns.is_ok)
             if asked.metric.name == "icl_s":
                 return gaps.icl_s[ok]
             return np.repeat(gaps.itl_s[ok], gaps.tokens[ok])

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
+from loadgen.measure.groups import BLOCK
 from loadgen.records import Chunks, Requests, Run, Schedule, Status, TokenSource
 
 Seconds = NDArray[np.float64]
@@ -22,20 +23,40 @@ Mask = NDArray[np.bool_]
 class Gaps:
     """Every gap between consecutive chunks of one request, in the order of `run.chunk_rows`.
 
-    `row` is the gap's index into the request rows (equal values are neighbours), `tokens` what the
-    chunk that ends it carried (at least 1). `is_counted` says that the server stated them all; a
-    chunk without a count is taken for one token, and its ITL is its ICL.
+    Group g is what request row `rows[g]` has of them, at least one, from `starts[g]` on. `tokens`
+    is what the chunk that ends a gap carried (at least 1). `is_counted` says that the server stated
+    them all; a chunk without a count is taken for one token, and its ITL is its ICL.
     """
 
-    row: NDArray[np.intp]
     icl_s: Seconds
-    tokens: NDArray[np.int64]
+    rows: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    tokens: NDArray[np.uint16]
     is_counted: bool
+
+    @property
+    def sizes(self) -> NDArray[np.intp]:
+        """How many gaps each group has."""
+        return np.diff(self.starts, append=len(self.icl_s))
+
+    @property
+    def row(self) -> NDArray[np.intp]:
+        """Each gap's request row; as long as the gaps themselves, so made only when asked for."""
+        return np.repeat(self.rows, self.sizes)
+
+    def of(self, wanted: Mask) -> Mask:
+        """Which gaps belong to the wanted request rows."""
+        return np.repeat(wanted[self.rows], self.sizes)
 
     @property
     def itl_s(self) -> Seconds:
         """Seconds per token, one value per gap; stands for `tokens` equal values."""
-        return self.icl_s / self.tokens if self.tokens.max(initial=1) > 1 else self.icl_s
+        return self.icl_s / self.tokens if self.has_several else self.icl_s
+
+    @property
+    def has_several(self) -> bool:
+        """Whether some chunk carried more than one token."""
+        return bool(self.tokens.strides[0]) and int(self.tokens.max(initial=1)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +102,7 @@ def per_request(run: Run) -> PerRequest:
     first_s, last_s = _column(rows, "first_token_s"), _column(rows, "last_token_s")
     output_tokens = _output_tokens(rows)
     gaps = _gaps(run.chunk_rows, rows)
-    max_stall_s = _greatest(gaps.icl_s, gaps.row, len(rows))
+    max_stall_s = _greatest(gaps.icl_s, gaps, len(rows))
     itl_s = gaps.itl_s
     opened = ~rows["reused_connection"]
     return PerRequest(
@@ -96,7 +117,7 @@ def per_request(run: Run) -> PerRequest:
         e2e_from_send_s=last_s - sent_s,
         close_s=_column(rows, "done_s") - released_s,
         e2e_per_token_s=_divide(last_s - released_s, output_tokens),
-        max_itl_s=max_stall_s if itl_s is gaps.icl_s else _greatest(itl_s, gaps.row, len(rows)),
+        max_itl_s=max_stall_s if itl_s is gaps.icl_s else _greatest(itl_s, gaps, len(rows)),
         max_stall_s=max_stall_s,
         queue_client_s=sent_s - released_s,
         connect_s=np.where(opened, _column(rows, "connected_s") - sent_s, np.nan),
@@ -131,18 +152,45 @@ def _lateness_s(schedule: Schedule, queue_client_s: Seconds) -> Seconds:
     return np.where(schedule["n_parents"] == 0, queue_client_s, np.nan)
 
 
+def chunk_starts(chunks: Chunks) -> NDArray[np.intp]:
+    """Where each request's chunks begin; as many entries as requests that received any."""
+    if not len(chunks):
+        return np.empty(0, np.intp)
+    ids = chunks["request_id"]
+    found = [
+        np.flatnonzero(ids[at + 1 : at + 1 + BLOCK] != ids[at : at + BLOCK][: len(ids) - 1 - at])
+        + at
+        + 1
+        for at in range(0, len(ids) - 1, BLOCK)
+    ]
+    return np.concatenate([np.zeros(1, np.intp), *found])
+
+
 def _gaps(chunks: Chunks, rows: Requests) -> Gaps:
-    ids = np.ascontiguousarray(chunks["request_id"])
-    received_s = np.ascontiguousarray(chunks["received_s"])
-    continues = ids[1:] == ids[:-1]  # the chunk and the one before it belong to one request
-    starts = np.r_[0, np.flatnonzero(~continues) + 1] if len(ids) else np.empty(0, np.intp)
-    n_gaps = np.diff(starts, append=len(ids)) - 1
-    stated = chunks["tokens"][1:][continues]
+    """Block by block: at 10⁸ chunks every whole column on the way would be most of a gigabyte."""
+    starts = chunk_starts(chunks)
+    row = _row_of(chunks["request_id"][starts], rows["request_id"])
+    n_gaps = np.diff(starts, append=len(chunks)) - 1
+    total = max(0, len(chunks) - len(starts))
+    icl_s, stated = np.empty(total), np.empty(total, np.uint16)
+    is_first = np.zeros(len(chunks), bool)
+    is_first[starts] = True
+    done = 0
+    for at in range(1, len(chunks), BLOCK):
+        continues = ~is_first[at : at + BLOCK]
+        received_s = np.ascontiguousarray(chunks["received_s"][at - 1 : at + BLOCK])
+        more = np.diff(received_s)[continues]
+        icl_s[done : done + len(more)] = more
+        stated[done : done + len(more)] = chunks["tokens"][at : at + BLOCK][continues]
+        done += len(more)
+    has_gaps = n_gaps > 0
+    is_stated = bool(total) and bool(stated.all())
     return Gaps(
-        row=np.repeat(_row_of(ids[starts], rows["request_id"]), n_gaps),
-        icl_s=np.diff(received_s)[continues],
-        tokens=np.maximum(stated, 1).astype(np.int64),
-        is_counted=bool(len(stated)) and bool(stated.all()),
+        icl_s=icl_s,
+        rows=row[has_gaps],
+        starts=(np.cumsum(n_gaps) - n_gaps)[has_gaps],
+        tokens=np.maximum(stated, 1) if stated.any() else np.broadcast_to(np.uint16(1), total),
+        is_counted=is_stated,
     )
 
 
@@ -155,10 +203,9 @@ def _row_of(ids: NDArray[np.uint32], known: NDArray[np.uint32]) -> NDArray[np.in
     return row
 
 
-def _greatest(values: Seconds, row: NDArray[np.intp], n_rows: int) -> Seconds:
-    """The greatest value of each row, NaN for rows without any; equal rows must be neighbours."""
+def _greatest(values: Seconds, gaps: Gaps, n_rows: int) -> Seconds:
+    """The greatest value of each request row, NaN for rows without any gap."""
     greatest = np.full(n_rows, np.nan)
     if len(values):
-        starts = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
-        greatest[row[starts]] = np.maximum.reduceat(values, starts)
+        greatest[gaps.rows] = np.maximum.reduceat(values, gaps.starts)
     return greatest

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.groups import group_sums
 from loadgen.measure.stats import (
     Interval,
     Percentile,
@@ -24,29 +26,51 @@ from loadgen.measure.stats import (
 class Clusters:
     """Samples that come in groups (the gaps of one request), in their own order.
 
-    `values[k]` counts `weights[k]` times (None: once); group g is values[starts[g]:starts[g+1]].
+    `values[k]` counts `weights[k]` times (None: once); group g is values[starts[g]:starts[g+1]] and
+    counts where `kept[g]`: values of others stay where they are, since copying takes more memory.
     """
 
     values: Values
     starts: NDArray[np.intp]
-    weights: NDArray[np.int64] | None = None
+    kept: NDArray[np.bool_]
+    weights: NDArray[np.integer] | None = None
     worth: dict[float, float] = field(default_factory=dict, compare=False)  # known, by quantile
+
+    def ordered(self) -> Values:
+        """Every sample that counts, ascending."""
+        lengths = np.diff(self.starts, append=len(self.values))
+        if self.kept.all():
+            values, weights = self.values.copy(), self.weights
+        else:
+            chosen = np.repeat(self.kept, lengths)
+            values = self.values[chosen]
+            weights = None if self.weights is None else self.weights[chosen]
+        if weights is not None:
+            values = np.repeat(values, weights)
+        values.sort()
+        return values
 
     def sizes(self) -> Values:
         if self.weights is None:
-            return np.diff(self.starts, append=len(self.values)).astype(np.float64)
-        return np.add.reduceat(self.weights, self.starts).astype(np.float64)
+            return np.diff(self.starts, append=len(self.values))[self.kept].astype(np.float64)
+        weights = self.weights
+        counts = group_sums(self.starts, len(self.values), lambda part: weights[part])
+        return counts[self.kept].astype(np.float64)
 
     def sums(self) -> Values:
         weighted = self.values if self.weights is None else self.values * self.weights
         total: Values = np.add.reduceat(weighted, self.starts)
-        return total
+        return total[self.kept]
 
     def hits(self, limit: float) -> Values:
         """Samples at or below the limit, per group."""
-        below = self.values <= limit
-        counts = below.view(np.int8) if self.weights is None else below * self.weights
-        return np.add.reduceat(counts, self.starts, dtype=np.int64).astype(np.float64)
+
+        def below(part: slice) -> NDArray[Any]:
+            hit = self.values[part] <= limit
+            return hit.view(np.int8) if self.weights is None else hit * self.weights[part]
+
+        total = group_sums(self.starts, len(self.values), below)
+        return total[self.kept].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +130,14 @@ def independent(values: Values, n_infinite: int = 0) -> Population:
 
 
 def clustered(
-    values: Values, group: NDArray[np.intp], weights: NDArray[np.int64] | None, n_infinite: int = 0
+    values: Values,
+    starts: NDArray[np.intp],
+    kept: NDArray[np.bool_],
+    weights: NDArray[np.integer] | None,
+    n_infinite: int = 0,
 ) -> Population:
-    """A population of samples whose equal `group`s (neighbours) are dependent."""
-    if not len(values):
+    """A population of dependent samples, grouped as in `Clusters`."""
+    if not kept.any():
         return Population(np.empty(0), n_infinite)
-    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
-    repeated = values if weights is None else np.repeat(values, weights)
-    return Population(np.sort(repeated), n_infinite, Clusters(values, starts, weights))
+    clusters = Clusters(values, starts, kept, weights)
+    return Population(clusters.ordered(), n_infinite, clusters)

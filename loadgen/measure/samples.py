@@ -25,7 +25,7 @@ class Samples:
         self._made: dict[tuple[str, bool], Population] = {}
 
     def of(self, metric: Metric, with_failures: bool = False) -> Population:
-        if metric.name == "itl_s" and self._columns.gaps.tokens.max(initial=1) == 1:
+        if metric.name == "itl_s" and not self._columns.gaps.has_several:
             metric = METRICS["icl_s"]  # one token per chunk: the same samples, sorted once
         key = (metric.name, with_failures)
         if key not in self._made:
@@ -37,10 +37,10 @@ class Samples:
             values = self._columns.column(metric.name)
             return independent(values[self._ok if metric.slo else self._due])
         gaps = self._columns.gaps
-        counted = self._ok[gaps.row]
+        kept = self._ok[gaps.rows]
         if metric.name == "icl_s":
-            return clustered(gaps.icl_s[counted], gaps.row[counted], None)
-        return clustered(gaps.itl_s[counted], gaps.row[counted], gaps.tokens[counted])
+            return clustered(gaps.icl_s, gaps.starts, kept, None)
+        return clustered(gaps.itl_s, gaps.starts, kept, gaps.tokens)
 
     def _failed(self, metric: Metric) -> Population:
         missing = self._due & ~self._columns.is_ok

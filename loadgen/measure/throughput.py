@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import Window
-from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.groups import BLOCK, group_sums
+from loadgen.measure.per_request import Mask, PerRequest, chunk_starts
 from loadgen.records import Run
 
 
@@ -48,12 +49,17 @@ def per_second(count: float, window: Window) -> float:
 def tokens_received(run: Run, columns: PerRequest, window: Window) -> float:
     """Tokens of the chunks received inside the window; n evenly over chunks without a count."""
     chunks, rows = run.chunk_rows, run.request_rows
-    within = inside(np.ascontiguousarray(chunks["received_s"]), window)
-    if chunks["tokens"].all():
-        return float(chunks["tokens"][within].sum())
-    ids = np.ascontiguousarray(chunks["request_id"])
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
-    row = np.searchsorted(rows["request_id"], ids[starts])
-    n_chunks = np.diff(starts, append=len(ids))
-    n_within = np.add.reduceat(within.view(np.int8), starts, dtype=np.int64)
+    starts = chunk_starts(chunks)
+    if not len(starts):
+        return 0.0
+    received_s, tokens = chunks["received_s"], chunks["tokens"]
+    if tokens.all():
+        blocks = [slice(at, at + BLOCK) for at in range(0, len(chunks), BLOCK)]
+        each = (tokens[block][inside(received_s[block], window)] for block in blocks)
+        return float(sum(int(counts.sum(dtype=np.int64)) for counts in each))
+    row = np.searchsorted(rows["request_id"], chunks["request_id"][starts])
+    n_chunks = np.diff(starts, append=len(chunks))
+    n_within = group_sums(
+        starts, len(chunks), lambda part: inside(received_s[part], window).view(np.int8)
+    )
     return float(np.dot(n_within / n_chunks, columns.output_tokens[row]))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import RunInvalid
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.groups import BLOCK
 from loadgen.measure.per_request import per_request
 from loadgen.records import CHUNKS, REQUESTS, Run, TokenSource, empty_requests
 from tests.runs import measured_run, runs, schedule_rows
@@ -126,3 +127,29 @@ def test_chunks_of_an_unscheduled_request_are_refused() -> None:
     chunks["request_id"][-20:] = 4000
     with pytest.raises(RunInvalid, match="never scheduled"):
         per_request(replace(run, chunk_rows=chunks))
+
+
+@given(runs())
+def test_groups_of_gaps_are_those_of_their_rows(run: Run) -> None:
+    gaps = per_request(run).gaps
+    assert np.array_equal(gaps.row, np.repeat(gaps.rows, gaps.sizes))
+    assert (gaps.sizes > 0).all()
+    wanted = np.arange(len(run.request_rows)) % 2 == 0
+    assert np.array_equal(gaps.of(wanted), wanted[gaps.row])
+
+
+def test_gaps_are_the_same_where_blocks_of_chunks_are_cut() -> None:
+    """More chunks than a block holds, and requests that cross its end."""
+    n_requests, n_chunks = 3, BLOCK // 2 + 7
+    schedule = schedule_rows(np.arange(float(n_requests)), tokens=n_chunks)
+    chunks = np.zeros((n_requests, n_chunks), CHUNKS)
+    chunks["request_id"] = schedule["request_id"][:, None]
+    rng = np.random.default_rng(4)
+    received_s = np.cumsum(rng.random(chunks.shape), axis=1)
+    chunks["received_s"], chunks["tokens"] = received_s, rng.integers(1, 4, chunks.shape)
+    run = Run(measured_run().manifest, schedule, empty_requests(schedule), chunks.ravel())
+    gaps = per_request(run).gaps
+    assert np.array_equal(gaps.icl_s, np.diff(received_s, axis=1).ravel())
+    assert np.array_equal(gaps.tokens, chunks["tokens"][:, 1:].ravel())
+    assert gaps.starts.tolist() == [0, n_chunks - 1, 2 * (n_chunks - 1)]
+    assert gaps.is_counted
