@@ -4,6 +4,7 @@ No sockets here.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pydantic import Field
 
 from loadgen.records import FinishReason
 from loadgen.registry import Plugin, Registry
+
+_SPECIAL = re.compile(rb'["\\\x00-\x1f]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,43 @@ class Delta(msgspec.Struct, frozen=True):
     server: Mapping[str, float] = {}  # timings the server states, seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What most events of one answer look like: `before`, a text, `after`. Every event with a text
+    of characters that stand for themselves in JSON says what `says` says, but for the text."""
+
+    before: bytes
+    after: bytes
+    says: Delta
+
+    def fits(self, events: Sequence[bytes]) -> list[bool]:
+        """Which of the events are of this shape."""
+        before, after = self.before, self.after
+        start, stop = len(before), -len(after)
+        texts = [
+            event[start:stop] if event.startswith(before) and event.endswith(after) else b""
+            for event in events
+        ]
+        found = b",".join(texts)
+        try:
+            found.decode()
+            if not _SPECIAL.search(found):
+                return list(map(bool, texts))
+        except UnicodeDecodeError:
+            pass
+        return list(map(is_literal, texts))
+
+
+def is_literal(text: bytes) -> bool:
+    """Whether every character stands for itself in a string of JSON (RFC 8259 section 7), and
+    there is one at least."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and not _SPECIAL.search(text)
+
+
 class Adapter(Plugin, ABC):
     """A codec. The fields are what is asked of the server; the probe switches off what it refuses.
 
@@ -107,6 +147,11 @@ class Adapter(Plugin, ABC):
         any of them is not what the API promises; which one, `decode` tells.
         """
         return [self.decode(event) for event in events]
+
+    def shape(self, first: bytes, second: bytes) -> Shape | None:
+        """The shape of two events that say the same but for their text; None where they do not, or
+        where a codec cannot promise what a shape says."""
+        return None
 
     @abstractmethod
     def looks_like_token(self, fragment: bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from targets.base import Adapter, Delta, HttpRequest, Request
+from targets.base import Adapter, Delta, HttpRequest, Request, Shape
 from targets.openai_wire import (
     DONE,
     JSON_HEADERS,
@@ -23,6 +23,7 @@ from targets.openai_wire import (
     merge_body,
     parse_event,
     parse_events,
+    shape_of,
     split_done,
     tail,
 )
@@ -77,6 +78,14 @@ class OpenAIChat(Adapter):
             return super().decode_all(events)
         chunks, done = split_done(events)
         return [*map(_delta, parse_events(_DECODER, chunks)), *done]
+
+    def shape(self, first: bytes, second: bytes) -> Shape | None:
+        if type(self).decode is not OpenAIChat.decode:
+            return None
+        try:
+            return shape_of(self.decode, first, second)
+        except ValueError:
+            return None
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """True on a non-empty `content`, `reasoning…` or a tool call; searches for keys, parses

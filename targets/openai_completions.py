@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from targets.base import Adapter, Delta, HttpRequest, Request
+from targets.base import Adapter, Delta, HttpRequest, Request, Shape
 from targets.openai_wire import (
     DONE,
     JSON_HEADERS,
@@ -22,6 +22,7 @@ from targets.openai_wire import (
     merge_body,
     parse_event,
     parse_events,
+    shape_of,
     split_done,
     tail,
 )
@@ -63,6 +64,14 @@ class OpenAICompletions(Adapter):
             return super().decode_all(events)
         chunks, done = split_done(events)
         return [*map(_delta, parse_events(_DECODER, chunks)), *done]
+
+    def shape(self, first: bytes, second: bytes) -> Shape | None:
+        if type(self).decode is not OpenAICompletions.decode:
+            return None
+        try:
+            return shape_of(self.decode, first, second)
+        except ValueError:
+            return None
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """True on a non-empty `text`; searches for the key, parses nothing."""

@@ -10,13 +10,13 @@ table, text is valid UTF-8.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from loadgen.records import FinishReason
-from targets.base import Adapter, Delta, Request, Usage
+from targets.base import Adapter, Delta, Request, Shape, Usage, is_literal
 from targets.server_text import strip_controls
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # fits the request table and any sum
@@ -96,6 +96,8 @@ def parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes])
     """Decode many events' JSON objects, none of which holds a line end, in one call. Raises
     ValueError if any is not of this API.
     """
+    if not events:
+        return []
     lines = b"\n".join(events)
     # JSON never has `}` before `{`, so with one such pair at every line end no object spans two
     # lines, and with as many objects as lines each line is one.
@@ -108,6 +110,30 @@ def parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes])
     if len(parsed) != len(events):
         raise ValueError("not an event of this API: two objects")
     return parsed
+
+
+def shape_of(decode: Callable[[bytes], Delta], first: bytes, second: bytes) -> Shape | None:
+    """The shape of two events that differ in one string alone, which is their text.
+
+    It is that for any other text, too: bytes between two quotes that may be either of two texts and
+    stay JSON are a whole string of it, and a codec that tells both of them as the text of an event
+    that is the same otherwise copies that string.
+    """
+    said, other = decode(first), decode(second)
+    if not said.is_token or said.text == other.text:
+        return None
+    if msgspec.structs.replace(other, text=said.text) != said:
+        return None
+    text, other_text = said.text.encode(), other.text.encode()
+    if not is_literal(text) or not is_literal(other_text):
+        return None
+    at = first.find(b'"' + text + b'"')
+    while at >= 0:
+        before, after = first[: at + 1], first[at + 1 + len(text) :]
+        if second == before + other_text + after:
+            return Shape(before, after, said)
+        at = first.find(b'"' + text + b'"', at + 1)
+    return None
 
 
 def split_done(events: Sequence[bytes]) -> tuple[Sequence[bytes], list[Delta]]:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 
+from loadgen.drive.body import Body
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.sse import N_FRAMING, Event, SseDecoder, plain_events
+from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, Event, SseDecoder, plain_events
 from loadgen.records import FinishReason, Status, TokenSource
-from targets.base import Adapter, Delta
+from targets.base import Adapter, Delta, Shape
 
 _EXCERPT = 200
+_SHAPED_BY = 4  # parts at the beginning: a role, perhaps, and two tokens with different texts
+
+Said = tuple[list[int], Delta]
+"""When each of some events came that follow each other and say the same but for their text."""
 
 
 @dataclass(slots=True)
@@ -21,6 +27,8 @@ class Decoded:
 
     status: Status = Status.ok
     error: str = ""
+    n_bytes: int = 0
+    first_chunk_ns: int = 0
     first_token_ns: int = 0
     first_answer_ns: int = 0
     last_token_ns: int = 0
@@ -52,11 +60,12 @@ def quick_status(exchange: Exchange) -> Status:
 def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
     """Everything the bytes say. Never raises: a body that is not what the API promises is a
     `stream_error` with an excerpt, and tokens that came before it are kept."""
-    result = Decoded()
+    body = Body(exchange)
+    result = Decoded(n_bytes=body.n_bytes, first_chunk_ns=body.times[0] if body.times else 0)
     if exchange.outcome is not None:
         result.fail(exchange.outcome, exchange.error)
     if exchange.http_status not in (0, 200):
-        result.fail(Status.http_error, _http_error(exchange, adapter))
+        result.fail(Status.http_error, _http_error(exchange, body.data, adapter))
         return result
     if not exchange.headers_ns:
         return result
@@ -66,17 +75,18 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         return result
     if "text/event-stream" not in exchange.content_type.lower():
         kind = exchange.content_type or "no content-type"
-        result.fail(Status.stream_error, f"not an event stream ({kind}): {_head(exchange)}")
+        result.fail(Status.stream_error, f"not an event stream ({kind}): {_excerpt(body.data)}")
         return result
-    _read_stream(exchange, adapter, result)
+    _read_stream(body, adapter, result)
     return result
 
 
-def _read_stream(exchange: Exchange, adapter: Adapter, result: Decoded) -> None:
+def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
     is_done = False
-    for received_ns, delta in _at_once(exchange, adapter) or _one_by_one(exchange, adapter, result):
+    said = _by_shape(body, adapter) or _at_once(body, adapter) or _one_by_one(body, adapter, result)
+    for received_ns, delta in said:
         if delta.usage is not None:
             usage = delta.usage
             result.input_tokens = usage.input_tokens or result.input_tokens
@@ -85,9 +95,10 @@ def _read_stream(exchange: Exchange, adapter: Adapter, result: Decoded) -> None:
                 usage_tokens = usage.output_tokens
         if delta.is_token:
             if delta.is_answer and not result.first_answer_ns:
-                result.first_answer_ns = received_ns
-            result.chunk_ns.append(received_ns)
-            running_tokens.append(usage_tokens if delta.usage and usage_tokens else 0)
+                result.first_answer_ns = received_ns[0]
+            result.chunk_ns += received_ns
+            running = usage_tokens if delta.usage and usage_tokens else 0
+            running_tokens += [running] * len(received_ns)
         else:
             is_done = is_done or delta.is_done
         if delta.error is not None:
@@ -102,38 +113,66 @@ def _read_stream(exchange: Exchange, adapter: Adapter, result: Decoded) -> None:
     _judge_end(result, is_done)
 
 
-def _at_once(exchange: Exchange, adapter: Adapter) -> list[tuple[int, Delta]] | None:
+def _by_shape(body: Body, adapter: Adapter) -> list[Said] | None:
+    """What each event says, where they come as most servers send them: each in a part of its own,
+    and nearly all of one shape, which need not be decoded. None for any other body."""
+    shape = _shape(body.parts[:_SHAPED_BY], adapter)
+    if shape is None:
+        return None
+    said: list[Said] = []
+    try:
+        is_like = shape.fits(body.parts)
+        for like, run in groupby(zip(is_like, body.times, body.parts, strict=True), itemgetter(0)):
+            if like:
+                said.append(([at_ns for _, at_ns, _ in run], shape.says))
+                continue
+            for _, at_ns, part in run:
+                if (events := plain_events(part)) is None:
+                    return None
+                said += [([at_ns], delta) for delta in adapter.decode_all(events)]
+    except ValueError:
+        return None
+    return said
+
+
+def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
+    """The shape that two of these parts have, each an event of the plain form."""
+    for first, second in pairwise(parts):
+        one, other = plain_events(first), plain_events(second)
+        if one is not None and other is not None and len(one) == len(other) == 1:
+            shape = adapter.shape(one[0], other[0])
+            if shape is not None:
+                return replace(shape, before=BEFORE + shape.before, after=shape.after + BEHIND)
+    return None
+
+
+def _at_once(body: Body, adapter: Adapter) -> list[Said] | None:
     """What each event says and when the read that completed it returned, for a body of the plain
     form without a fault; None for any other. Takes a quarter of the time of `_one_by_one`, which
     decides what a fault is."""
-    events = plain_events(b"".join(exchange.parts))
+    events = plain_events(body.data)
     if events is None:
         return None
     try:
         deltas = adapter.decode_all(events)
     except ValueError:
         return None
-    sizes = [len(event) + N_FRAMING for event in events]
-    part_sizes = list(map(len, exchange.parts))
-    if sizes == part_sizes:  # an event per chunk, as most servers send them
-        return list(zip(exchange.times, deltas, strict=True))
-    part_ends = list(accumulate(part_sizes))
-    parts = (bisect_left(part_ends, end) for end in accumulate(sizes))
-    return [(exchange.times[part], delta) for part, delta in zip(parts, deltas, strict=True)]
+    part_ends = list(accumulate(map(len, body.parts)))
+    ends = accumulate(len(event) + N_FRAMING for event in events)
+    parts = (bisect_left(part_ends, end) for end in ends)
+    return [([body.times[part]], delta) for part, delta in zip(parts, deltas, strict=True)]
 
 
-def _one_by_one(
-    exchange: Exchange, adapter: Adapter, result: Decoded
-) -> Iterator[tuple[int, Delta]]:
+def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Said]:
     """The same for any body; events that cannot be understood become the failure of `result`."""
     sse = SseDecoder()
-    for received_ns, part in zip(exchange.times, exchange.parts, strict=True):
+    for received_ns, part in zip(body.times, body.parts, strict=True):
         for event in sse.feed(part):
             if (delta := _delta(event, adapter, result)) is not None:
-                yield received_ns, delta
-    last = sse.flush() if exchange.times else None
+                yield [received_ns], delta
+    last = sse.flush() if body.times else None
     if last is not None and (delta := _delta(last, adapter, result)) is not None:
-        yield exchange.times[-1], delta
+        yield [body.times[-1]], delta
 
 
 def _delta(event: Event, adapter: Adapter, result: Decoded) -> Delta | None:
@@ -176,18 +215,13 @@ def _judge_end(result: Decoded, is_done: bool) -> None:
         result.fail(Status.stream_error, "stream ended without a single token")
 
 
-def _http_error(exchange: Exchange, adapter: Adapter) -> str:
+def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
     """The server's own message where its body has one in OpenAI's shape, else the body's head."""
-    body = b"".join(exchange.parts)
     try:
         message = adapter.decode(body).error
     except ValueError:
         message = None
-    return f"HTTP {exchange.http_status}: {message or _head(exchange) or 'empty body'}"
-
-
-def _head(exchange: Exchange) -> str:
-    return _excerpt(b"".join(exchange.parts[:8]))
+    return f"HTTP {exchange.http_status}: {message or _excerpt(body) or 'empty body'}"
 
 
 def _excerpt(data: bytes) -> str:

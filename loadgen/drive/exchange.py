@@ -11,9 +11,11 @@ from loadgen.records import Status
 class Exchange:
     """Written on the hot path, read after it. Instants are CLOCK_MONOTONIC nanoseconds, 0 = never.
 
-    `row` is the shard's row index. `times[i]` is when the socket read that brought the body
-    fragment `parts[i]` returned. `outcome` is set only where the transport itself failed
-    (connect, timeout, cancel, cut); what the body says is found out by `decode`.
+    `row` is the shard's row index. `times[i]` is when the socket read that brought `parts[i]` of
+    the body returned. The parts are as they came: chunked where `is_chunked` says so, and perhaps
+    longer than the `length` that the head stated (`Body` reads them). `outcome` is set only where
+    the transport itself failed (connect, timeout, cancel, cut); what the body says is found out by
+    `decode`.
     """
 
     row: int
@@ -27,7 +29,9 @@ class Exchange:
     http_status: int = 0
     content_type: str = ""
     content_encoding: str = ""
-    n_bytes: int = 0
+    n_bytes: int = 0  # of the parts
+    is_chunked: bool = False
+    length: int | None = None
     times: list[int] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
     outcome: Status | None = None

@@ -106,4 +106,6 @@ class ShardRecorder:
         except Exception as error:  # a codec's bug on one body must not cost the other rows
             what = f"not decodable ({type(error).__name__}: {error}); please report this body"
             error_id = self._errors.id(self._redact(what))
-            columns.add(exchange, Decoded(status=Status.stream_error), remote_id, error_id)
+            first_ns = exchange.times[0] if exchange.times else 0
+            known = Decoded(Status.stream_error, n_bytes=exchange.n_bytes, first_chunk_ns=first_ns)
+            columns.add(exchange, known, remote_id, error_id)

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
-_FIELD, _BETWEEN = b"data: ", b"\n\ndata: "
-N_FRAMING = len(_BETWEEN)  # bytes of an event in the plain form beside its data
+BEFORE, BEHIND = b"data: ", b"\n\n"
+"""What is around the data of an event in the plain form."""
+
+_BETWEEN = BEHIND + BEFORE
+N_FRAMING = len(_BETWEEN)
 
 
 def plain_events(body: bytes) -> list[bytes] | None:
@@ -22,9 +25,9 @@ def plain_events(body: bytes) -> list[bytes] | None:
     n_lines = body.count(b"\n")
     n_between = body.count(_BETWEEN)
     # With so many line ends there is none left for other lines, nor for an event without data.
-    if n_lines != 2 * (n_between + 1) or not body.startswith(_FIELD) or not body.endswith(b"\n\n"):
+    if n_lines != 2 * (n_between + 1) or not body.startswith(BEFORE) or not body.endswith(BEHIND):
         return None
-    return None if b"\r" in body else body[len(_FIELD) : -2].split(_BETWEEN)
+    return None if b"\r" in body else body[len(BEFORE) : -len(BEHIND)].split(_BETWEEN)
 
 
 class Event(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from loadgen.drive.body import Body
 from loadgen.drive.client import Client
 from loadgen.records import Status
 from targets.dialer import Dialer
@@ -100,7 +101,7 @@ def test_a_chunked_stream_is_kept_as_it_came_with_ordered_stamps(run):
     body = [b"data: token 1\n\n", b"data: token 2\n\n"]
     (exchange,), _ = run(answering(HEAD, chunk(body[0]), chunk(body[1]), b"0\r\n\r\n"))
     assert exchange.outcome is None
-    assert b"".join(exchange.parts) == b"".join(body)
+    assert Body(exchange).data == b"".join(body)
     assert exchange.http_status == 200
     assert exchange.content_type == "text/event-stream"
     stamps = [exchange.sent_ns, exchange.connected_ns, exchange.headers_ns, *exchange.times]
@@ -113,7 +114,7 @@ def test_a_response_cut_at_every_byte_is_the_same_response(run):
     wire = HEAD + chunk(b"data: token\n\n") + b"0\r\n\r\n"
     (exchange,), _ = run(answering(*(wire[i : i + 1] for i in range(len(wire)))))
     assert exchange.outcome is None
-    assert b"".join(exchange.parts) == b"data: token\n\n"
+    assert Body(exchange).data == b"data: token\n\n"
 
 
 def test_connections_are_reused_and_say_so(run):
@@ -134,7 +135,7 @@ def test_a_body_with_content_length_ends_by_its_length(run):
     wire = b'HTTP/1.1 401 Unauthorized\r\ncontent-length: 9\r\n\r\n{"no": 1}'
     (exchange, _), client = run(answering(wire), n=2)
     assert exchange.http_status == 401
-    assert b"".join(exchange.parts) == b'{"no": 1}'
+    assert Body(exchange).data == b'{"no": 1}'
     assert client.n_opened == 1
 
 
@@ -142,14 +143,14 @@ def test_a_body_without_length_ends_with_the_connection(run):
     wire = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: token\n\n"
     (exchange,), _ = run(answering(wire, keep_open=False))
     assert exchange.outcome is None
-    assert b"".join(exchange.parts) == b"data: token\n\n"
+    assert Body(exchange).data == b"data: token\n\n"
 
 
 def test_informational_responses_are_skipped(run):
     wire = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + chunk(b"data: token\n\n") + b"0\r\n\r\n"
     (exchange,), _ = run(answering(wire))
     assert exchange.http_status == 200
-    assert b"".join(exchange.parts) == b"data: token\n\n"
+    assert Body(exchange).data == b"data: token\n\n"
 
 
 def test_a_trailer_changes_nothing(run):
@@ -244,7 +245,7 @@ def test_bytes_nobody_asked_for_close_the_connection(run):
 
     (first,), _ = run(chatty)
     assert first.outcome is None
-    assert first.parts == [b"x"]
+    assert Body(first).data == b"x"
 
 
 def test_bytes_behind_an_answer_are_no_part_of_the_next_one(run):
@@ -272,7 +273,7 @@ def test_bytes_behind_an_answer_are_no_part_of_the_next_one(run):
             await reader.read()
 
     (second,), client = run(rude, act=again)
-    assert (second.outcome, second.parts, second.reused) == (None, [b"x"], False)
+    assert (second.outcome, Body(second).data, second.reused) == (None, b"x", False)
     assert client.n_opened == 2
 
 

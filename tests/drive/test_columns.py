@@ -48,7 +48,7 @@ def test_as_many_rows_come_out_as_went_in(n):
 def test_words_and_timings_of_a_row_are_kept():
     rows = rows_of(1)
     columns = Columns(rows, EPOCH_NS)
-    exchange = Exchange(0, sent_ns=EPOCH_NS, reused=True, times=[EPOCH_NS + 500_000_000])
+    exchange = Exchange(0, sent_ns=EPOCH_NS, reused=True)
     columns.add(
         exchange,
         Decoded(
@@ -56,6 +56,8 @@ def test_words_and_timings_of_a_row_are_kept():
             token_source=TokenSource.usage,
             finish_reason=FinishReason.stop,
             server={"queue_s": 0.25},
+            n_bytes=77,
+            first_chunk_ns=EPOCH_NS + 500_000_000,
             first_token_ns=EPOCH_NS + 750_000_000,
         ),
         remote_id=0,
@@ -64,6 +66,7 @@ def test_words_and_timings_of_a_row_are_kept():
     columns.finish()
     row = rows[0]
     assert (row["sent_s"], row["first_chunk_s"], row["first_token_s"]) == (0.0, 0.5, 0.75)
+    assert row["bytes"] == 77
     assert (row["status"], row["token_source"], row["finish_reason"]) == (
         Status.stream_error,
         TokenSource.usage,
