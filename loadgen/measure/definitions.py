@@ -82,8 +82,14 @@ def _chunk_gaps(a: Answers) -> Values:
 
 
 def _gaps_and_zeros(a: Answers) -> Values:
-    further = np.zeros(int((a.gap_tokens - 1).sum()))
-    return np.concatenate([a.gap_s, further])
+    """Tokens of one chunk, the first one's too, came at the same instant there."""
+    n_further = (a.gap_tokens - 1).sum() + (a.first_chunk_tokens - 1).sum()
+    return np.concatenate([a.gap_s, np.zeros(int(n_further))])
+
+
+def _if_streamed(seconds: Values, a: Answers) -> Values:
+    """NaN for an answer of a single token, which is no stream there."""
+    return np.where(a.tokens > 1, seconds, np.nan)
 
 
 _VLLM = Definition(
@@ -136,14 +142,14 @@ _AIPERF = Definition(
 )
 _INFERENCE_PERF = Definition(
     "inference-perf",
-    "inference-perf 0.7.0; that it interpolates and ends at the stream's end is assumed",
+    "inference-perf, reportgen/base.py",
     {
-        "ttft": "first token − sent",
+        "ttft": "first token − sent, n > 1",
         "tpot": "(last token − first token) / (n − 1), n > 1",
-        "itl": "one sample per token: the gap, and 0 for further tokens of a chunk",
+        "itl": "one sample per token after the first: the gap, and 0 for further tokens of a chunk",
         "e2e": "end of the stream − sent",
     },
-    ttft_s=lambda a: a.first_token_s - a.sent_s,
+    ttft_s=lambda a: _if_streamed(a.first_token_s - a.sent_s, a),
     tpot_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - 1),
     itl_s=_gaps_and_zeros,
     e2e_s=lambda a: a.done_s - a.sent_s,

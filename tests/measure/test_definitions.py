@@ -13,8 +13,8 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.definitions import DEFINITIONS, rescore
 from loadgen.measure.slo import from_goodput
 from loadgen.measure.window import with_window
-from loadgen.records import TokenSource
-from tests.runs import measured_run
+from loadgen.records import CHUNKS, Run, Status, TokenSource, empty_requests
+from tests.runs import measured_run, schedule_rows
 
 
 def recorded():
@@ -60,6 +60,8 @@ def by_hand(run, tool):
         elif tool != "mlperf":
             if tool == "vllm":  # after its role chunk comes the first token
                 samples["itl"].append(first - row["first_chunk_s"])
+            if tool == "inference-perf":  # the first chunk's further tokens came with its first
+                samples["itl"] += [0.0] * (int(mine[0]["tokens"]) - 1)
             for before, chunk in pairwise(mine):
                 gap, tokens = chunk["received_s"] - before["received_s"], int(chunk["tokens"])
                 if tool == "slobench":
@@ -97,6 +99,73 @@ def test_each_tools_numbers_are_those_of_its_formulas(tool):
         for key, value in row.percentiles.items():
             by_loop = percentile_by_hand(samples, float(key[1:]) / 100, tool)
             assert value == pytest.approx(by_loop, rel=1e-11), (tool, row.metric, key)
+
+
+def two_answers():
+    """Written down, in seconds. Request 0: planned 0, sent 0.25, role chunk 0.5, chunks of 2, 1 and
+    3 tokens at 1.0, 1.5 and 2.5, stream closed at 3.0. Request 1: planned 4, sent 4.5, its only
+    token at 5.5, closed at 5.75. All of these are exact in binary.
+    """
+    schedule = schedule_rows([0.0, 4.0], tokens=6)
+    rows = empty_requests(schedule)
+    rows["released_s"], rows["sent_s"] = [0.0, 4.0], [0.25, 4.5]
+    rows["first_chunk_s"], rows["first_token_s"] = [0.5, 5.5], [1.0, 5.5]
+    rows["first_answer_s"] = rows["first_token_s"]
+    rows["last_token_s"], rows["done_s"] = [2.5, 5.5], [3.0, 5.75]
+    rows["status"], rows["token_source"] = Status.ok, TokenSource.usage
+    rows["output_tokens"], rows["chunks"], rows["first_chunk_tokens"] = [6, 1], [3, 1], [2, 1]
+    chunks = np.array([(0, 1.0, 2), (0, 1.5, 1), (0, 2.5, 3), (1, 5.5, 1)], CHUNKS)
+    window = {"warmup_s": 0.0, "measure_s": 8.0, "drain_s": 1.0}
+    return Run({**measured_run().manifest, "window": window}, schedule, rows, chunks)
+
+
+BY_HAND = {
+    "vllm": {
+        "ttft": [0.25, 1.0],
+        "tpot": [(2.25 - 0.25) / 5],
+        "itl": [0.5, 0.5, 1.0],
+        "e2e": [2.25, 1.0],
+    },
+    "guidellm": {
+        "ttft": [0.75, 1.0],
+        "tpot": [2.25 / 6, 1.0],
+        "itl": [1.5 / 5],
+        "e2e": [2.75, 1.25],
+    },
+    "aiperf": {"ttft": [0.75, 1.0], "tpot": [1.5 / 4], "itl": [1.5 / 4], "e2e": [2.25, 1.0]},
+    "inference-perf": {
+        "ttft": [0.75],
+        "tpot": [1.5 / 5],
+        "itl": [0.0, 0.5, 1.0, 0.0, 0.0],
+        "e2e": [2.75, 1.25],
+    },
+    "mlperf": {"ttft": [1.0, 1.5], "tpot": [1.5 / 5], "itl": [], "e2e": [2.5, 1.5]},
+    "slobench": {
+        "ttft": [1.0, 1.5],
+        "tpot": [1.5 / 4],
+        "itl": [0.5, 1.0 / 3, 1.0 / 3, 1.0 / 3],
+        "e2e": [2.5, 1.5],
+    },
+}
+P90 = {
+    "vllm": {"ttft": 0.25 + 0.9 * 0.75, "itl": 0.5 + 0.8 * 0.5},
+    "guidellm": {"ttft": 1.0, "tpot": 1.0},
+    "aiperf": {"ttft": 0.75 + 0.9 * 0.25, "e2e": 1.0 + 0.9 * 1.25},
+    "inference-perf": {"itl": 0.5 + 0.6 * 0.5, "e2e": 1.25 + 0.9 * 1.5},
+    "mlperf": {"ttft": 1.5, "e2e": 2.5},
+    "slobench": {"ttft": 1.5, "e2e": 2.5},
+}
+
+
+@pytest.mark.parametrize("tool", BY_HAND)
+def test_two_answers_written_down_have_the_numbers_worked_out_by_hand(tool):
+    for row in rescore(two_answers(), (tool,)):
+        samples = BY_HAND[tool][row.metric]
+        assert row.n == len(samples), row.metric
+        if samples:
+            assert row.mean == pytest.approx(sum(samples) / len(samples), rel=1e-15), row.metric
+        if (p90 := P90[tool].get(row.metric)) is not None:
+            assert row.percentiles["p90"] == pytest.approx(p90, rel=1e-15), row.metric
 
 
 def test_ours_agrees_with_the_summary():
