@@ -14,7 +14,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -49,6 +49,15 @@ class Bounds:
     when_full: Literal["drop", "wait"]
     horizon_s: float
     drain_s: float
+
+
+class _GivenUp(NamedTuple):
+    """A row that will never be sent, with what is recorded of it."""
+
+    row: int
+    status: Status
+    reason: str
+    ended_s: float | None
 
 
 class Dispatcher:
@@ -118,7 +127,8 @@ class Dispatcher:
         self._in_flight.discard(row)
         self._unaccounted -= 1
         for child in self._children.get(row, ()):
-            self._parent_ended(child, row, status, done_s)
+            for given_up in self._parent_ended(child, row, status, done_s):
+                self._unsent(*given_up)
         self._fill_slots()
         if self._children or self._cancels or not self._unaccounted:
             self._tick()
@@ -215,35 +225,41 @@ class Dispatcher:
     def _too_late(self) -> str:
         return f"it never got a slot within {self._bounds.timeout_s:g} s (limits.timeout)"
 
-    def _parent_ended(self, child: int, parent: int, status: Status, done_s: float) -> None:
+    def _parent_ended(
+        self, child: int, parent: int, status: Status, done_s: float
+    ) -> tuple[_GivenUp, ...]:
+        """Plan the child if that was its last parent; returns it if it will never be sent."""
         if child not in self._orphans:
-            return
+            return ()
         if status != Status.ok and not self._goes_on[child]:
             self._orphans.discard(child)
             cause = f"its parent, request {parent}, ended with {status.name}"
-            self._unsent(child, Status.not_released, cause, done_s)
-            return
+            return (_GivenUp(child, Status.not_released, cause, done_s),)
         self._parents_done_s[child] = max(self._parents_done_s[child], done_s)
         self._n_waiting_for[child] -= 1
         if self._n_waiting_for[child]:
-            return
+            return ()
         self._orphans.discard(child)
         release_s = self._parents_done_s[child] + self._think_s[child]
         if self._stop_reason or release_s >= self._bounds.horizon_s:
             cause = self._stop_reason or "its parent ended after the window"
-            self._unsent(child, Status.not_released, cause, release_s)
-        else:
-            heapq.heappush(self._planned, (release_s, child))
+            return (_GivenUp(child, Status.not_released, cause, release_s),)
+        heapq.heappush(self._planned, (release_s, child))
+        return ()
 
     def _unsent(self, row: int, status: Status, reason: str, ended_s: float | None = None) -> None:
-        """A row that will never be sent, which was clear at `ended_s` (None: now)."""
-        self._recorder.unsent(row, status, reason)
-        self._unaccounted -= 1
-        children = self._children.get(row, ())
-        if children and ended_s is None:
-            ended_s = self._timer.now_s()
-        for child in children:
-            self._parent_ended(child, row, status, ended_s or 0.0)
+        """A row that will never be sent, which was clear at `ended_s` (None: now), and all that
+        wait for it: a loop, because a user's chain can be thousands of rows long."""
+        todo = [_GivenUp(row, status, reason, ended_s)]
+        while todo:
+            row, status, reason, ended_s = todo.pop()
+            self._recorder.unsent(row, status, reason)
+            self._unaccounted -= 1
+            children = self._children.get(row, ())
+            if children and ended_s is None:
+                ended_s = self._timer.now_s()
+            for child in children:
+                todo += self._parent_ended(child, row, status, ended_s or 0.0)
 
     def _give_up_unreleased(self, reason: str) -> None:
         planned, self._planned = self._planned, []

@@ -339,3 +339,16 @@ def test_a_user_does_not_go_on_after_the_window():
         horizon_s=10.0,
     ).run()
     assert world.statuses() == [Status.ok, Status.not_released, Status.not_released]
+
+
+def test_a_user_with_thousands_of_rows_to_go_is_accounted_for_when_the_window_ends():
+    n = 5000
+    world = World(
+        [0.0] + [np.nan] * (n - 1),
+        [1.0] * n,
+        edges=[(k + 1, k) for k in range(n - 1)],
+        horizon_s=3.5,
+    ).run()
+    assert sorted(world.sent) == [0, 1, 2, 3]
+    assert world.statuses()[4:] == [Status.not_released] * (n - 4)
+    assert world.n_finished == 1
