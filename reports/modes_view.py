@@ -35,7 +35,10 @@ def tables(facts: Mapping[str, Any]) -> Group:
     """The comparison for a terminal of 100 columns."""
     parts: list[RenderableType] = [Text(heading(facts), style="bold")]
     if facts["rates_per_s"] is None:
-        parts += [_numbers(facts), _waits(facts)]
+        parts.append(_numbers(facts))
+        if len(facts["modes"]) > 1:
+            parts.append(_ratios(facts))
+        parts.append(_waits(facts))
     else:
         parts += [_by_rate(facts, "goodput", "per_s"), _by_rate(facts, "attainment", "share")]
         if len(facts["modes"]) > 1:
@@ -111,6 +114,26 @@ def _numbers(facts: Mapping[str, Any]) -> Table:
             value_text(row["output_tokens_per_s"], "per_s", is_short=True),
         )
     return table
+
+
+def _ratios(facts: Mapping[str, Any]) -> Table:
+    """Every other mode as multiples of the first."""
+    titles = {key: title for title, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]}
+    table = _table(f"times {facts['baseline']}", *titles.values())
+    for row in facts["rows"]:
+        if row["mode"] != facts["baseline"]:
+            table.add_row(_first_cell(row), *(times_text(row["ratio"][key]) for key in titles))
+    return table
+
+
+def times_text(estimate: Mapping[str, Any]) -> str:
+    """`0.036 (0.031 to 0.042)`: the ratio and its interval."""
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    if value is None:
+        return "–"
+    if estimate["n"] < 2 or low is None or high is None:
+        return f"{value:.2g}"
+    return f"{value:.2g} ({low:.2g} to {high:.2g})"
 
 
 def _waits(facts: Mapping[str, Any]) -> Table:

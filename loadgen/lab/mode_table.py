@@ -22,6 +22,7 @@ QUANTITIES = (
     "output_tokens_per_s",
     *(f"{name.removesuffix('_s')}_{key}" for name in METRICS for key in PERCENTILES),
 )
+RATIOS = ("ttft_p99", "tpot_p50", "itl_p99", "goodput", "output_tokens_per_s")
 
 
 def rows(cells: Sequence[Cell], confidence: float) -> list[dict[str, Any]]:
@@ -59,6 +60,7 @@ def _row(
             q: difference(cells, baseline, name, q, confidence)
             for q in ("goodput", "attainment", "output_tokens_per_s", "ttft_p99", "itl_p99")
         },
+        "ratio": {q: ratio(cells, baseline, name, q, confidence) for q in RATIOS},
         "waits_s": _waits(cells, name),
     }
 
@@ -76,6 +78,27 @@ def difference(
     ]
     gaps = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
     return mean_over(gaps, confidence)
+
+
+def ratio(
+    cells: Sequence[Cell], baseline: Sequence[Cell], name: str, quantity: str, confidence: float
+) -> Estimate:
+    """How many times the first mode's it is: the geometric mean over the seeds of each seed's own
+    ratio, with its paired interval (Student's t on the logarithms). Seeds where either is 0 or
+    unknown are left out."""
+    known = {cell["seed"]: _part(cell, name)[quantity]["value"] for cell in baseline}
+    pairs = [(_part(cell, name)[quantity]["value"], known.get(cell["seed"])) for cell in cells]
+    logs = [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
+    found = mean_over(logs, confidence)
+    ends = ("value", "low", "high")
+    return {"n": found["n"]} | {
+        end: None if found[end] is None else _times(found[end]) for end in ends
+    }
+
+
+def _times(logarithm: float) -> float | None:
+    """None where one or two seeds leave the end of an interval open."""
+    return math.exp(logarithm) if abs(logarithm) < 700 else None
 
 
 def _waits(cells: Sequence[Cell], name: str) -> dict[str, float]:
@@ -109,6 +132,8 @@ def to_csv(table: Iterable[Mapping[str, Any]]) -> str:
             flat |= _flat(quantity, row[quantity])
         for quantity, estimate in row["difference"].items():
             flat |= _flat(f"{quantity}_difference", estimate)
+        for quantity, estimate in row["ratio"].items():
+            flat |= _flat(f"{quantity}_ratio", estimate)
         names = names or list(flat)
         lines.append(",".join(_csv(flat[name]) for name in names))
     return "\n".join([",".join(names), *lines]) + "\n"

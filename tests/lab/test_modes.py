@@ -211,6 +211,9 @@ def test_csv_has_a_column_per_end_of_every_interval(compared):
             key = "goodput" if end == "value" else f"goodput_{end}"
             assert float(line[key]) == pytest.approx(row["goodput"][end])
     assert "goodput_difference_high" in table[0]
+    assert float(table[1]["goodput_ratio"]) == pytest.approx(
+        facts["rows"][1]["ratio"]["goodput"]["value"]
+    )
 
 
 def test_everything_is_written(compared, tmp_path, cache):
@@ -247,5 +250,23 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     told = console.file.getvalue()
     assert "  completion" in told
     assert "static group running" in told
+    assert "times static batch_size=4" in told
     assert set(figures(facts)) == {"latencies"}
     assert "static group running" in render(facts, cache)
+
+
+def test_ratios_are_paired_by_seed_and_averaged_as_factors():
+    """Of twice, half and eight times as much the geometric mean is twice: ln 2 · (1, -1, 3) have
+    the mean ln 2 and s = 2 ln 2, so the ends are factors e^(4.302653 · 2 ln 2 / √3) away."""
+    cells = [cell("a", seed, base) for seed, base in ((1, 10.0), (2, 20.0), (3, 30.0))]
+    cells += [cell("b", seed, base) for seed, base in ((1, 20.0), (2, 10.0), (3, 240.0))]
+    found = rows(cells, 0.95)[1]["ratio"]["goodput"]
+    assert (found["value"], found["n"]) == (pytest.approx(2.0), 3)
+    assert found["low"] == pytest.approx(2 / 31.3040, rel=1e-4)
+    assert found["high"] == pytest.approx(2 * 31.3040, rel=1e-4)
+
+
+def test_there_is_no_ratio_to_nothing():
+    found = rows([cell("a", 1, 0.0), cell("b", 1, 5.0)], 0.95)[1]["ratio"]
+    assert found["goodput"]["value"] is None
+    assert found["ttft_p99"]["value"] is None  # unknown in both

@@ -36,6 +36,31 @@ def test_chunking_ends_the_stalls_and_ordering_the_queue(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_at_the_scale_of_a_tiny_model_on_one_core(seed):
+    """What `benchmarks/orderings.py` measures on the real engine, with its cost model."""
+
+    def seen(name, **settings):
+        overrides = [f"seed={seed}", "phases.warmup=2s", "phases.measure=8s"]
+        scenario = sb.load_scenario(name, overrides)
+        return sb.summarize(sb.simulate(scenario, shape="tiny", hardware="cpu", **settings))
+
+    def short_ttft_s(summary):
+        return summary.classes["short"].metrics["ttft_s"].percentiles["p99"].value
+
+    mixed = "long_prompt_interference_cpu"
+    whole = seen(mixed, mode="prefill_first").metrics["itl_s"].percentiles["p99"].value
+    chunked = seen(mixed, mode="chunked", token_budget=64)
+    bucketed = seen(mixed, mode="bucketed", token_budget=64)
+    assert chunked.metrics["itl_s"].percentiles["p99"].value < 0.2 * whole
+    assert short_ttft_s(bucketed) < 0.2 * short_ttft_s(chunked)
+    n_long = chunked.classes["long"].counts["ok"]
+    assert n_long >= 8  # more than one long prompt a second
+    static = seen("uneven_answers_cpu", mode="static").throughput.output_tokens_per_s
+    joined = seen("uneven_answers_cpu", mode="continuous", max_num_seqs=32)
+    assert joined.throughput.output_tokens_per_s > 1.5 * static
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_leaving_and_entering_at_any_step_is_worth_half_as_much_again(seed):
     """Outputs U(50, 1000): rows of a static batch of 32 are masked after mean/max = 53 % of it."""
     scenario = scenario_from_flags(
