@@ -1,12 +1,15 @@
 """Can the engine's server be worn out? Thousands of requests, many of them rude.
 
-    python benchmarks/soak.py [--requests 10000] [--clients 48] [--seed 1] [--device toy]
+    nice -n 10 python benchmarks/soak.py [--requests 10000] [--clients 48] [--seed 1]
+        [--device toy] [--replay] [--keep]
 
 Clients hang up before the first token or in the middle, send bodies that are none, read so slowly
-that they have to be cut off, and ask properly in between; operators switch the batching mode, pause
-tenants and reprioritise all the while. At the end everything must be answered, every block free,
-every arrival accounted for, and the server's memory no larger than after the first part.
-Exit code 0 and a line `OK`, or 1 and a line for each thing that is wrong.
+that they have to be cut off, and ask properly in between; operators switch to every batching mode
+in turn, pause tenants and reprioritise all the while. At the end everything must be answered, every
+block free, every arrival accounted for, and the server's memory no larger than after the first
+part. With `--replay` the engine keeps its log, which must then decide the same again; what is
+buffered for it makes the memory not worth judging. Exit code 0 and a line `OK`, or 1 and a line for
+each thing that is wrong. `--keep` writes results/soak.json.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +31,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+from rig.machine import keep
 
 SERVER = [
     *("--max-num-seqs=24", "--kv-blocks=400", "--max-model-len=4096"),
@@ -36,6 +40,8 @@ SERVER = [
 SETTLE_S, PATIENCE_S, SLOW_S = 30.0, 60.0, 5.0
 FIRST_PART = 1 / 3  # of the requests, after which the memory is what it will be
 GROWTH, GROWTH_KIB = 0.05, 8192  # the larger of the two is forgiven
+# Budgets that are used up now and then, so that some wait for theirs and some are refused.
+KNOBS = {"token_fair": {"budgets": {"t0": "4000/s:8000", "t1": "2000/s:4000:refuse"}}}
 KINDS = {"proper": 60, "whole": 12, "hang_up": 14, "bad_body": 9, "intervene": 4, "slow": 1}
 BAD_BODIES = (
     (b"{", 400),
@@ -62,6 +68,8 @@ class Soak:
     wrong: dict[str, str] = field(default_factory=dict)
     rss_kib: list[int] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)
+    switches: Counter[str] = field(default_factory=Counter)
+    sizes: dict[str, Any] = field(default_factory=dict)
 
     def expect(self, is_so: bool, what: str, found: object = "") -> None:
         if not is_so:
@@ -153,7 +161,9 @@ async def intervene(soak: Soak, session: aiohttp.ClientSession) -> None:
     """Another mode, a tenant held back for a moment, another priority for somebody."""
     what = soak.rng.randrange(3)
     if what == 0:
-        body = {"mode": soak.rng.choice(soak.modes), "actor": "soak"}
+        mode = soak.modes[soak.switches.total() % len(soak.modes)]
+        soak.switches[mode] += 1
+        body = {"mode": mode, "knobs": KNOBS.get(mode, {}), "actor": "soak"}
         async with session.put("/debug/policy", json=body) as response:
             soak.expect(response.status == 200, "a switch is a 200", await response.text())
     elif what == 1:
@@ -188,6 +198,7 @@ async def drive(soak: Soak, n_requests: int, n_clients: int) -> None:
     async with aiohttp.ClientSession(base, timeout=timeout, connector=connector) as session:
         async with session.get("/debug/policy") as response:
             soak.modes = (await response.json())["modes"]
+        soak.rng.shuffle(soak.modes)
         left = iter(soak.rng.choices(list(KINDS), list(KINDS.values()), k=n_requests))
         await asyncio.gather(*(_client(soak, session, left, n_requests) for _ in range(n_clients)))
         await _settle(soak, session)
@@ -226,6 +237,7 @@ async def _settle(soak: Soak, session: aiohttp.ClientSession) -> None:
     over = sizes.get("finished")
     soak.expect(over == sizes.get("admitted"), "every arrival has its end", sizes)
     soak.expect(sizes.get("rejected_plans", 0) == 0, "no policy planned the impossible", sizes)
+    soak.sizes = sizes
     soak.counts["cut_off"] = sizes.get("slow_readers", 0)
     soak.counts["cancelled"] = sizes.get("cancelled", 0)
     soak.counts["admitted"] = sizes.get("admitted", 0)
@@ -245,9 +257,9 @@ def judge_memory(soak: Soak) -> None:
 
 
 @contextmanager
-def served(device: str, log: Path) -> Iterator[tuple[int, int]]:
+def served(device: str, log: Path, more: Sequence[str]) -> Iterator[tuple[int, int]]:
     """A server process; yields its port and process id."""
-    command = [sys.executable, "-m", "reference_engine", "--port=0", f"--device={device}"]
+    command = [sys.executable, "-m", "reference_engine", "--port=0", f"--device={device}", *more]
     shape = "--shape=nano"
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -261,7 +273,7 @@ def served(device: str, log: Path) -> Iterator[tuple[int, int]]:
             yield int(line.rsplit(":", 1)[1]), process.pid
         finally:
             process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
 
 
 def _post(body: dict[str, Any]) -> bytes:
@@ -281,23 +293,55 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="toy")
+    parser.add_argument("--replay", action="store_true", help="decide all of it again")
+    parser.add_argument("--keep", action="store_true", help="write results/soak.json")
     given = parser.parse_args()
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "server.log"
-        with served(given.device, log) as (port, pid):
+        logs = ["--log-level=full", f"--log-dir={directory}"] if given.replay else []
+        with served(given.device, log, logs) as (port, pid):
             soak = Soak(port, pid, Random(given.seed))
             asyncio.run(drive(soak, given.requests, given.clients))
-        text = log.read_text()
-    judge_memory(soak)
+        text, took_s = log.read_text(), time.monotonic() - started_s
+        replayed = _replayed(soak, Path(directory)) if given.replay else None
+    if not given.replay:
+        judge_memory(soak)
     soak.expect("Traceback" not in text, "the log holds no traceback", text[text.find("Trace") :])
-    print(f"{given.requests} requests, seed {given.seed}, {time.monotonic() - started_s:.0f} s")
+    print(f"{given.requests} requests, seed {given.seed}, {took_s:.0f} s")
     print(", ".join(f"{name} {n}" for name, n in sorted(soak.counts.items())))
     print(f"memory {soak.rss_kib[0]} … {soak.rss_kib[-1]} KiB, modes {', '.join(soak.modes)}")
+    if replayed is not None:
+        print(f"replayed: {replayed}")
+    if given.keep:
+        print(f"kept in {keep('soak', vars(given), _found(soak, took_s, replayed))}")
     for what, found in soak.wrong.items():
         print(f"WRONG: not so that {what}: {found}")
     print("OK" if not soak.wrong else "FAILED")
     return int(bool(soak.wrong))
+
+
+def _replayed(soak: Soak, directory: Path) -> str:
+    from loadgen.lab.replay import replay
+
+    found = replay(directory)
+    soak.expect(found.is_identical, "the log decides the same again", found.sentence())
+    return found.sentence()
+
+
+def _found(soak: Soak, took_s: float, replayed: str | None) -> dict[str, Any]:
+    sizes = soak.sizes
+    return {
+        "took_s": took_s,
+        "leaked_blocks": sizes["kv_blocks"] - sizes["kv_blocks_free"],
+        "stuck_requests": sizes["running"] + sizes["waiting"] + sizes["held"],
+        "wrong": soak.wrong,
+        "counts": dict(sorted(soak.counts.items())),
+        "switches": dict(sorted(soak.switches.items())),
+        "engine": sizes,
+        "rss_kib": soak.rss_kib,
+        "replayed": replayed,
+    }
 
 
 if __name__ == "__main__":
