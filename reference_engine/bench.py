@@ -9,7 +9,7 @@ import pickle
 import sys
 from contextlib import suppress
 
-from reference_engine.attribution import Attribution, Blame
+from reference_engine.attribution import Attribution, Blame, missed
 from reference_engine.counterfactual import Case, judge, judge_without
 
 _LATER = 10  # niceness: the engine goes first
@@ -25,6 +25,8 @@ class Bench:
         """The misses of a case. Most are clear from the accounts alone; only what those leave to
         interference is worth simulating other modes for. Where the process comes to nothing, that
         is what they are left at."""
+        if not any(map(missed, case.asked)):
+            return []
         found = await asyncio.to_thread(judge_without, case)
         if all(miss.blame is not Blame.interference for miss in found):
             return found

@@ -105,7 +105,7 @@ class EngineState:
         )
         self._books = Books(self.roster, limits, self._view.cost)
         self._n_planned = 0
-        self._outset = Outset(clock.now_s(), 0.0, 0, 0, 0, 0, ())
+        self._outset = Outset(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
         self._ahead: PlannedStep | None = None
         self._unannounced: set[str] = set()  # of paused tenants; the policy never saw them
 
@@ -247,9 +247,7 @@ class EngineState:
         view = self.view()
         now_s = view.now_s
         duration_s = now_s - began_s if result.duration_s is None else result.duration_s
-        record = planned.record(
-            self._n_planned, self.policy.kind, self.log.level, began_s, duration_s, now_s
-        )
+        record = planned.record(self._n_planned, self.log.level, began_s, duration_s, now_s)
         self._n_planned += 1
         if planned.outset.n_waiting:
             self._books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
@@ -417,6 +415,7 @@ class EngineState:
             n_waiting=len(self.roster.waiting),
             kv_used_blocks=self.kv.n_blocks - self.kv.n_free,
             n_preempted=n_preempted,
+            policy=self.policy.kind,
             causes=self._books.ledger.counts(),
         )
 

@@ -19,6 +19,7 @@ class Outset(NamedTuple):
     n_waiting: int
     kv_used_blocks: int
     n_preempted: int
+    policy: str
     causes: tuple[tuple[str, int], ...]
 
 
@@ -54,7 +55,6 @@ class PlannedStep(NamedTuple):
     def record(
         self,
         step: int,
-        policy: str,
         level: Level,
         began_s: float,
         duration_s: float,
@@ -84,7 +84,7 @@ class PlannedStep(NamedTuple):
             kv_used_blocks=outset.kv_used_blocks,
             padding_tokens=batch.padding.prefill_tokens + batch.padding.decode_rows,
             n_preempted=outset.n_preempted,
-            policy=policy,
+            policy=outset.policy,
             action=plan.action,
             group=plan.group,
             items=items,

@@ -43,7 +43,7 @@ class Guard:
         except WireError as error:
             return _refusal(error)
         except StreamBroken as error:
-            return _refusal(WireError(str(error), status=500, type_="server_error"))
+            return _refusal(WireError(str(error), status=error.status, type_="server_error"))
         except web.HTTPRequestEntityTooLarge:
             limit = f"the body is larger than {self._max_body_bytes} bytes"
             return _refusal(WireError(limit, status=413, code="body_too_large"))

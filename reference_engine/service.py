@@ -83,7 +83,7 @@ class Service:
                 log.warning(
                     "%d requests cut off after %g s of draining", len(self._streams), drain_s
                 )
-        self._break_all("the server is shutting down")
+        self._break_all("the server is shutting down", status=503)
         await self._thread.stop()
 
     def hurry(self) -> None:
@@ -224,9 +224,9 @@ class Service:
             if not question.done():
                 question.set_exception(StreamBroken(failure))
 
-    def _break_all(self, why: str) -> None:
+    def _break_all(self, why: str, status: int = 500) -> None:
         for stream in list(self._streams.values()):
-            stream.fail(StreamBroken(why))
+            stream.fail(StreamBroken(why, status))
             self._forget(stream)
 
     def _answer(self, question: Callable[[EngineState], T], answer: asyncio.Future[T]) -> None:

@@ -22,7 +22,12 @@ class Delta(NamedTuple):
 
 
 class StreamBroken(Exception):
-    """The engine failed, or the reader was cut off: no more deltas will come."""
+    """The engine failed, the server is leaving, or the reader was cut off: no more deltas will
+    come. `status` is for an answer whose status line is not sent yet."""
+
+    def __init__(self, why: str, status: int = 500) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class TokenStream:

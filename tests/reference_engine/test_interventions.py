@@ -176,3 +176,14 @@ def test_a_policy_may_refuse_for_now():
     assert (caught.value.retry_after_s, refused.state) == (1.5, State.rejected)
     assert engine.state.log.events[-1].detail["code"] == "rate_limit_exceeded"
     engine.drain()
+
+
+def test_a_step_planned_ahead_is_that_of_the_mode_that_planned_it():
+    engine = rig(policy="chunked", async_depth=1, executor_args={"step_s": 1.0})
+    engine.admit(request("a", [1, 2], 6))
+    engine.step()  # and the next one is planned
+    engine.state.switch_policy(POLICIES.build({"kind": "sjf"}))
+    engine.drain()
+    assert [record.policy for record in engine.state.log.steps][:4] == [
+        "chunked", "chunked", "sjf", "sjf",
+    ]  # fmt: skip

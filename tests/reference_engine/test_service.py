@@ -54,8 +54,9 @@ def test_what_does_not_finish_while_draining_is_broken_off():
         stream = service.submit(call(4000), None, service.clock.now_s())
         reading = asyncio.create_task(texts(stream))
         await service.stop(drain_s=0.01)
-        with pytest.raises(StreamBroken, match="shutting down"):
+        with pytest.raises(StreamBroken, match="shutting down") as broken:
             await reading
+        assert broken.value.status == 503  # for who has no status line yet
 
     asyncio.run(scene())
 
