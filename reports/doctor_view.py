@@ -42,10 +42,10 @@ def _up_to(facts: Mapping[str, Any]) -> str:
 
 
 def _proven(facts: Mapping[str, Any]) -> str:
-    held = [trial["rate_per_s"] for trial in facts["trials"] if trial["holds"]]
     return (
-        f"true to {say(facts['error_limit_s'], 's')} up to {say_number(max(held))} req/s × "
-        f"{facts['output_tokens']} tokens, by the truth server's log"
+        f"true up to {say_number(facts['proven_rate_per_s'])} req/s × {facts['output_tokens']} "
+        f"tokens, with p99 TTFT error below {say(facts['error_limit_s'], 's')}, by the truth "
+        "server's log"
     )
 
 

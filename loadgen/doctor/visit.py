@@ -17,6 +17,7 @@ from rich.console import Console
 
 from loadgen.doctor.ceiling import Ceiling, find_ceiling, write_ceiling
 from loadgen.doctor.machine import read_machine, read_pressure
+from loadgen.doctor.proof import prove, proven_rate
 from loadgen.doctor.server import examine_target
 from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Bench, Trial, measure_trial
 from loadgen.doctor.verdicts import machine_checks, other_load
@@ -78,6 +79,9 @@ class Facts:
                 "is_at_least": self.ceiling.is_open,
                 "file": str(self.kept_in) if self.kept_in else None,
             },
+            "proven_rate_per_s": proven_rate((t.rate_per_s, t.holds) for t in self.trials)
+            if self.kind == "proof"
+            else None,
         }
 
 
@@ -105,29 +109,21 @@ def visit_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Con
 
 
 def visit_truth(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Facts:
-    """The errors of our numbers against the truth server's log, at rates up to what this machine
-    carries. Raises MissingDependency without a C compiler."""
-    seconds = min(_LONGEST_PROOF_S, max(1.0, budget_s / len(PROOF_RATES_PER_S) - _OVERHEAD_S))
-    trials: list[Trial] = []
+    """The errors of our numbers against the truth server's log, at every rate there is time for.
+    Raises MissingDependency without a C compiler."""
+    share_s = budget_s / (len(PROOF_RATES_PER_S) + 1)  # and one to be tried again
+    seconds = min(_LONGEST_PROOF_S, max(1.0, share_s - _OVERHEAD_S))
     busy = other_load(read_pressure())
     with _bench(cache_dir, cc, needs_truth=True) as bench:
         clock = _Budget(budget_s, growth=1.0)
         measure = _told(clock, console, lambda rate, n: measure_trial(bench, rate, seconds, n))
-        for rate_per_s in PROOF_RATES_PER_S:
-            if trials and not clock.has_time():
-                break
-            trial = measure(rate_per_s)
-            if not trial.holds and clock.has_time():  # others may have spoilt the first
-                trial = measure(rate_per_s)
-            trials.append(trial)
-            if not trial.holds:
-                break
+        trials = prove(PROOF_RATES_PER_S, measure, clock.has_time)
     reasons = () if trials[0].holds else (_worst(trials[0]),)
     untried = [say_number(rate) for rate in PROOF_RATES_PER_S[len(trials) :]]
     notes = [f"not tried: {', '.join(untried)} req/s"] if untried else []
     if busy.ok is False:
         notes.append(f"{busy.detail}: {busy.consequence}")
-    return Facts("proof", reasons, trials=tuple(trials), judge="truth", notes=tuple(notes))
+    return Facts("proof", reasons, trials=trials, judge="truth", notes=tuple(notes))
 
 
 def visit_target(choice: Choice, console: Console) -> Facts:

@@ -67,6 +67,7 @@ def test_what_cannot_be_measured_with_says_why_first():
 
 
 def test_a_proof_and_a_server_have_their_own_words():
-    assert shown(kind="proof").startswith("true to 5 ms up to 400 req/s × 64 tokens")
+    text = shown(kind="proof", proven_rate_per_s=400.0)
+    assert text.startswith("true up to 400 req/s × 64 tokens, with p99 TTFT error below 5 ms")
     text = shown(kind="target", target="http://x", trials=[])
     assert text.startswith("http://x can be measured from here\n")
