@@ -316,7 +316,10 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
         return
     shard.start(int(argument))
     listener = loop.create_task(_obey(commands, shard))
-    say("done", instrument=await shard.finish())
+    instrument = await shard.finish()
+    if task.connections == "reuse" and task.transport == "fast":  # the others open none ahead
+        instrument["connections"]["not_opened_ahead"] = task.n_preopen - opened
+    say("done", instrument=instrument)
     listener.cancel()
 
 

@@ -366,10 +366,17 @@ def _connections(shards: Sequence[Mapping[str, Any]]) -> Check:
     totals = [s["connections"] for s in shards if s.get("connections")]
     if not totals:
         return Check("connections", None, "the client did not count its connections")
-    opened, reused = (sum(int(t[key]) for t in totals) for key in ("opened", "reused"))
-    return Check(
-        "connections", True, f"{say_count(opened)} opened, reused {say_count(reused)} times"
+    opened, reused, refused = (
+        sum(int(t.get(key) or 0) for t in totals)
+        for key in ("opened", "reused", "not_opened_ahead")
     )
+    detail = f"{say_count(opened)} opened, reused {say_count(reused)} times"
+    if refused:
+        detail += (
+            f"; {say_count(refused)} that were to be opened before the first request were not: the"
+            " server refused some, and requests that found none waited for their own"
+        )
+    return Check("connections", not refused, detail)
 
 
 def _encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> Check:

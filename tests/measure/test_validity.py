@@ -220,3 +220,14 @@ def test_prompts_shorter_than_the_chat_template_are_counted() -> None:
         " so the server counts more than planned." in summarize(fitted).findings
     )
     assert not any("chat template" in finding for finding in summarize(run).findings)
+
+
+def test_connections_refused_before_the_first_request_are_told() -> None:
+    told = {"opened": 75, "reused": 79, "not_opened_ahead": 4}
+    found = check(with_shard(measured_run(), connections=told), "connections")
+    assert (found.ok, found.is_gate) == (False, False)
+    assert "75 opened, reused 79 times; 4 that were to be opened" in found.detail
+    fine = check(
+        with_shard(measured_run(), connections={**told, "not_opened_ahead": 0}), "connections"
+    )
+    assert (fine.ok, fine.detail) == (True, "75 opened, reused 79 times")
