@@ -6,9 +6,10 @@ of the two and *not surely* worse in the other. The front is what nobody beats. 
 is the ordinary front. With noise a point stays while nothing speaks against it for sure, and it
 goes where all it has for itself may be chance.
 
-Surely better means that the interval of the mean difference, run by run, leaves out zero: the k-th
-runs of two points had the same seed, and about the same minute. Where there are no two such runs,
-it means that the points' own intervals do not overlap.
+Surely better means that the interval of the mean ratio, run by run, leaves out 1: the k-th runs of
+two points had the same seed, and about the same minute. (Ratios, on the log scale, because a change
+of a latency is in proportion to it; where a value is 0, differences and zero.) Where there are no
+two such runs, it means that the points' own intervals do not overlap.
 """
 
 from __future__ import annotations
@@ -81,9 +82,12 @@ def beats(one: Point, other: Point, confidence: float) -> bool:
 
 def is_above(one: Quantity, other: Quantity, confidence: float) -> bool:
     """Whether one number is surely above another."""
-    gaps = [one.by_run[k] - other.by_run[k] for k in one.by_run if k in other.by_run]
-    if len(gaps) > 1 and all(map(math.isfinite, gaps)):
-        low = mean_bounds(np.array(gaps), np.ones(len(gaps)), (1 + confidence) / 2).low
+    runs = [k for k in one.by_run if k in other.by_run]
+    ours, theirs = (np.array([q.by_run[k] for k in runs]) for q in (one, other))
+    if len(runs) > 1 and np.isfinite(ours).all() and np.isfinite(theirs).all():
+        if (ours > 0).all() and (theirs > 0).all():
+            ours, theirs = np.log(ours), np.log(theirs)
+        low = mean_bounds(ours - theirs, np.ones(len(runs)), (1 + confidence) / 2).low
         return low is not None and low > 0
     low, high = one.interval.low, other.interval.high
     return (one.value if low is None else low) > (other.value if high is None else high)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,13 +88,23 @@ def test_what_may_be_as_good_stays():
 
 
 def test_runs_of_one_seed_are_compared_with_each_other():
-    # The seeds differ by 10 and the two by 1 in each: by their own intervals nobody could tell.
-    one = Quantity(Interval(21.0, -2.0, 44.0), {1: 11.0, 2: 21.1, 3: 31.0})
+    # The seeds differ threefold and the two by a tenth: by their intervals nobody could tell.
+    one = Quantity(Interval(22.0, -2.0, 46.0), {1: 11.0, 2: 22.2, 3: 33.0})
     other = Quantity(Interval(20.0, -3.0, 43.0), {1: 10.0, 2: 20.0, 3: 30.0})
     assert is_above(one, other, 0.95)
     assert not is_above(other, one, 0.95)
     only = Quantity(Interval(20.0, -3.0, 43.0), {3: 30.0})
     assert not is_above(one, only, 0.95)
+
+
+def test_a_ratio_counts_where_there_is_one():
+    # Twice as much in each run, from 1 against 2 to 50 against 100: as differences, a wide spread.
+    one = Quantity(Interval(40.0), {1: 2.01, 2: 20.0, 3: 100.0})
+    half = Quantity(Interval(20.0), {1: 1.0, 2: 10.0, 3: 50.0})
+    assert is_above(one, half, 0.95)
+    nothing = Quantity(Interval(0.0), {1: 0.0, 2: 0.0, 3: 0.0})
+    assert not is_above(one, nothing, 0.95)
+    assert is_above(Quantity(Interval(2.0), {1: 1.9, 2: 2.0, 3: 2.1}), nothing, 0.95)
 
 
 def test_the_confidence_decides_what_is_sure():
@@ -133,3 +144,20 @@ def test_where_all_are_beaten_the_estimates_decide():
 @pytest.mark.parametrize("points", [[], [exact(math.nan, math.nan)]])
 def test_nothing_has_no_front(points):
     assert not any(s.is_front for s in front(points, 0.95))
+
+
+@pytest.mark.parametrize(("gap", "low", "high"), [(0.0, 0.03, 0.065), (0.1, 0.95, 1.0)])
+def test_equal_cells_are_rarely_beaten_and_worse_ones_are_found(gap, low, high):
+    # Seeds differ by 30 %, runs of one seed by 1 %; three runs. An equal cell is surely worse
+    # in one of two numbers with 2.5 % each, so beaten in just under 5 % (sd of the share: 0.4 %).
+    rng, n_beaten, n_trials = np.random.default_rng(3), 0, 3000
+    for seeds in np.exp(rng.normal(0, 0.3, (n_trials, 3))):
+
+        def measured(factor, seeds=seeds):
+            noisy = seeds * np.exp(rng.normal(0, 0.01, 3))
+            return Quantity(Interval(noisy.mean() * factor), dict(enumerate(noisy * factor)))
+
+        one = Point(measured(1), measured(1))
+        other = Point(measured(1), measured(1 + gap))
+        n_beaten += beats(one, other, 0.95)
+    assert low <= n_beaten / n_trials <= high
