@@ -132,7 +132,7 @@ def _run_cells(
             if turn.is_done:
                 yield _reused(turn)
                 continue
-            console.print(where, style="bold", markup=False)
+            console.print(where, style="bold", markup=False, soft_wrap=True)
             try:
                 moved = turn.make_room()
                 if moved is not None:

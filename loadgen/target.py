@@ -91,16 +91,20 @@ def open_target(
     server: Server | None = None,
 ) -> Iterator[Target]:
     """Start what has to be started, probe it, and yield it; ends what it started. A `server` that
-    is up already is probed and left up. `warm_up` has its time while the probe waits for answers.
+    is up already is probed and left up, and only what is wrong with it is told: it is probed before
+    each of many runs. `warm_up` has its time while the probe waits for answers.
 
     Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
     """
     opening = open_server(choice, log_dir, console) if server is None else nullcontext(server)
+    tells_all = server is None
     with opening as server:
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        found = _probed(server.kind, endpoint, choice, scenario, schedule, console, warm_up)
+        found = _probed(
+            server.kind, endpoint, choice, scenario, schedule, console, warm_up, tells_all
+        )
         yield replace(found, ended=server.ended)
 
 
@@ -215,6 +219,7 @@ def _probed(
     schedule: Schedule,
     console: Console,
     warm_up: WarmUp | None,
+    tells_all: bool,
 ) -> Target:
     calibration = Calibration(Prompts(scenario.prompts, scenario.seed, b"preflight"), schedule)
     warm_up = warm_up or WarmUp()
@@ -233,7 +238,8 @@ def _probed(
     if metrics is not None and found.fatal is None:
         checks.append(metrics[0])
     for check in checks:
-        tell(check, console)
+        if tells_all or check.ok is False:
+            tell(check, console)
     found.or_raise()
     return Target(
         kind=kind,
