@@ -83,7 +83,10 @@ def _splits(run: Run, columns: PerRequest, well: np.ndarray) -> dict[str, Split]
 
 
 def _split(run: Run, columns: PerRequest, which: np.ndarray) -> Split:
-    rows = run.request_rows[which]
+    rows = {  # not whole rows, of which there are many and each is long
+        name: run.request_rows[name][which]
+        for name in ("server_queue_s", "first_token_s", "last_token_s", "sent_s")
+    }
     client_s = columns.queue_client_s[which]
     connect_s = np.nan_to_num(columns.connect_s[which], nan=0.0)
     waited_s, told = rows["server_queue_s"], np.isfinite(rows["server_queue_s"])
