@@ -92,7 +92,10 @@ def cells(scenario: str, modes: tuple[str, ...], place: Place, n_seeds: int, out
         *(*place.flags, "--seeds", str(n_seeds), "--out", str(out / scenario), "--json"),
     ]
     print(f"$ slobench {' '.join(command[3:-3])}", file=sys.stderr, flush=True)
-    facts = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if ended.returncode:  # it has said why
+        sys.exit(ended.returncode)
+    facts = json.loads(ended.stdout)
     return {(cell["mode"].replace(" ", ":"), cell["seed"]): cell for cell in facts["cells"]}
 
 
