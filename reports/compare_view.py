@@ -98,10 +98,10 @@ def table(comparison: Comparison) -> Group:
     title = Text(f"{comparison.verdict.upper()}: {sentence(comparison)}", style=style)
     parts: list[Text | Table] = [title, Text(f"  {sides_line(comparison)}")]
     if comparison.measures:
-        grid = _grid(*HEAD)
+        rows = grid(*HEAD)
         for one in comparison.measures:
-            grid.add_row(*map(Text, row(one)))
-        parts.append(grid)
+            rows.add_row(*map(Text, row(one)))
+        parts.append(rows)
         parts.append(Text("  (in brackets: shown, but not part of the verdict)"))
     parts += [Text(line, overflow="fold") for line in changed_lines(comparison)]
     parts += [Text(f"note: {note}", overflow="fold") for note in comparison.notes]
@@ -145,20 +145,21 @@ def noise_rows(
 def noise_table(rows: Sequence[Mapping[str, Any]], effect: float) -> Table:
     """The noise floor for people."""
     heads = ("measure", "equal runs differ", "3 runs find", "5 find", "10 find")
-    grid = _grid(*heads, f"runs for {100 * effect:.3g}")
+    table = grid(*heads, f"runs for {100 * effect:.3g}")
     for one in rows:
         word = "points" if one["unit"] == "share" else "%"
         finds = [f"{say_number(100 * one['finds'][n])} {word}" for n in (3, 5, 10)]
         needed = "–" if one["runs_needed"] is None else say_count(one["runs_needed"])
-        grid.add_row(one["measure"], f"{100 * one['sd']:.2g} {word}", *finds, needed)
-    return grid
+        table.add_row(one["measure"], f"{100 * one['sd']:.2g} {word}", *finds, needed)
+    return table
 
 
-def _grid(first: str, *columns: str) -> Table:
+def grid(first: str, *columns: str) -> Table:
+    """An empty table without lines; the first column is text, the others are figures."""
     from rich.table import Table
 
-    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    grid.add_column(first, no_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
     for column in columns:
-        grid.add_column(column, justify="right")
-    return grid
+        table.add_column(column, justify="right")
+    return table

@@ -34,20 +34,20 @@ def refusal(
     Every run must agree with the first in what `MUST_AGREE` names, but for the keys `vary` allows,
     and each side must be of one configuration.
     """
-    known = {*MUST_AGREE, *(key for m in (*a, *b) for key in _fixed(m))}
+    known = {*MUST_AGREE, *(key for m in (*a, *b) for key in fixed(m))}
     for key in vary:
         if not any(_is_under(name, key) for name in known):
             raise UsageError(f"--vary {key}: no such key among what must agree: "
                              f"{', '.join(MUST_AGREE)}")  # fmt: skip
     lines = [
         f"{found.key}: {_say(found.a)} against {_say(found.b)}"
-        for found in _first_differences([*a, *b], _fixed)
+        for found in _first_differences([*a, *b], fixed)
         if not any(_is_under(found.key, key) for key in vary)
     ]
     for side, manifests in (("A", a), ("B", b)):
         lines += [
             f"within {side}, {found.key}: {_say(found.a)} and {_say(found.b)}"
-            for found in _first_differences(manifests, _factor)
+            for found in _first_differences(manifests, factor)
             if not found.key.startswith(("host.", "target.url"))
         ]
     return lines
@@ -55,7 +55,7 @@ def refusal(
 
 def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Configuration keys in which B differs from A: what may have caused a difference."""
-    return [*_differences(_fixed(a), _fixed(b)), *_differences(_factor(a), _factor(b))]
+    return [*_differences(fixed(a), fixed(b)), *_differences(factor(a), factor(b))]
 
 
 def promises_of(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -65,7 +65,7 @@ def promises_of(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(manifest.get("slo") or ()), tuple(sorted(own.items()))
 
 
-def _fixed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def fixed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     resolved = (manifest.get("scenario") or {}).get("resolved") or {}
     sent = {key: value for key, value in resolved.items() if key not in _ASIDE}
     classes = sent.get("classes") or {}
@@ -84,7 +84,7 @@ def _fixed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _factor(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def factor(manifest: Mapping[str, Any]) -> dict[str, Any]:
     target = manifest.get("target") or {}
     found = _flat("target", {key: target.get(key) for key in _OF_THE_TARGET})
     if target.get("kind") in ("reference", "mock"):

@@ -39,7 +39,7 @@ SHOWN = (
     *("mean(ttft)", "p90(ttft)", "p99(tpot)", "p99(itl)", "p50(e2e)", "p99(e2e)", "attainment"),
     *("goodput", "requests_per_s", "output_tokens_per_s"),
 )
-_OF_PROMISES = ("attainment", "goodput", "goodput_output_tokens_per_s")
+OF_PROMISES = ("attainment", "goodput", "goodput_output_tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _asked(
     texts = list(dict.fromkeys([*gated, *SHOWN]))
     asked, notes = [measure(text) for text in texts], []
     if len({promises_of(m.run.manifest) for m in runs}) > 1:
-        asked = [one for one in asked if one.metric.name not in _OF_PROMISES]
+        asked = [one for one in asked if one.metric.name not in OF_PROMISES]
         notes.append("The runs were promised different things, so attainment and goodput are not "
                      "compared.")  # fmt: skip
     kept = {one.text for one in asked}

@@ -177,23 +177,31 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def power(noise: Noise, difference: float, n_runs: int, alpha: float) -> float:
-    """How often `n_runs` runs a side would find a true `difference`, two-sided at α.
-
-    The noise is itself an estimate: power is averaged over what it may truly be,
-    σ² = s²·ν / χ²(ν), so that few pilot runs make for a careful answer.
-    """
-    from scipy.special import chdtri, nctdtr, stdtrit
-
+    """How often `n_runs` runs a side would find a true `difference`, two-sided at α."""
     if noise.sd == 0:
         return 1.0
     if n_runs < 2:
         return 0.0
+    error = noise.sd * math.sqrt(2 / n_runs)
+    return power_of_t(error, noise.df, 2 * n_runs - 2, difference, alpha)
+
+
+def power_of_t(
+    error: float, error_df: float, test_df: float, difference: float, alpha: float
+) -> float:
+    """How often a t test on `test_df` finds a true `difference` in its own direction, two-sided at
+    α, the standard error being estimated with `error_df`.
+
+    Power is averaged over what the error may truly be, σ² = s²·ν / χ²(ν), so that few pilot runs
+    make for a careful answer.
+    """
+    from scipy.special import chdtri, nctdtr, stdtrit
+
     levels = (np.arange(64) + 0.5) / 64
-    sigma = noise.sd * np.sqrt(noise.df / chdtri(noise.df, levels))
-    df = 2 * n_runs - 2
-    critical = float(stdtrit(df, 1 - alpha / 2))
-    shift = np.minimum(abs(difference) / (sigma * math.sqrt(2 / n_runs)), 30.0)
-    found = 1 - np.nan_to_num(nctdtr(df, shift, critical), nan=0.0)
+    errors = error * np.sqrt(error_df / chdtri(error_df, levels))
+    critical = float(stdtrit(test_df, 1 - alpha / 2))
+    shift = np.minimum(abs(difference) / errors, 30.0)
+    found = 1 - np.nan_to_num(nctdtr(test_df, shift, critical), nan=0.0)
     return float(found.mean())
 
 

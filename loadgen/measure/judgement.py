@@ -19,6 +19,9 @@ Overall = Literal["better", "same", "worse", "inconclusive", "invalid"]
 Judged = tuple[Contrast, "Compared"]
 POWER = 0.92
 """What runs are planned for; a little over the 9 of 10 that are promised, as noise is estimated."""
+BETTER = 0.2
+"""Of the chance that equal sides are told apart, what "better" may use: a false "worse" costs
+somebody a morning, a false "better" is published."""
 FAIL_ON: Mapping[str, tuple[Overall, ...]] = {
     "worse": (),
     "inconclusive": ("inconclusive", "invalid"),
@@ -116,18 +119,32 @@ def settle(
 ) -> list[Compared]:
     """Holm over the gated rows, then a verdict for every row; rows not gated stand alone. Without
     `plans` the runs needed are left out, which take most of the time."""
-    alpha = 1 - confidence
-    gated = [row for _, row in rows if row.is_gated]
-    adjusted = {**_adjusted(gated, worse=True), **_adjusted(gated, worse=False)}
-    n_tests = max(1, sum(row.change != 0 for row in gated))
-    settled = []
-    for found, row in rows:
-        p_adjusted = adjusted.get(row.measure, row.p)
-        verdict = _verdict(measure(row.measure), row, p_adjusted, alpha)
-        row = dataclasses.replace(row, p_adjusted=p_adjusted, verdict=verdict)
-        level = 2 * alpha / n_tests if row.is_gated else 2 * alpha  # of a two-sided test
-        settled.append(_planned(found, row, level) if plans else row)
-    return settled
+    settled = decide([row for _, row in rows], confidence)
+    if not plans:
+        return settled
+    level = level_of(settled, confidence)
+    return [
+        _planned(found, row, level if row.is_gated else 2 * (1 - confidence))
+        for (found, _), row in zip(rows, settled, strict=True)
+    ]
+
+
+def decide(rows: Sequence[Compared], confidence: float) -> list[Compared]:
+    """A verdict for every row: Holm over all that are gated, of whatever cells they are."""
+    adjusted = [row.p for row in rows]
+    for worse in (True, False):
+        for k, p in _adjusted(rows, worse).items():
+            adjusted[k] = p
+    return [
+        dataclasses.replace(row, p_adjusted=p, verdict=_verdict(row, p, 1 - confidence))
+        for row, p in zip(rows, adjusted, strict=True)
+    ]
+
+
+def level_of(rows: Sequence[Compared], confidence: float) -> float:
+    """The significance of a two-sided test that plans for a gated row being worse, the first that
+    Holm looks at."""
+    return 2 * (1 - confidence) / max(1, sum(row.is_gated and row.change != 0 for row in rows))
 
 
 def margin_of(asked: Measure, margins: Mapping[str, float]) -> float:
@@ -152,7 +169,7 @@ def row_of(
 ) -> Compared:
     ends = found.interval(2 * options.confidence - 1)
     margin = margin_of(asked, options.margins)
-    low, high = _on_scale(asked, -margin), _on_scale(asked, margin)
+    low, high = on_scale(asked, -margin), on_scale(asked, margin)
     return Compared(
         measure=asked.text,
         unit=asked.metric.unit,
@@ -160,9 +177,9 @@ def row_of(
         verdict="inconclusive",
         a=_typical(asked, values[0]),
         b=_typical(asked, values[1]),
-        change=_off_scale(asked, found.difference),
-        low=None if ends.low is None else _off_scale(asked, ends.low),
-        high=None if ends.high is None else _off_scale(asked, ends.high),
+        change=off_scale(asked, found.difference),
+        low=None if ends.low is None else off_scale(asked, ends.low),
+        high=None if ends.high is None else off_scale(asked, ends.high),
         margin=margin,
         p=found.p_value() / 2,
         p_adjusted=math.nan,
@@ -179,19 +196,20 @@ def row_of(
     )
 
 
-def _adjusted(gated: Sequence[Compared], worse: bool) -> dict[str, float]:
-    """Holm's p-values of one direction, getting worse or getting better, for the measures that went
-    that way. A measure that did not move at all takes no part."""
-
-    def is_worse(row: Compared) -> bool:
-        return (row.change > 0) is (measure(row.measure).metric.direction == "lower")
-
+def _adjusted(rows: Sequence[Compared], worse: bool) -> dict[int, float]:
+    """Holm's p-values of one direction, getting worse or getting better, for the gated rows that
+    went that way, by their place. One that did not move at all takes no part."""
     p_values = {
-        row.measure: 1.0 if row.change == 0 else row.p if is_worse(row) is worse else 1 - row.p
-        for row in gated
+        str(k): 1.0 if row.change == 0 else row.p if is_worse(row) is worse else 1 - row.p
+        for k, row in enumerate(rows)
+        if row.is_gated
     }
-    found = holm(p_values)
-    return {row.measure: found[row.measure] for row in gated if is_worse(row) is worse}
+    return {int(k): p for k, p in holm(p_values).items() if is_worse(rows[int(k)]) is worse}
+
+
+def is_worse(row: Compared) -> bool:
+    """Whether B is on the worse side of A, by chance or not."""
+    return (row.change > 0) is (measure(row.measure).metric.direction == "lower")
 
 
 def _planned(found: Contrast, row: Compared, level: float) -> Compared:
@@ -202,20 +220,19 @@ def _planned(found: Contrast, row: Compared, level: float) -> Compared:
     smallest = math.inf
     if min(row.n_runs) > 1:
         reach = smallest_effect(noise, min(row.n_runs), level, POWER)
-        smallest = _off_scale(asked, reach) if reach < 50 else math.inf
-    needed = runs_needed(noise, _on_scale(asked, row.effect), level, POWER)
+        smallest = off_scale(asked, reach) if reach < 50 else math.inf
+    needed = runs_needed(noise, on_scale(asked, row.effect), level, POWER)
     return dataclasses.replace(row, runs_needed=needed, smallest_found=smallest)
 
 
-def _verdict(asked: Measure, row: Compared, p_adjusted: float, alpha: float) -> Verdict:
+def _verdict(row: Compared, p_adjusted: float, alpha: float) -> Verdict:
     """Same where the difference is surely inside the margin, though it may be real; else better or
-    worse where it is surely none by chance; else inconclusive."""
+    worse where it is surely none by chance; else inconclusive. NaN is never sure."""
     if row.p_same <= alpha:
         return "same"
-    if not p_adjusted <= alpha:  # NaN too
-        return "inconclusive"
-    is_more = row.change > 0
-    return "worse" if is_more is (asked.metric.direction == "lower") else "better"
+    if is_worse(row):
+        return "worse" if p_adjusted <= alpha else "inconclusive"
+    return "better" if p_adjusted <= BETTER * alpha else "inconclusive"
 
 
 def with_binomial_noise(
@@ -249,11 +266,11 @@ def scaled(asked: Measure, values: Values) -> Values:
         return np.log(values)
 
 
-def _on_scale(asked: Measure, change: float) -> float:
+def on_scale(asked: Measure, change: float) -> float:
     return change if asked.is_share else math.log1p(max(change, -0.999999))
 
 
-def _off_scale(asked: Measure, difference: float) -> float:
+def off_scale(asked: Measure, difference: float) -> float:
     return difference if asked.is_share else math.expm1(min(difference, 50.0))
 
 
