@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loadgen.measure.aggregate import summarize as summarize
     from loadgen.measure.compare import compare as compare
     from loadgen.measure.compare import measure_noise as measure_noise
+    from loadgen.nightly.api import nightly as nightly
     from loadgen.run import run as run
     from loadgen.sweep.api import sweep as sweep
     from loadgen.workload.scenario import load_scenario as load_scenario
@@ -36,6 +37,7 @@ _HOMES = {
     "compare": "loadgen.measure.compare",
     "measure_noise": "loadgen.measure.compare",
     "sweep": "loadgen.sweep.api",
+    "nightly": "loadgen.nightly.api",
     "export": "loadgen.exports.export",
 }
 _MODULES = {"testing": "reference_engine.policy_check"}
@@ -45,6 +47,7 @@ __all__ = [
     "load_scenario",
     "make_schedule",
     "measure_noise",
+    "nightly",
     "read_run",
     "replay",
     "run",

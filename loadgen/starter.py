@@ -1,4 +1,4 @@
-"""The files a new project begins with: a scenario, a target, and a workflow that runs it in CI."""
+"""The files a new project begins with: a scenario, a target, and what CI runs, also every night."""
 
 from __future__ import annotations
 
@@ -51,10 +51,79 @@ jobs:
         with: {name: slobench-report, path: runs/ci}
 """
 
+STEADY = """\
+# Every night's traffic: with equal gaps and lengths the server is the only thing that varies.
+schema: 1
+name: steady
+seed: 7
+arrivals: {kind: constant, rate: 3/s}
+requests: {input_tokens: 128, output_tokens: 32}
+phases: {warmup: 5s, measure: 30s, drain: 10s}
+"""
+
+NIGHTLY = """\
+# What is measured every night, and what decides: slobench nightly slobench/nightly.yaml
+# For a server of your own write  targets: [target.yaml]  and remove modes and engine.
+schema: 1
+targets: [reference]
+scenarios: [steady.yaml]
+modes: [chunked]
+engine: shape=10m
+repeats: 5
+metrics: [p50(ttft), p50(tpot), error_rate]
+margins: {default: 5%, error_rate: 1%}
+baseline: baseline
+"""
+
+NIGHTLY_WORKFLOW = """\
+# Did last night break anything? The baseline of earlier nights travels in the cache.
+name: slobench nightly
+on:
+  schedule:
+    - cron: "17 3 * * *"
+  workflow_dispatch:
+    inputs:
+      accept:
+        description: Take the last better or worse nights as the new level; measures nothing
+        type: boolean
+        default: false
+concurrency: slobench-nightly
+permissions:
+  contents: read
+jobs:
+  nightly:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {python-version: "3.11"}
+      - run: pip install 'slobench[engine]'
+      - uses: actions/cache/restore@v4
+        with:
+          path: slobench/baseline
+          key: slobench-baseline-${{ github.run_id }}
+          restore-keys: slobench-baseline-
+      - if: inputs.accept
+        run: slobench nightly slobench/nightly.yaml --accept
+      - if: ${{ !inputs.accept }}
+        run: slobench nightly slobench/nightly.yaml --out runs/nightly
+      - uses: actions/cache/save@v4
+        if: always()
+        with:
+          path: slobench/baseline
+          key: slobench-baseline-${{ github.run_id }}-${{ github.run_attempt }}
+      - uses: actions/upload-artifact@v4
+        if: ${{ always() && !inputs.accept }}
+        with: {name: slobench-nightly, path: runs/nightly}
+"""
+
 FILES = {
     "slobench/chat.yaml": SCENARIO,
     "slobench/target.yaml": TARGET,
+    "slobench/steady.yaml": STEADY,
+    "slobench/nightly.yaml": NIGHTLY,
     ".github/workflows/slobench.yml": WORKFLOW,
+    ".github/workflows/slobench-nightly.yml": NIGHTLY_WORKFLOW,
 }
 """Path inside the project → content."""
 

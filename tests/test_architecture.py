@@ -43,6 +43,14 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.cell_server": [*WORDS, "loadgen"],
     "loadgen.cells": [*WORDS, "loadgen", "targets"],
     "loadgen.sweep": [*WORDS, "loadgen", "targets", "reports"],
+    "loadgen.nightly": [
+        *WORDS,
+        *(f"loadgen.{name}" for name in ("nightly", "measure", "workload", "cell", "cells")),
+        *(f"loadgen.{name}" for name in ("run_options", "drive.instrument", "lab.mode_spec")),
+        "targets.embed",
+        "targets.endpoint",
+        "reports",
+    ],
     "loadgen.recording": [*WORDS, "loadgen", "targets.scrape"],
     "loadgen.shard_tasks": [
         *WORDS,
@@ -161,6 +169,9 @@ PURE = [
     "reports.series",
     "reports.sweep_charts",
     "reports.sweep_view",
+    "reports.nightly_view",
+    "reports.nightly_charts",
+    "reports.junit",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
 TORCH_IN = (

@@ -13,7 +13,10 @@ from targets.endpoint import load_target
 
 
 def test_the_files_load_as_they_are(tmp_path):
-    scenario_path, target_path, workflow_path = write_starter(tmp_path / "new")
+    write_starter(tmp_path / "new")
+    folder = tmp_path / "new" / "slobench"
+    scenario_path, target_path = folder / "chat.yaml", folder / "target.yaml"
+    workflow_path = tmp_path / "new" / ".github" / "workflows" / "slobench.yml"
     scenario = load_scenario(scenario_path)
     assert scenario.name == "chat"
     assert len(make_schedule(scenario)) == pytest.approx(260, abs=65)  # 4 sigma of Poisson(260)

@@ -99,7 +99,7 @@ def test_from_prints_the_scenario_and_says_what_is_lost(run):
 def test_init_writes_a_scenario_that_validates(run, tmp_path):
     code, out, _ = run("init", tmp_path)
     assert code == 0
-    assert len(out.splitlines()) == 3
+    assert len(out.splitlines()) == 6
     assert run("validate", tmp_path / "slobench" / "chat.yaml")[0] == 0
     assert run("init", tmp_path)[0] == 2
 

@@ -182,10 +182,8 @@ def fit(trace: Path, format_text: str, as_json: bool) -> None:
 
 
 def validate(sources: Sequence[str], settings: Sequence[str], plugins: Sequence[Path]) -> int:
-    """Read and plan every scenario; all mistakes are told, and any makes the exit code 2."""
-    from loadgen.workload.scenario import load_scenario
-    from loadgen.workload.schedule import make_schedule
-
+    """Read and plan every scenario, and check every nightly file with all it names; all mistakes
+    are told, and any makes the exit code 2."""
     for plugin in plugins:
         load_plugin(plugin)
     if not sources:
@@ -193,15 +191,32 @@ def validate(sources: Sequence[str], settings: Sequence[str], plugins: Sequence[
     exit_code = 0
     for source in sources:
         try:
-            n = len(make_schedule(load_scenario(source, settings)))
+            found = _checked(source, settings)
         except UsageError as error:
             exit_code = error.exit_code
             for line in str(error).splitlines():
                 where = "" if line.startswith(source) else f"{source}: "
                 typer.echo(f"{where}{line}", err=True)
         else:
-            typer.echo(f"{source}: ok ({n} requests)")
+            typer.echo(f"{source}: ok ({found})")
     return exit_code
+
+
+def _checked(source: str, settings: Sequence[str]) -> str:
+    """What a file that is all right holds, in words. Raises UsageError."""
+    from loadgen.nightly.night import Nightly, NightOptions
+    from loadgen.nightly.nightly_file import is_nightly
+    from loadgen.run_options import RunOptions
+    from loadgen.workload.scenario import load_scenario
+    from loadgen.workload.schedule import make_schedule
+
+    path = Path(source)
+    if not is_nightly(path):
+        return f"{len(make_schedule(load_scenario(source, settings)))} requests"
+    if settings:
+        raise UsageError(f"{source}: --set changes a scenario, and this is a nightly file")
+    cells = Nightly(path, NightOptions(run=RunOptions(environ=dict(os.environ)))).cells
+    return f"{len(cells)} cells a night"
 
 
 def schema(plugins: Sequence[Path]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from loadgen.command import decide as command
 from loadgen.command.asked import promises
-from loadgen.verbs.options import Confidence, Goodput, Json, Slo
+from loadgen.verbs.options import Confidence, Goodput, Json, Plugin, Slo
 
 PANEL = "Decide"
 verbs = typer.Typer()
@@ -87,5 +87,57 @@ def compare(
         command.compare(
             sides, aa, fail_on, metric or [], margin or [], confidence, effect, noise,
             vary or [], within_run, html, json,
+        )
+    )  # fmt: skip
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench nightly nightly.yaml --out runs/tonight",
+)
+def nightly(
+    file: Annotated[Path, typer.Argument(help="A nightly file; `slobench init` writes one.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the night goes; one that was interrupted goes on from there. "
+            "Default: runs/nightly-<time>."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Where earlier nights are kept. Default: as the file says.")
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Settings of `reference`, `sim` or `mock` under test tonight, e.g. "
+            "step_delay=10%; the baseline stays the same."
+        ),
+    ] = "",
+    repeats: Annotated[
+        int | None, typer.Option(min=2, max=100, help="Runs of each cell, instead of the file's.")
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`. "
+            "Default: as the file says, or `worse`."
+        ),
+    ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept", help="Measure nothing: take the last better or worse nights as the level."
+        ),
+    ] = False,
+    plugin: Plugin = None,
+    json: Json = False,
+) -> None:
+    """Measure what is measured every night, and say what changed since the nights before."""
+    from loadgen.command import nightly as command
+
+    raise typer.Exit(
+        command.nightly(
+            file, out, baseline, engine, repeats, fail_on, accept, plugin or [], json
         )
     )  # fmt: skip

@@ -210,7 +210,7 @@ def doctor(
 def init(
     directory: Annotated[Path, typer.Argument(help="Where the files go.")] = Path(),
 ) -> None:
-    """Write a scenario, a target file and a CI workflow to begin with; overwrites nothing."""
+    """Write a scenario, a target, a nightly file and CI workflows; overwrites nothing."""
     command.init(directory)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.judgement import Options, Verdict, judge, settle
 from loadgen.measure.measures import measure
+from loadgen.measure.night_record import CellNight, RunNumbers
 
 N_REQUESTS = 400
 TPOT_RUN_SD, TPOT_REQUEST_SD = 0.04, 0.2
@@ -42,6 +43,39 @@ def runs(
             tpot_s.mean(axis=1),
             rng.binomial(n_requests, 0.002, n_runs) / n_requests,
         ]
+    )
+
+
+def cell_night(
+    rng: np.random.Generator,
+    k: int,
+    n_runs: int,
+    slower: float = 1.0,
+    night_sd: tuple[float, float] = (0.0, 0.0),
+    cell: str = "chat",
+) -> CellNight:
+    """Night number `k` of one cell as the baseline keeps it; `night_sd` of TPOT and TTFT is what
+    the level of a whole night varies by, as a standard deviation of logarithms."""
+    tpot, ttft = np.exp(rng.normal(0, night_sd))
+    numbers = runs(rng, n_runs, slower)
+    numbers = numbers * np.array([ttft, ttft, tpot, 1.0])[:, None]
+    return CellNight(
+        cell=cell,
+        night=f"{20260000 + k:08d}T030000.000000Z",
+        started_utc="2026-01-01T03:00:00+00:00",
+        factor={"git": f"{k:x}"},
+        promises=(),
+        is_closed_loop=False,
+        runs=tuple(
+            RunNumbers(
+                name=f"{k}/r{r}",
+                schedule_sha256=f"{k}-{r}",
+                n_due=N_REQUESTS,
+                reasons=(),
+                values={m.text: float(v) for m, v in zip(MEASURES, of_run, strict=True)},
+            )
+            for r, of_run in enumerate(numbers.T)
+        ),
     )
 
 

@@ -1,0 +1,233 @@
+"""Tonight against the nights before: a verdict per cell and measure, Holm over the whole night."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from loadgen.measure.comparable import Difference
+from loadgen.measure.compare import GATED, OF_PROMISES, SHOWN
+from loadgen.measure.contrast import Contrast
+from loadgen.measure.judgement import (
+    POWER,
+    Compared,
+    Options,
+    decide,
+    level_of,
+    off_scale,
+    on_scale,
+    overall,
+    row_of,
+    scaled,
+)
+from loadgen.measure.measures import Measure, measure
+from loadgen.measure.night_record import CellNight, RunNumbers
+from loadgen.measure.nights import (
+    Night,
+    NightNoise,
+    contrast_of_nights,
+    repeats_needed,
+    smallest_found,
+)
+
+NightWord = Literal["better", "same", "worse", "inconclusive", "invalid", "baseline"]
+JOINING = ("baseline", "same", "inconclusive")
+"""Nights that become part of the baseline; a better or worse one waits until it is accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What tonight is held against: `levels` of earlier nights, the last one the baseline; nights
+    of the levels before it, which an accepted change ended, tell the noise only."""
+
+    levels: tuple[tuple[CellNight, ...], ...] = ()
+
+    @property
+    def baseline(self) -> tuple[CellNight, ...]:
+        return self.levels[-1] if self.levels else ()
+
+
+@dataclass(frozen=True, slots=True)
+class CellVerdict:
+    """One cell tonight. `baseline`: there was nothing to compare with, and now there is. `noise` by
+    measure text; `Compared.runs_needed` counts repeats a night."""
+
+    cell: str
+    verdict: NightWord
+    measures: tuple[Compared, ...]
+    noise: Mapping[str, NightNoise]
+    n_nights: int
+    changes: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+
+def judge_night(
+    tonight: Sequence[CellNight],
+    histories: Mapping[str, History],
+    options: Options,
+    plans: bool = True,
+) -> list[CellVerdict]:
+    """A verdict for each cell, in their order. Holm's correction is over the deciding measures of
+    all cells together: that anything at all is called worse has one chance, not one per cell.
+    Without `plans` the repeats needed are left out, which take most of the time."""
+    drafts = [_Draft(night, histories.get(night.cell, History()), options) for night in tonight]
+    rows = [row for draft in drafts for row in draft.rows]
+    settled = decide([row for _, row, _ in rows], options.confidence)
+    level = level_of(settled, options.confidence)
+    planned = iter(
+        [
+            row if noise is None or not plans else _planned(row, noise, earlier, level, options)
+            for row, (noise, _, earlier) in zip(settled, rows, strict=True)
+        ]
+    )
+    return [draft.verdict([next(planned) for _ in draft.rows]) for draft in drafts]
+
+
+def night_word(verdicts: Sequence[CellVerdict]) -> NightWord:
+    """The night as a whole: the first of worse, inconclusive, invalid, better, same that any cell
+    is; baseline where nothing could be compared yet."""
+    words = {one.verdict for one in verdicts}
+    order: tuple[NightWord, ...] = ("worse", "invalid", "inconclusive", "better", "same")
+    return next((word for word in order if word in words), "baseline")
+
+
+class _Draft:
+    """One cell before Holm: a row per measure with its noise and the runs of the earlier nights."""
+
+    def __init__(self, tonight: CellNight, history: History, options: Options) -> None:
+        self.night, self._history = tonight, history
+        self.rows: list[tuple[NightNoise | None, Compared, list[int]]] = []
+        self._notes = _left_out(tonight)
+        if not tonight.trusted or not history.baseline:
+            return
+        gated = _gated(tonight, options)
+        for text in dict.fromkeys([*gated, *SHOWN]):
+            asked = measure(text)
+            levels = [self._usable(level, asked) for level in history.levels]
+            if levels[-1]:
+                noise, row = _judge(asked, levels, tonight.trusted, options)
+                row = dataclasses.replace(row, is_gated=text in gated)
+                self.rows.append((noise, row, [len(night.trusted) for night in levels[-1]]))
+            elif text in gated:
+                self._notes.append(f"{text}: no earlier night has it, so it decides nothing yet.")
+        n_nights = len(history.baseline)
+        lent = max((n.assumed_df for n, _, _ in self.rows if n and n.run_sd), default=0.0)
+        if lent:
+            self._notes.append(
+                f"Only {n_nights} earlier {'night' if n_nights == 1 else 'nights'}: how much equal "
+                "nights differ is partly assumed, as much as runs of one night do."
+            )
+
+    def verdict(self, rows: list[Compared]) -> CellVerdict:
+        word: NightWord = "invalid"
+        if self.night.trusted:
+            word = overall(rows) if self._history.baseline else "baseline"
+        noise = {row.measure: n for (n, row, _) in self.rows if n is not None}
+        baseline = self._history.baseline
+        before = baseline[-1].factor if baseline else self.night.factor
+        return CellVerdict(
+            cell=self.night.cell,
+            verdict=word,
+            measures=tuple(rows),
+            noise=noise,
+            n_nights=len(baseline),
+            changes=tuple(_changes(before, self.night.factor)),
+            notes=tuple(self._notes),
+        )
+
+    def _usable(self, level: Sequence[CellNight], asked: Measure) -> list[CellNight]:
+        """The nights that have this measure, made under promises that mean the same."""
+        is_promised = asked.metric.name in OF_PROMISES
+        return [
+            night
+            for night in level
+            if night.trusted
+            and bool(np.isfinite(_night(night.trusted, asked).values).all())
+            and not (is_promised and night.promises != self.night.promises)
+        ]
+
+
+def _gated(night: CellNight, options: Options) -> list[str]:
+    if options.metrics:
+        return [measure(text).text for text in options.metrics]
+    return [*GATED, *(["output_tokens_per_s"] if night.is_closed_loop else [])]
+
+
+def _left_out(night: CellNight) -> list[str]:
+    notes = [
+        f"{run.name} is left out, it cannot be trusted: {' '.join(run.reasons)}"
+        for run in night.runs
+        if not run.is_trusted
+    ]
+    return [*notes, *(f"A repeat is missing: {reason}" for reason in night.failures)]
+
+
+def _judge(
+    asked: Measure,
+    levels: Sequence[Sequence[CellNight]],
+    tonight: Sequence[RunNumbers],
+    options: Options,
+) -> tuple[NightNoise | None, Compared]:
+    runs = [[night.trusted for night in level] for level in levels]
+    found, noise = contrast_of_nights(
+        [[_night(of_night, asked) for of_night in level] for level in runs], _night(tonight, asked)
+    )
+    earlier = [run for of_night in runs[-1] for run in of_night]
+    values = _values(earlier, asked), _values(tonight, asked)
+    n_due = sum(run.n_due for run in earlier), sum(run.n_due for run in tonight)
+    if asked.is_share:
+        found = _at_least_binomial(found, values, n_due)
+    n = len(runs[-1])
+    how = f"Student's t, tonight against {n} {'night' if n == 1 else 'nights'}"
+    return noise, row_of(asked, found, values, n_due, options, how)
+
+
+def _at_least_binomial(
+    found: Contrast, values: tuple[Any, Any], n_due: tuple[int, int]
+) -> Contrast:
+    """At least the error that so many requests have by chance: no failure so far proves little."""
+    if not found.is_judged or not all(n_due):
+        return found
+    n = sum(n_due)
+    hits = sum(float(side.mean()) * due for side, due in zip(values, n_due, strict=True))
+    share = (hits + 1) / (n + 2)
+    error = math.sqrt(share * (1 - share) * (1 / n_due[0] + 1 / n_due[1]))
+    if error <= found.error:
+        return found
+    return dataclasses.replace(found, error=error, df=float(n))
+
+
+def _planned(
+    row: Compared, noise: NightNoise, earlier: Sequence[int], level: float, options: Options
+) -> Compared:
+    """With the repeats a night would need, and the smallest change that tonight would find."""
+    asked = measure(row.measure)
+    level = level if row.is_gated else 2 * (1 - options.confidence)
+    reach = smallest_found(noise, row.n_runs[1], earlier, level, POWER)
+    return dataclasses.replace(
+        row,
+        runs_needed=repeats_needed(noise, earlier, on_scale(asked, row.effect), level, POWER),
+        smallest_found=off_scale(asked, reach) if reach < 50 else math.inf,
+    )
+
+
+def _night(runs: Sequence[RunNumbers], asked: Measure) -> Night:
+    return Night(scaled(asked, _values(runs, asked)), tuple(run.schedule_sha256 for run in runs))
+
+
+def _values(runs: Sequence[RunNumbers], asked: Measure) -> Any:
+    return np.array([_value(run, asked) for run in runs])
+
+
+def _value(run: RunNumbers, asked: Measure) -> float:
+    return run.values.get(asked.text, math.nan)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    keys = [*before, *(key for key in now if key not in before)]
+    return [Difference(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)]

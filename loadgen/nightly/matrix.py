@@ -1,0 +1,141 @@
+"""The cells of a night, and what two nights of one cell must share to be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadgen.cell import Cell
+from loadgen.drive.instrument import host
+from loadgen.errors import UsageError
+from loadgen.measure.comparable import fixed
+from loadgen.nightly.nightly_file import NightlyFile, beside, read_scenarios
+from loadgen.run_options import RunOptions
+from loadgen.workload.scenario import Scenario
+from targets.embed import parse_engine
+from targets.endpoint import load_target
+
+FAULTS = ("step_delay",)
+"""Engine settings that are a fault on purpose: under test, never part of what must agree."""
+
+
+@dataclass(frozen=True)
+class NightCell:
+    """A cell and its key: two nights are compared where every value of `agrees` is equal. What is
+    not in it (version, commit, launch command) is what a night may have changed."""
+
+    cell: Cell
+    agrees: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.cell.name
+
+    @property
+    def key(self) -> str:
+        """Eight hexadecimal digits of what must agree."""
+        text = json.dumps(self.agrees, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def night_cells(
+    file: NightlyFile, path: Path, options: RunOptions, engine: str = ""
+) -> list[NightCell]:
+    """Targets × scenarios × modes, in the order of the file. `engine` are settings on top that are
+    under test tonight: they are no part of the key.
+
+    Raises UsageError naming the key of the file that cannot be meant.
+    """
+    folder, label = path.parent, str(path)
+    scenarios = read_scenarios(file, folder, label)
+    on_top = parse_engine(engine)
+    if on_top and not any(spec in ("reference", "sim", "mock") for spec in file.targets.values()):
+        raise UsageError("--engine sets up a server of ours, and the file names none")
+    machine = host()
+    cells = []
+    for target, spec, mode, settings in _circumstances(file, label):
+        chosen = beside(folder, spec)
+        told = _told(chosen, spec, settings, options.environ, machine, f"{label}: targets.{target}")
+        run_options = replace(options, engine=_text({**settings, **on_top}) if mode else "")
+        for name, scenario in scenarios.items():
+            factors = {"target": target, "scenario": name, **({"mode": mode} if mode else {})}
+            full = "_".join(factors.values())
+            cell = Cell(full, scenario, chosen, run_options, factors)
+            cells.append(NightCell(cell, _agrees(scenario, told)))
+    return cells
+
+
+def _circumstances(file: NightlyFile, label: str) -> Iterator[tuple[str, str, str, dict[str, str]]]:
+    """Target name and spec, name of the mode and settings ("" and none for somebody else's)."""
+    shared = parse_engine(file.engine)
+    for target, spec in file.targets.items():
+        if spec == "mock":
+            yield target, spec, "mock", shared
+        elif spec not in ("reference", "sim"):
+            yield target, spec, "", {}
+        elif not file.modes:
+            yield target, spec, str(shared.get("mode", "chunked")), shared
+        else:
+            for mode, text in file.modes.items():
+                yield target, spec, mode, shared | _mode_settings(text, f"{label}: modes.{mode}")
+
+
+def _mode_settings(text: str, where: str) -> dict[str, str]:
+    """`chunked`, or with knobs as `slobench modes` takes them: `chunked:token_budget=512`."""
+    from loadgen.lab.mode_spec import read_modes
+
+    try:
+        (mode,) = read_modes(text)
+    except (UsageError, ValueError) as error:
+        problem = str(error).removeprefix("--modes ").removeprefix("--modes: ")
+        raise UsageError(f"{where}: {problem}") from None
+    return {"mode": mode.kind, **mode.parameters}
+
+
+def _told(
+    target: str,
+    spec: str,
+    settings: Mapping[str, str],
+    environ: Mapping[str, str],
+    machine: Mapping[str, Any],
+    where: str,
+) -> dict[str, Any]:
+    """What is declared or chosen of a target, as a manifest says it, and of the machine that a
+    server of ours runs on."""
+    here = {"cpu_model": machine["cpu_model"], "cpus": machine["cpus"]}
+    if spec in ("reference", "sim", "mock"):
+        chosen = {key: value for key, value in settings.items() if key not in FAULTS}
+        said = {"kind": spec, "settings": chosen}
+        return said if spec == "sim" else {**said, "host": here}
+    try:
+        endpoint = load_target(target, environ)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    labels = endpoint.labels.model_dump(include={"gpu", "gpus", "flags"}, exclude_none=True)
+    said = {"kind": "url", "api": endpoint.api, "model": endpoint.model, "labels": labels}
+    return {**said, "kind": "launched", "host": here} if endpoint.launch is not None else said
+
+
+def _agrees(scenario: Scenario, told: Mapping[str, Any]) -> dict[str, Any]:
+    sent = fixed({"scenario": {"resolved": scenario.resolved()}, "target": told})
+    ours = {key: told[key] for key in ("kind", "settings", "host") if key in told}
+    labels = told.get("labels") or {}
+    return {**sent, **ours, "target.labels.flags": labels.get("flags")}
+
+
+def _text(settings: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in settings.items())
+
+
+def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:
+    """`key: theirs → ours` for every value that is another one."""
+    keys = [*theirs, *(key for key in ours if key not in theirs)]
+    return [
+        f"{key}: {theirs.get(key)} → {ours.get(key)}"
+        for key in keys
+        if theirs.get(key) != ours.get(key)
+    ]

@@ -1,0 +1,268 @@
+"""One night: every cell measured in turns, judged against its baseline, and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.cells import Between, CellFailure, CellRun, run_cells
+from loadgen.errors import UsageError
+from loadgen.measure.comparable import factor, promises_of
+from loadgen.measure.judgement import Options, exit_code, plain
+from loadgen.measure.measures import Measured
+from loadgen.measure.night_record import CellNight, RunNumbers, numbers_of
+from loadgen.measure.night_trend import trend
+from loadgen.measure.night_verdict import CellVerdict, History, judge_night, night_word
+from loadgen.nightly.baseline import Baseline
+from loadgen.nightly.matrix import NightCell, differing, night_cells
+from loadgen.nightly.nightly_file import load_nightly
+from loadgen.run_options import RunOptions
+
+_BEGINNING = "night.json"
+_MUST_AGREE = ("target.model", "target.api")
+"""Known only when the server has answered; where these differ, a night is not compared."""
+
+
+@dataclass(frozen=True)
+class NightOptions:
+    """What may be chosen apart from the file. `engine` is under test tonight: settings of our own
+    server on top of the file's, which leave the baseline the same. `baseline`, `repeats` and
+    `fail_on` are instead of the file's; `link` leads to the CI job; `run` is for every run."""
+
+    baseline: Path | None = None
+    engine: str = ""
+    repeats: int | None = None
+    fail_on: str = ""
+    link: str = ""
+    run: RunOptions = field(default_factory=RunOptions)
+
+
+@dataclass(frozen=True)
+class Night:
+    """A finished night: `facts` are nightly.json."""
+
+    directory: Path
+    verdict: str
+    cells: tuple[CellVerdict, ...]
+    facts: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.facts["exit_code"])
+
+
+class Nightly:
+    """A nightly file with everything it names, checked before anything runs."""
+
+    def __init__(self, path: Path, options: NightOptions) -> None:
+        changed = {"repeats": options.repeats, "fail_on": options.fail_on}
+        self.file = load_nightly(path).model_copy(
+            update={key: value for key, value in changed.items() if value}
+        )
+        self.path, self.options = path, options
+        self.store = Baseline(options.baseline or path.parent / self.file.baseline)
+        self.cells = night_cells(self.file, path, options.run, options.engine)
+
+    def accept(self, now: datetime) -> dict[str, list[str]]:
+        """Make the last better or worse nights of each cell its new level; cell → nights."""
+        now_utc = now.isoformat(timespec="seconds")
+        return {cell.name: self.store.accept(cell, now_utc) for cell in self.cells}
+
+    def run(self, console: Console, now: datetime, directory: Path) -> Night:
+        """Measure, judge and keep a night; goes on with one that was interrupted in `directory`.
+
+        Raises UsageError before anything runs for a damaged baseline or a `directory` whose night
+        is over; KeyboardInterrupt where it was interrupted: nothing is kept, and all runs stay.
+        """
+        began = _beginning(directory, now)
+        histories = {
+            cell.name: self.store.history(cell, self.file.window, began["night"])
+            for cell in self.cells
+        }
+        for cell in self.cells:
+            self._tell_new(cell, histories[cell.name], console)
+        _write_beginning(directory, began)
+        nights = self._measure(directory, began, histories, console)
+        judged = judge_night(nights, histories, self.file.options())
+        verdict = night_word(judged)
+        for cell, night, found in zip(self.cells, nights, judged, strict=True):
+            self.store.add(cell, replace(night, verdict=found.verdict))
+            self.store.prune(cell, self.file.keep, self.file.window)
+        facts = self._facts(directory, began, nights, judged)
+        return Night(directory, verdict, tuple(judged), facts)
+
+    def _measure(
+        self,
+        directory: Path,
+        began: Mapping[str, str],
+        histories: Mapping[str, History],
+        console: Console,
+    ) -> list[CellNight]:
+        cells = {cell.name: cell for cell in self.cells}
+        done: dict[str, list[CellRun]] = {name: [] for name in cells}
+        missing: dict[str, list[str]] = {name: [] for name in cells}
+        numbers: dict[str, list[RunNumbers]] = {name: [] for name in cells}
+        for found in run_cells(
+            [cell.cell for cell in self.cells],
+            directory,
+            repeats=self.file.repeats,
+            console=console,
+            between=Between(warm_up_s=self.file.warm_up),
+        ):
+            name = found.cell.name
+            if isinstance(found, CellFailure):
+                missing[name].append(f"repeat {found.repeat}: {found.reason}")
+                continue
+            done[name].append(_without_tables(found))
+            where = found.directory.relative_to(directory)
+            measured = Measured(found.run, f"{name}/r{found.repeat}")
+            numbers[name].append(numbers_of(measured, self.file.metrics, str(where)))
+        nights = []
+        for name in cells:
+            said = done[name][0].run.manifest if done[name] else {}
+            night = CellNight(
+                cell=name,
+                night=began["night"],
+                started_utc=began["started_utc"],
+                factor={**factor(said), "target.model": _of_target(said, "model"),
+                        "target.api": _of_target(said, "api")} if said else {},
+                promises=tuple(json.dumps(plain(part)) for part in promises_of(said)),
+                is_closed_loop=_is_closed_loop(said),
+                runs=tuple(numbers[name]),
+                failures=tuple(missing[name]),
+                link=self.options.link,
+            )  # fmt: skip
+            nights.append(_refused_if_other(night, histories[name]))
+        return nights
+
+    def _tell_new(self, cell: NightCell, history: History, console: Console) -> None:
+        if history.baseline:
+            return
+        for folder, agrees in self.store.relatives(cell).items():
+            lines = "; ".join(differing(cell.agrees, agrees))
+            console.print(
+                f"{cell.name}: begins a new baseline, for {folder} is not comparable: {lines}",
+                style="yellow", markup=False, soft_wrap=True,
+            )  # fmt: skip
+
+    def _facts(
+        self,
+        directory: Path,
+        began: Mapping[str, str],
+        nights: Sequence[CellNight],
+        judged: Sequence[CellVerdict],
+    ) -> dict[str, Any]:
+        verdict, options = night_word(judged), self.file.options()
+        code = 0 if verdict == "baseline" else exit_code(verdict, self.file.fail_on)
+        cells = [
+            _cell_facts(cell, night, found, self.store, options)
+            for cell, night, found in zip(self.cells, nights, judged, strict=True)
+        ]
+        return {
+            "schema": 1,
+            "kind": "nightly",
+            "night": began["night"],
+            "started_utc": began["started_utc"],
+            "verdict": verdict,
+            "exit_code": code,
+            "fail_on": self.file.fail_on,
+            "confidence": self.file.confidence,
+            "window": self.file.window,
+            "repeats": self.file.repeats,
+            "file": str(self.path),
+            "baseline": str(self.store.root),
+            "directory": str(directory),
+            "link": self.options.link,
+            "command": list(self.options.run.command),
+            "cells": cells,
+        }
+
+
+def _without_tables(found: CellRun) -> CellRun:
+    """Without the tables, of which a night has too many to keep in memory."""
+    run = dataclasses.replace(
+        found.run,
+        schedule_rows=found.run.schedule_rows[:0],
+        request_rows=found.run.request_rows[:0],
+        chunk_rows=found.run.chunk_rows[:0],
+    )
+    return dataclasses.replace(found, run=run)
+
+
+def _beginning(directory: Path, now: datetime) -> dict[str, str]:
+    """The name of the night: that of the one that was interrupted in `directory`, or a new one."""
+    path = directory / _BEGINNING
+    if (directory / "nightly.json").exists():
+        raise UsageError(f"--out {directory}: holds a finished night; choose another directory")
+    if not path.exists():
+        utc = now.astimezone(UTC)
+        return {"night": f"{utc:%Y%m%dT%H%M%S.%f}Z", "started_utc": utc.isoformat()}
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return {key: str(said[key]) for key in ("night", "started_utc")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: is damaged ({error!r}); choose another --out") from None
+
+
+def _write_beginning(directory: Path, began: Mapping[str, str]) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / _BEGINNING).write_text(json.dumps(began) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {directory}: cannot be made: {error.strerror}") from None
+
+
+def _refused_if_other(night: CellNight, history: History) -> CellNight:
+    """A night of another model or API than the baseline's is not compared with it."""
+    if not history.baseline or not night.runs:
+        return night
+    before = history.baseline[-1].factor
+    others = [
+        f"{key}: {before[key]} against {night.factor.get(key)}"
+        for key in _MUST_AGREE
+        if before.get(key) != night.factor.get(key)
+    ]
+    if not others:
+        return night
+    reason = f"not comparable with the baseline: {', '.join(others)}"
+    return replace(night, runs=tuple(replace(run, reasons=(reason,)) for run in night.runs))
+
+
+def _of_target(manifest: Mapping[str, Any], key: str) -> Any:
+    return (manifest.get("target") or {}).get(key)
+
+
+def _is_closed_loop(manifest: Mapping[str, Any]) -> bool:
+    classes = (manifest.get("classes") or {}).values()
+    return any(stated.get("is_closed_loop") for stated in classes)
+
+
+def _cell_facts(
+    cell: NightCell, night: CellNight, found: CellVerdict, store: Baseline, options: Options
+) -> dict[str, Any]:
+    shown = [row.measure for row in found.measures if row.is_gated] or _first_measures(options)
+    return {
+        "cell": cell.name,
+        "factors": dict(cell.cell.factors),
+        "key": cell.key,
+        "agrees": plain(dict(cell.agrees)),
+        **plain(dataclasses.asdict(found)),
+        "runs": [
+            {"name": run.name, "directory": run.directory, "reasons": list(run.reasons)}
+            for run in night.runs
+        ],
+        "trends": {text: plain(trend(store.nights(cell), text)) for text in shown},
+    }
+
+
+def _first_measures(options: Options) -> list[str]:
+    from loadgen.measure.compare import GATED
+
+    return list(options.metrics or GATED)

@@ -1,0 +1,75 @@
+"""A night on one HTML page with trends over the nights; it needs nothing but a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from loadgen.measure.measures import measure
+from loadgen.measure.night_verdict import CellVerdict
+from reports import nightly_view, page
+from reports.bundle import vega_bundle
+from reports.charts import Spec
+from reports.nightly_charts import trend_chart
+
+_TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
+
+
+def render(
+    verdict: str,
+    cells: Sequence[CellVerdict],
+    facts: Mapping[str, Any],
+    cache_dir: Path | None = None,
+) -> str:
+    """The page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    drawn: dict[str, Spec] = {}
+    shown = [
+        _cell(k, one, said, drawn)
+        for k, (one, said) in enumerate(zip(cells, facts["cells"], strict=True), start=1)
+    ]
+    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
+    waits = nightly_view.WAITS.format(file=facts["file"])
+    return page.environment().get_template("nightly.html.j2").render(
+        facts=facts,
+        verdict=verdict,
+        tone=_TONES.get(verdict, "unknown"),
+        sentence=nightly_view.SENTENCES[verdict],
+        waits=waits if verdict in ("worse", "better") else "",
+        head=nightly_view.HEAD,
+        cells=shown,
+        style=page.asset("static/page.css"),
+        policy=page.policy(scripts),
+        scripts=scripts,
+        specs=page.embedded(drawn),
+    )  # fmt: skip
+
+
+def _cell(
+    k: int, one: CellVerdict, said: Mapping[str, Any], drawn: dict[str, Spec]
+) -> dict[str, Any]:
+    charts = []
+    for n, (text, points) in enumerate(said["trends"].items()):
+        if points:
+            name = f"trend-{k}-{n}"
+            drawn[name] = trend_chart(text, measure(text).metric, points)
+            charts.append((name, text))
+    return {
+        "name": one.cell,
+        "line": nightly_view.cell_line(one),
+        "verdict": one.verdict,
+        "n_nights": one.n_nights,
+        "notes": one.notes,
+        "rows": [(nightly_view.row(row), row.how) for row in one.measures],
+        "charts": charts,
+        "noise": [_noise(text, noise) for text, noise in one.noise.items()],
+        "changes": nightly_view.changed_lines(one),
+        "runs": [{**run, "directory": quote(run["directory"])} for run in said["runs"]],
+    }
+
+
+def _noise(text: str, noise: Any) -> tuple[str, str, str, str]:
+    unit = "points" if measure(text).is_share else "%"
+    of_runs, of_nights = (f"{100 * sd:.2g} {unit}" for sd in (noise.run_sd, noise.night_sd))
+    return text, of_runs, of_nights, "yes" if noise.assumed_df else "no"

@@ -1,0 +1,111 @@
+"""A night on a real server over real sockets: slower is worse, and the starter's files run."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from loadgen.cli import app
+from loadgen.starter import write_starter
+
+ROOT = Path(__file__).parents[2]
+VERBS = get_command(app).commands  # type: ignore[attr-defined]  # a group, by its type
+SHORT = """\
+# Few requests, so that a test is over soon.
+schema: 1
+name: steady
+seed: 7
+arrivals: {kind: constant, rate: 5/s}
+requests: {input_tokens: 16, output_tokens: 8}
+phases: {warmup: 500ms, measure: 2s, drain: 5s}
+"""
+BUSY = """\
+instrument: {lateness: 60s, loop_lag: 60s, read_backlog: 60s, cpu: 100%, run_delay: 100%}
+"""
+"""Whatever else the machine is doing, it is not what these tests are about."""
+
+
+def night(cli, folder, name, *words):
+    """A night whose instrument check is lifted: the steps only sleep, whatever else the machine
+    is doing."""
+    done = cli("nightly", "nightly.yaml", "--out", name, *words, cwd=folder, timeout_s=120)
+    return done.returncode, json.loads((folder / name / "nightly.json").read_text())
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)  # nine runs
+def test_a_real_server_that_got_slower_is_worse(cli, tmp_path):
+    # 20 ms a step that only sleeps, and 60 % more of it: noise of a busy machine is far below.
+    (tmp_path / "steady.yaml").write_text(SHORT + BUSY)
+    (tmp_path / "nightly.yaml").write_text(
+        "schema: 1\ntargets: [reference]\nscenarios: [steady.yaml]\n"
+        "engine: device=toy,shape=nano,step_s=0.02\nrepeats: 3\nmetrics: [p50(tpot)]\n"
+        "margins: {default: 20%}\n"
+    )
+    code, facts = night(cli, tmp_path, "first")
+    assert (code, facts["verdict"]) == (0, "baseline"), facts["cells"][0]["notes"]
+    code, facts = night(cli, tmp_path, "second")
+    assert code == 0
+    assert facts["verdict"] in ("same", "inconclusive")
+    code, facts = night(cli, tmp_path, "third", "--engine", "step_delay=60%")
+    assert (code, facts["verdict"]) == (1, "worse")
+    (row,) = [row for row in facts["cells"][0]["measures"] if row["is_gated"]]
+    assert row["change"] == pytest.approx(0.6, abs=0.15)
+
+
+@pytest.mark.e2e
+def test_the_files_of_init_run_as_they_are_but_shorter(cli, tmp_path):
+    write_starter(tmp_path)
+    steady = tmp_path / "slobench" / "steady.yaml"
+    assert "phases: {warmup: 5s, measure: 30s, drain: 10s}" in steady.read_text()
+    text = steady.read_text().replace("warmup: 5s, measure: 30s", "warmup: 500ms, measure: 2s")
+    steady.write_text(
+        f"{text}instrument: {{run_delay: 100%, cpu: 100%, lateness: 60s, loop_lag: 60s}}\n"
+    )
+    words = ["slobench/nightly.yaml", "--repeats", "2", "--out", "runs/nightly"]
+    done = cli("nightly", *words, cwd=tmp_path, timeout_s=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("BASELINE"), done.stdout
+    assert (tmp_path / "runs" / "nightly" / "index.html").exists()
+    assert len(list((tmp_path / "slobench" / "baseline").glob("*/nights/*.json"))) == 1
+    assert (
+        cli("validate", "slobench/chat.yaml", "slobench/nightly.yaml", cwd=tmp_path).returncode == 0
+    )
+
+
+def commands(path, job):
+    """The slobench commands of a workflow, as words."""
+    steps = yaml.safe_load(path.read_text())["jobs"][job]["steps"]
+    lines = [step["run"] for step in steps if "run" in step]
+    return [line.split()[1:] for line in lines if "slobench " in line and "install" not in line]
+
+
+def cached(path, job):
+    steps = yaml.safe_load(path.read_text())["jobs"][job]["steps"]
+    return [step["with"]["path"] for step in steps if "cache/" in step.get("uses", "")]
+
+
+def check_workflow(path, root):
+    found = commands(path, "nightly")
+    assert len(found) == 2
+    for verb, file, *flags in found:
+        assert verb == "nightly"
+        assert verb in VERBS
+        baseline = yaml.safe_load((root / file).read_text())["baseline"]
+        where = os.path.normpath(Path(file).parent / baseline)
+        assert cached(path, "nightly") == [where, where]
+        assert flags in (["--accept"], ["--out", "runs/nightly"])
+    said = yaml.safe_load(path.read_text())
+    assert "schedule" in said[True], "YAML 1.1 reads the key `on` as true"
+
+
+def test_the_workflow_of_this_project_names_what_exists():
+    check_workflow(ROOT / ".github" / "workflows" / "nightly.yml", ROOT)
+
+
+def test_the_workflow_of_init_names_what_init_wrote(tmp_path):
+    write_starter(tmp_path)
+    check_workflow(tmp_path / ".github" / "workflows" / "slobench-nightly.yml", tmp_path)

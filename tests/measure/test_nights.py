@@ -1,0 +1,163 @@
+"""A night is one observation: what nights differ by decides, not how many runs each had."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from loadgen.measure.nights import (
+    ASSUMED_NIGHTS,
+    Night,
+    NightNoise,
+    contrast_of_nights,
+    night_power,
+    repeats_needed,
+    smallest_found,
+)
+
+_NAMES = itertools.count()
+
+
+def night(*values):
+    """A night whose runs share their schedules with nobody."""
+    return Night(np.array(values, float), tuple(f"s{next(_NAMES)}" for _ in values))
+
+
+def told(levels, tonight):
+    """The contrast, and a noise that is there."""
+    found, noise = contrast_of_nights(levels, tonight)
+    assert noise is not None
+    return found, noise
+
+
+def drawn(rng, n_runs, night_sd=0.0, shift=0.0):
+    level = rng.normal(shift, night_sd)
+    return night(*rng.normal(level, 1.0, n_runs))
+
+
+def test_six_nights_are_judged_as_six_numbers():
+    rng = np.random.default_rng(1)
+    nights = [drawn(rng, 4, night_sd=3.0) for _ in range(7)]
+    found, noise = told([nights[:6]], nights[6])
+    means = np.array([n.values.mean() for n in nights])
+    # The independent oracle: one more of six equal means, as a t test of two samples.
+    expected = stats.ttest_ind(means[6:], means[:6])
+    assert noise.assumed_df == 0
+    assert found.df == 5
+    assert found.difference == pytest.approx(means[6] - means[:6].mean())
+    assert found.difference / found.error == pytest.approx(expected.statistic)
+    assert found.p_value() == pytest.approx(expected.pvalue)
+
+
+def test_nights_that_differ_no_more_than_their_runs_are_one_noise_with_them():
+    nights = [night(-1.0, 0.0, 1.0) for _ in range(6)]
+    found, noise = told([nights], night(0.0, 1.0, 2.0))
+    # Squares: seven nights of 2, none between them; 14 + 5 degrees of freedom.
+    assert noise.night_sd == 0
+    assert noise.run_sd == pytest.approx(math.sqrt(14 / 19))
+    assert found.df == 19
+    assert found.error == pytest.approx(math.sqrt(14 / 19 * (1 / 3 + 1 / 18)))
+
+
+def test_one_night_before_lends_the_noise_of_its_runs():
+    a, b = night(1.0, 3.0), night(7.0, 9.0)
+    found, noise = told([[a]], b)
+    # s² = 2 on two degrees of freedom; a night's level is lent the same, on as many.
+    assert found.difference == pytest.approx(6)
+    assert noise.run_sd == pytest.approx(math.sqrt(2))
+    assert noise.night_sd == pytest.approx(math.sqrt(2))
+    assert (noise.night_df, noise.assumed_df) == (2, 2)
+    assert found.error == pytest.approx(math.sqrt(2 * (1 + 1) + 2 * (1 / 2 + 1 / 2)))
+
+
+def test_each_night_gives_one_lent_degree_of_freedom_back():
+    rng = np.random.default_rng(2)
+    nights = [drawn(rng, 5) for _ in range(8)]
+    lent = [told([nights[:k]], nights[7])[1].assumed_df for k in range(1, 8)]
+    assert lent == [4, 3, 2, 1, 0, 0, 0]
+    assert ASSUMED_NIGHTS == 4
+
+
+def test_equal_schedules_take_the_luck_of_the_draw_out():
+    names = ("s1", "s2", "s3")
+    traffic, rng = np.array([0.0, 5.0, -4.0]), np.random.default_rng(3)
+    nights = [
+        Night(traffic + k + rng.normal(0, 0.1, 3), names) for k in (0, 0, 0)
+    ]  # fmt: skip
+    two = Night(nights[2].values[:2] + 1.0, names[:2])  # one run of it could not be trusted
+    found, noise = told([nights[:2]], two)
+    assert found.difference == pytest.approx(1.0, abs=0.2)
+    assert noise.run_sd < 0.3
+    other = Night(two.values, ("t1", "t2"))
+    assert told([nights[:2]], other)[1].run_sd > 2
+
+
+def test_an_accepted_change_is_no_noise():
+    rng = np.random.default_rng(4)
+    before = [drawn(rng, 3) for _ in range(6)]
+    after = [drawn(rng, 3, shift=50.0) for _ in range(2)]
+    tonight = drawn(rng, 3, shift=50.0)
+    found, noise = told([before, after], tonight)
+    assert noise.run_sd < 2
+    assert noise.night_sd < 2
+    assert noise.night_df in (6, 6 + 18)  # alone, or with the 9 × 2 of the runs
+    assert abs(found.difference) < 4
+
+
+def test_without_two_runs_a_night_nothing_is_judged():
+    found, noise = contrast_of_nights([[night(1.0)]], night(2.0))
+    assert (found.difference, noise) == (1.0, None)
+    assert not found.is_judged
+    assert not contrast_of_nights([], night(1.0, 2.0))[0].is_judged
+    assert not contrast_of_nights([[night(1.0, 2.0)]], night(1.0, math.nan))[0].is_judged
+
+
+@given(st.integers(1, 6), st.integers(2, 5), st.floats(-5, 5))
+def test_equal_nights_in_virtual_time_do_not_differ(n_nights, n_runs, level):
+    names = tuple(f"s{k}" for k in range(n_runs))
+    values = level + np.arange(n_runs) * 0.37
+    same = Night(values, names)
+    found, noise = told([[same] * n_nights], same)
+    assert found.difference == 0
+    assert (noise.run_sd, noise.night_sd) == (0, 0)
+
+
+@pytest.mark.parametrize("night_sd", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("n_nights", [1, 3, 6, 14])
+def test_equal_nights_are_rarely_called_different(night_sd, n_nights):
+    # 400 nights, each side at 5 %: 40 are expected at most; more than 58 have a probability of
+    # 0.3 %. Few nights are calibrated for nights that differ by what runs do (1.0), and careful
+    # below.
+    rng = np.random.default_rng(10 + n_nights)
+    n_alarms = 0
+    for _ in range(400):
+        earlier = [drawn(rng, 3, night_sd) for _ in range(n_nights)]
+        n_alarms += told([earlier], drawn(rng, 3, night_sd))[0].p_value() < 0.1
+    assert n_alarms <= 58
+
+
+def test_planned_repeats_find_what_they_were_planned_for():
+    noise = NightNoise(run_sd=1.0, run_df=60, night_sd=0.2, night_df=13, assumed_df=0)
+    n = repeats_needed(noise, [5] * 14, 1.5, 0.05)
+    assert n is not None
+    assert night_power(noise, n, [5] * 14, 1.5, 0.05) >= 0.9
+    assert night_power(noise, n - 1, [5] * 14, 1.5, 0.05) < 0.9
+    reach = smallest_found(noise, n, [5] * 14, 0.05)
+    assert night_power(noise, n, [5] * 14, reach, 0.05) == pytest.approx(0.9, abs=1e-3)
+    rng = np.random.default_rng(5)
+    n_found = 0
+    for _ in range(300):
+        earlier = [drawn(rng, 5, 0.2) for _ in range(14)]
+        found, _ = told([earlier], drawn(rng, n, 0.2, shift=1.5))
+        n_found += found.p_value() < 0.05 and found.difference > 0
+    assert n_found >= 261  # 90 % of 300 less three standard deviations
+
+
+def test_no_number_of_repeats_finds_what_nights_hide():
+    noise = NightNoise(run_sd=0.1, run_df=60, night_sd=5.0, night_df=13, assumed_df=0)
+    assert repeats_needed(noise, [5] * 14, 1.0, 0.05) is None
+    assert repeats_needed(noise, [5] * 14, 0.0, 0.05) is None
