@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
+from pydantic import ConfigDict
+
 from loadgen.registry import Plugin, Registry
 from reference_engine.plan import Plan, View
 from reference_engine.sequence import Request
@@ -24,6 +26,9 @@ class Policy(Plugin, ABC):
     goes before all who came later. `is_in_order` says that waiting requests are started in the
     order of the queue, which is what forecasts assume.
     """
+
+    # Scores and counters of infinity or NaN cannot be ordered.
+    model_config = ConfigDict(allow_inf_nan=False)
 
     is_work_conserving: ClassVar[bool] = False
     is_aged: ClassVar[bool] = False

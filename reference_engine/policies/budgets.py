@@ -27,7 +27,7 @@ class Budget(Block):
     `1000/s`, `1000/s:5000`, `1000/s:5000:refuse`."""
 
     rate: Rate
-    burst: float = Field(default=0.0, ge=0)
+    burst: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     when_over: WhenOver = WhenOver.queue
 
     @model_validator(mode="before")

@@ -13,6 +13,7 @@ from reference_engine.admission import AdmissionError
 from reference_engine.plan import Cause, Why
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.budgets import Budget, TokenBucket, WhenOver
+from reference_engine.policies.token_fair import TokenFair
 from reference_engine.predict.lengths import LengthDist
 from reference_engine.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig
@@ -284,3 +285,18 @@ def test_a_policy_that_takes_over_knows_who_is_there():
     engine.state.switch_policy(POLICIES.build({"kind": "token_fair"}))
     engine.drain()
     assert engine.state.counters.finished == 6
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"output_cost": float("inf")},
+        {"weights": {"a": float("inf")}},
+        {"input_cost": float("nan")},
+        {"budgets": {"a": {"rate": "1/s", "burst": float("inf")}}},
+    ],
+)
+def test_costs_that_cannot_be_compared_are_refused(knobs):
+    """A counter that is not a number is never the least, and looking for it never ends."""
+    with pytest.raises(ValidationError):
+        TokenFair(**knobs)
