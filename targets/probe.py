@@ -8,6 +8,7 @@ what, where and what to do, and `or_raise` raises it as TargetError.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -43,9 +44,11 @@ class Words(Protocol):
     def messages(self) -> tuple[tuple[str, str], ...]: ...
 
 
-Calibrate = Callable[[Fit | None, int], Generator[Words, int | None, tuple[bool | None, str]]]
-"""From the line of two prompts and the longest prompt to ask, in tokens: questions to the server,
-each to be sent its count of prompt tokens, and at the end a check's `ok` and detail."""
+Questions = Generator[tuple[Words, ...], tuple[int | None, ...], tuple[bool | None, str]]
+Calibrate = Callable[[Fit | None, int], Questions]
+"""From the line of two prompts and the longest prompt to ask, in tokens: questions to the server
+that are asked together, to be sent its counts of prompt tokens, and at the end a check's `ok` and
+detail."""
 
 
 async def preflight(
@@ -268,10 +271,13 @@ class _Probe:
         steps = calibrate(self.fit, min(_FIT_TOKENS, context_tokens))
         until_s = time.monotonic() + _CALIBRATION_S
         try:
-            words = next(steps)
+            questions = next(steps)
             while True:
-                in_time = time.monotonic() < until_s
-                words = steps.send(await self._tokens_of(session, words) if in_time else None)
+                counts: tuple[int | None, ...] = (None,) * len(questions)
+                if time.monotonic() < until_s:
+                    asked = (self._tokens_of(session, words) for words in questions)
+                    counts = tuple(await asyncio.gather(*asked))
+                questions = steps.send(counts)
         except StopIteration as end:
             ok, detail = end.value
             self.note("prompt_fit", ok, detail)

@@ -240,3 +240,23 @@ def test_importing_the_load_generator_loads_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"locust", "gevent", "torch", "pandas", "scipy", "pyarrow"} & set(loaded)
+
+
+@pytest.mark.parametrize("words", ["--help", "run quickstart --print-scenario"])
+def test_a_command_line_loads_nothing_heavy_before_it_has_something_to_do(words):
+    import subprocess
+
+    code = (
+        "import sys\n"
+        "from loadgen import cli\n"
+        "from loadgen.command.guard import guarded\n"
+        f"sys.argv[1:] = {words.split()}\n"
+        "code = guarded(cli.app, {})\n"
+        "print('modules:', *sys.modules)\n"
+        "raise SystemExit(code)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(said.stdout.rpartition("modules:")[2].split())
+    heavy = {"pandas", "scipy", "pyarrow", "vl_convert", "locust", "torch", "loadgen.exports"}
+    assert "loadgen.cli" in loaded
+    assert not heavy & loaded

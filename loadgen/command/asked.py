@@ -110,13 +110,15 @@ def read_confidence(value: float | None) -> float | None:
 
 def read_watch(port: int | None, host: str, otlp: str | None, environ: Mapping[str, str]) -> Watch:
     """Who may watch the run: as the flags say, and for OpenTelemetry its own variables."""
+    if otlp is None and not _asks_for_otlp(environ):
+        return Watch(port, host, None)
     from loadgen.live.otlp import is_installed, metrics_url
 
     if otlp is not None:
         metrics_url(otlp)  # refused now rather than after the preflight
         if not is_installed():
             raise UsageError("--otlp needs its packages: pip install 'slobench[otel]'")
-    elif _asks_for_otlp(environ) and is_installed():
+    elif is_installed():
         otlp = ""
     return Watch(port, host, otlp)
 

@@ -50,6 +50,8 @@ def _export_dashboard(directories: Sequence[Path], path: Path | None) -> None:
 
 def read_exports(asked: Sequence[str]) -> list[tuple[str, Path | None]]:
     """`FORMAT` or `FORMAT=PATH` as (format, path). Raises UsageError for what no export writes."""
+    if not asked:  # nothing need be imported before the first request
+        return []
     from loadgen.exports.export import check_format
 
     found = []

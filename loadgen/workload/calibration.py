@@ -1,7 +1,8 @@
 """How many tokens a server makes of what we send, learned from a few of its own counts.
 
-`Calibration.steps` yields what to ask, is sent the prompt tokens the server counted, and ends with
-one line about what came of it; `fit` is then what prompts are made with. No sockets here: a
+`Calibration.steps` yields what to ask, several questions where none waits for another's answer, is
+sent the prompt tokens the server counted for each, and ends with one line about what came of it;
+`fit` is then what prompts are made with. No sockets here: a
 preflight does the asking.
 
 First choice are words whose tokens are known one by one (`word_text`). A text that holds 32 common
@@ -27,8 +28,10 @@ from loadgen.workload.prompts import Asked, PromptFit, Prompts
 from loadgen.workload.vocabulary import COMMON, WORDS
 from loadgen.workload.word_text import WordCounts, framed, unframed
 
-Steps = Generator[Asked, int | None, tuple[bool | None, str]]
-Learning = Generator[Asked, int | None, WordCounts | str]
+Questions = tuple[Asked, ...]  # that may be asked at once
+Counts = tuple[int | None, ...]
+Steps = Generator[Questions, Counts, tuple[bool | None, str]]
+Learning = Generator[Questions, Counts, WordCounts | str]
 
 TOKENS_PER_CHAR = 0.25  # the usual rule of thumb, for servers that do not count for us
 _GROUP = 64
@@ -101,12 +104,14 @@ class Calibration:
             overhead_tokens = stated - tokenizer.count(sample)
         return PromptFit(max(0.0, overhead_tokens), tokens_per_char)
 
-    def _ask(self, asked: Asked) -> Generator[Asked, int | None, int | None]:
-        self._n_asked += 1
+    def _ask(self, *asked: Asked) -> Generator[Questions, Counts, Counts]:
+        self._n_asked += len(asked)
         return (yield asked)
 
-    def _count(self, words: Sequence[str]) -> Generator[Asked, int | None, int | None]:
-        return (yield from self._ask(Asked(framed("".join(f" {word}" for word in words)))))
+    def _count(self, *texts: Sequence[str]) -> Generator[Questions, Counts, Counts]:
+        """The tokens of prompts of these words each."""
+        prompts = (framed("".join(f" {word}" for word in words)) for words in texts)
+        return (yield from self._ask(*map(Asked, prompts)))
 
     def _learn(self, limit_tokens: int) -> Learning:
         """Words with their tokens, or why there are none."""
@@ -114,9 +119,7 @@ class Calibration:
             return "the context is too short to count words in"
         group = sorted(COMMON[:_GROUP], key=len)
         short, long = tuple(group[: _GROUP // 2]), tuple(group[_GROUP // 2 :])
-        overhead = yield from self._count(())
-        of_short = yield from self._count(short)
-        of_both = yield from self._count(group)
+        overhead, of_short, of_both = yield from self._count((), short, group)
         if overhead is None or of_short is None or of_both is None:
             return "the server stopped counting"
         extra_short = of_short - overhead - len(short)
@@ -130,10 +133,10 @@ class Calibration:
             return WordCounts(overhead, singles, (1,) * len(singles))
         return (yield from self._short_words(overhead))
 
-    def _more_singles(self, overhead: int) -> Generator[Asked, int | None, tuple[str, ...]]:
+    def _more_singles(self, overhead: int) -> Generator[Questions, Counts, tuple[str, ...]]:
         """More words of one token each, if many together are: variety."""
         words = tuple(sorted(set(WORDS) - set(COMMON), key=lambda word: (len(word), word))[:_MORE])
-        total = yield from self._count(words)
+        (total,) = yield from self._count(words)
         return words if total == overhead + len(words) else ()
 
     def _short_words(self, overhead: int) -> Learning:
@@ -141,10 +144,13 @@ class Calibration:
         short = [word for word in COMMON if len(word) <= _SHORT_CHARS]
         n_probes = _SHORT_PROBES - self._has_turns()
         known: dict[str, int] = {}
-        for probe in range(n_probes):
-            asked = short[probe * _DIGITS : (probe + 1) * _DIGITS]
-            repeated = [word for place, word in enumerate(asked) for _ in range(_BASE**place)]
-            total = yield from self._count(repeated)
+        groups = [short[at : at + _DIGITS] for at in range(0, n_probes * _DIGITS, _DIGITS)]
+        texts = [
+            [word for place, word in enumerate(group) for _ in range(_BASE**place)]
+            for group in groups
+        ]
+        totals = yield from self._count(*texts)
+        for asked, repeated, total in zip(groups, texts, totals, strict=True):
             if total is None:
                 return "the server stopped counting"
             rest = total - overhead - len(repeated)
@@ -158,7 +164,7 @@ class Calibration:
     def _has_turns(self) -> bool:
         return bool(self._schedule["context"].any())
 
-    def _learn_turn(self) -> Generator[Asked, int | None, None]:
+    def _learn_turn(self) -> Generator[Questions, Counts, None]:
         """What the template adds to an answer and the next question, if anybody asks a second
         time."""
         if not self._has_turns():
@@ -172,14 +178,14 @@ class Calibration:
         if self.fit.words is not None and (self._schedule["context"] == Context.real).any():
             answer = unframed(answer)  # the server's own answers have no frame
         said = (("user", first), ("assistant", answer), ("user", question))
-        total = yield from self._ask(Asked("", said))
+        (total,) = yield from self._ask(Asked("", said))
         if total is not None:
             added = total - int(row["input_tokens"]) - 2 * _TURN_TOKENS
             self.fit = replace(self.fit, turn_overhead_tokens=float(max(0, added)))
 
     def _check(
         self, limit_tokens: int, is_again: bool = False
-    ) -> Generator[Asked, int | None, str | None]:
+    ) -> Generator[Questions, Counts, str | None]:
         """Ask the shortest and the longest prompt of the schedule, `is_again` the longest alone;
         how it went, None if no count came. Prompts that have to be longer than asked are not looked
         at."""
@@ -188,18 +194,19 @@ class Calibration:
         (fits,) = np.nonzero(stands_alone & self.fit.is_reachable(asked))
         if not len(fits):
             return None
-        off, lengths = 0, list[str]()
         shortest, longest = fits[np.argmin(asked[fits])], fits[np.argmax(asked[fits])]
+        prompts: dict[int, Asked] = {}  # by planned tokens
         for place in (longest,) if is_again else (shortest, longest):
             row = self._schedule[place].copy()
             row["input_tokens"] = planned = min(int(row["input_tokens"]), limit_tokens)
-            if str(planned) in lengths:
-                continue
-            total = yield from self._ask(Asked(self._prompts.render(_apart(row), self.fit)))
+            if planned not in prompts:
+                prompts[planned] = Asked(self._prompts.render(_apart(row), self.fit))
+        totals = yield from self._ask(*prompts.values())
+        off, lengths = 0, [str(planned) for planned in prompts]
+        for planned, total in zip(prompts, totals, strict=True):
             if total is None:
                 return None
             off = max(off, abs(total - planned))
-            lengths.append(str(planned))
         self.off_tokens = off
         return f"at {' and '.join(lengths)} tokens off by {'up to ' if off else ''}{off}"
 

@@ -1,6 +1,7 @@
 """Calibration against tokenizers trained here: what a server would count, and what we then send."""
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,11 +84,13 @@ def calibrated(schedule, count, kind=None, limit_tokens=2000):
     assert len(first) == 76
     slope = (count(longer) - count(shorter)) / (len(longer) - len(shorter))
     line = count(shorter) - slope * len(shorter), slope
-    steps, asked = calibration.steps(line, limit_tokens), []
+    steps = calibration.steps(line, limit_tokens)
+    asked: list[Any] = []
     try:
-        asked.append(next(steps))
+        questions = next(steps)
         while True:
-            asked.append(steps.send(count(asked[-1])))
+            asked += questions
+            questions = steps.send(tuple(map(count, questions)))
     except StopIteration as end:
         return calibration, asked, end.value
 
