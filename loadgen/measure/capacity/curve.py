@@ -1,0 +1,158 @@
+"""The attainment curve through the probes, and what it leaves open about where it meets the target.
+
+Near the target the log-odds of attainment fall in a straight line with the logarithm of the load:
+logit A(x) = logit(target) − slope · (ln x − ln capacity), slope > 0. What is known of capacity and
+slope is a posterior on a grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.measure.capacity.dispersion import Dispersion, dispersion, relative
+from loadgen.measure.capacity.probe import Array, Probe, counts
+
+_N_LEVELS = 121
+_SLOPES: Array = np.geomspace(0.4, 400.0, 31)
+_USUAL_SLOPE, _SLOPE_SD = 8.0, 1.5  # of the prior, log-normal: 95 % between 0.4 and 150
+_REACH_LOGIT, _REACH_SD = 0.8, 3.0
+_WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
+_PASSES = 3
+_MOST_LOGIT = 2.5
+_LEAST_NEAR = 6
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What is known of the capacity: probabilities over ln(level) and slope."""
+
+    log_levels: Array
+    slopes: Array
+    joint: Array  # [levels, slopes], sums to 1
+    dispersion: Dispersion
+    relevance: Array  # of each probe, 0 to 1
+
+    @property
+    def weights(self) -> Array:
+        """Probabilities over `log_levels`."""
+        weights: Array = self.joint.sum(axis=1)
+        return weights
+
+    def quantile(self, share: float) -> float:
+        """The level below which the capacity lies with this probability."""
+        weights = self.weights
+        middle = np.cumsum(weights) - weights / 2
+        return math.exp(float(np.interp(share, middle, self.log_levels)))
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of ln(capacity)."""
+        weights = self.weights
+        mean = float(weights @ self.log_levels)
+        return math.sqrt(max(0.0, float(weights @ np.square(self.log_levels - mean))))
+
+    @property
+    def slope(self) -> float:
+        """The median slope: by how many log-odds attainment falls per e-fold load."""
+        cumulative = np.cumsum(self.joint.sum(axis=0))
+        return float(self.slopes[min(int(np.searchsorted(cumulative, 0.5)), len(self.slopes) - 1)])
+
+    def band(self, levels: Array, target: float, confidence: float) -> tuple[Array, Array, Array]:
+        """(low, middle, high) of attainment at each level."""
+        gap = np.log(levels)[:, None, None] - self.log_levels[None, :, None]
+        eta = logit(target) - self.slopes[None, None, :] * gap
+        order = np.argsort(eta.reshape(len(levels), -1), axis=1)
+        sorted_eta = np.take_along_axis(eta.reshape(len(levels), -1), order, axis=1)
+        mass = np.cumsum(self.joint.reshape(-1)[order], axis=1)
+        tail = (1 - confidence) / 2
+        ends = []
+        for share in (tail, 0.5, 1 - tail):
+            place = np.minimum((mass < share).sum(axis=1), mass.shape[1] - 1)
+            ends.append(sorted_eta[np.arange(len(levels)), place])
+        low, middle, high = (1 / (1 + np.exp(-np.clip(end, -500, 500))) for end in ends)
+        return low, middle, high
+
+
+def logit(share: float) -> float:
+    """Log-odds of a share in (0, 1)."""
+    return math.log(share / (1 - share))
+
+
+def posterior(probes: Sequence[Probe], target: float, low: float, high: float) -> Posterior:
+    """The posterior from usable probes (one or more), prior flat in ln(level) from `low` to `high`.
+
+    The line only holds nearby, so each pass weighs a probe by how near the pass before found the
+    target: exp(−(ln level − ln capacity)² / 2r²), r the largest of 0.8 log-odds, three standard
+    deviations of what is known, and what takes in six probes, a fine and a missed one among them. A probe whose warm-up was short for queues this slow counts less.
+    The likelihood is the binomial one with D for its scale, integrated over what D leaves open: a
+    Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
+    """
+    levels = np.linspace(math.log(low), math.log(high), _N_LEVELS)
+    ones = np.ones(len(probes))
+    found = _on_grid(probes, target, levels, ones, ones)
+    for _ in range(_PASSES):
+        first, last = (math.log(found.quantile(share)) for share in (0.001, 0.999))
+        margin = max(0.25 * (last - first), 1e-3)
+        begin, end = max(math.log(low), first - margin), min(math.log(high), last + margin)
+        levels = np.linspace(begin, end, _N_LEVELS)
+        found = _on_grid(probes, target, levels, *_relevance(probes, target, found))
+    return found
+
+
+def _relevance(probes: Sequence[Probe], target: float, found: Posterior) -> tuple[Array, Array]:
+    """How much each probe counts, and its relative design effect."""
+    level = np.array([probe.level for probe in probes])
+    away = np.log(level) - math.log(found.quantile(0.5))
+    reach = max(
+        _REACH_LOGIT / found.slope, _REACH_SD * found.sd, _least_reach(probes, away, target)
+    )
+    near = np.exp(-0.5 * np.square(away / reach))
+    n = np.array([probe.n_due for probe in probes], np.float64)
+    warmed = n * np.array([probe.warmup_s / probe.measured_s for probe in probes])
+    memory = found.dispersion.memory
+    lengths = np.minimum(1.0, warmed / (_WARM_REQUESTS * memory)) * np.minimum(
+        1.0, n / (_LEAST_REQUESTS * memory)
+    )
+    miss = 1 / (1 + np.exp(np.clip(logit(target) - found.slope * away, -9.0, 9.0)))
+    return np.maximum(near * lengths**2, 1e-6), relative(miss, target)
+
+
+def _bounded(due: Array, met: Array, target: float) -> Array:
+    """Counts whose log-odds are at most 2.5 from the target's, as those of the curve are: farther
+    away, all that counts is that it is farther away. Past a cliff a server keeps no promise at all,
+    and a straight line through *none* would be bent away from where the cliff is."""
+    least, most = (1 / (1 + math.exp(-logit(target) + by)) for by in (_MOST_LOGIT, -_MOST_LOGIT))
+    return np.clip(met, least * due, most * due)
+
+
+def _least_reach(probes: Sequence[Probe], away: Array, target: float) -> float:
+    """How far the six nearest probes lie, and the nearest on either side of the promise."""
+    distance = np.abs(away)
+    is_fine = np.array([probe.attainment >= target for probe in probes])
+    sides = [float(distance[side].min()) for side in (is_fine, ~is_fine) if side.any()]
+    return max(float(np.sort(distance)[min(_LEAST_NEAR, len(probes)) - 1]), *sides)
+
+
+def _on_grid(
+    probes: Sequence[Probe], target: float, log_levels: Array, relevance: Array, scale: Array
+) -> Posterior:
+    x = np.log([probe.level for probe in probes])
+    due, met = (values.sum(axis=1) for values in counts(probes))
+    met = _bounded(due, met, target)
+    weights = relevance / scale
+    gap = x[None, None, :] - log_levels[:, None, None]
+    eta = np.clip(-_SLOPES[None, :, None] * gap, -_MOST_LOGIT, _MOST_LOGIT) + logit(target)
+    missed = np.logaddexp(0, eta)  # −ln(1 − A); −ln A is that less eta
+    deviance = 2 * ((missed - eta) @ (weights * met) + missed @ (weights * (due - met)))
+    best = np.unravel_index(int(np.argmin(deviance)), deviance.shape)
+    expected = 1 / (1 + np.exp(-eta[best]))
+    spread = dispersion(probes, met, expected, relevance, scale)
+    prior = -0.5 * np.square(np.log(_SLOPES / _USUAL_SLOPE) / _SLOPE_SD)
+    above = (deviance - deviance.min()) / (spread.df * spread.effect)
+    log_joint = -(spread.df + 1) / 2 * np.log1p(above) + prior
+    joint = np.exp(log_joint - log_joint.max())
+    return Posterior(log_levels, _SLOPES, joint / joint.sum(), spread, relevance)

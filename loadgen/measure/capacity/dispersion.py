@@ -1,0 +1,98 @@
+"""How many independent requests a probe's requests are worth.
+
+Neighbours wait in the same queue and miss their promises together, so n of them say less than n
+independent ones: only n / D, D the design effect. Taking them as independent would make intervals
+several times too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.measure.capacity.probe import N_BLOCKS, Array, Probe, counts
+
+USUAL = 3.0
+_USUAL_DF = 2.0  # what the prior weighs, in degrees of freedom
+_FEW, _MANY = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Dispersion:
+    """`effect` is D ≥ 1 at the target, `df` the degrees of freedom it rests on. `memory` is how
+    many requests a queue may remember, for planning: the larger of what is seen inside probes and
+    between them, and more where attainment still falls from their first half to their second."""
+
+    effect: float = USUAL
+    df: float = _USUAL_DF
+    memory: float = USUAL
+
+
+def relative(miss: Array, target: float) -> Array:
+    """D at a share of misses, relative to that at the target: ln(1 − target) / ln(miss), between
+    1/5 and 10.
+
+    Queues fluctuate more slowly and more widely the nearer they are to saturation. In an M/M/1
+    queue ln(1/miss) is proportional to 1 − ρ, and D grows with (1 − ρ)⁻¹ to (1 − ρ)⁻²; the smaller
+    exponent is taken.
+    """
+    share = np.clip(miss, 1e-4, 0.97)
+    scale: Array = np.clip(np.log(1 - target) / np.log(share), 0.2, 10.0)
+    return scale
+
+
+def dispersion(
+    probes: Sequence[Probe], met: Array, expected: Array, relevance: Array, scale: Array
+) -> Dispersion:
+    """D from the scatter inside the probes and between them.
+
+    `met` is what each probe kept, as it is to be compared with the curve; `expected` are the shares of the fitted curve, `relevance` how much each probe counts, `scale`
+    the `relative` D of each. Inside: batch means over 4 and 8 stretches; the shorter ones see too
+    little of the slow waves, so their difference is added once more (Richardson's extrapolation of
+    a bias that falls with the length). Between: Pearson's residuals from the curve. Both are
+    averaged by their degrees of freedom, together with a prior of 3 that weighs two.
+
+    Source: Law & Kelton, Simulation Modeling and Analysis, §9.5.3 (batch means); McCullagh &
+    Nelder, Generalized Linear Models, §4.5 (over-dispersion).
+    """
+    due = counts(probes)[0].sum(axis=1)
+    variance = float(relevance @ (due * expected * (1 - expected)))
+    if variance <= 1e-9:
+        return Dispersion()
+    weights = relevance / scale
+    few, many = (_inside(probes, weights, groups) / variance for groups in (_FEW, _MANY))
+    inside, inside_df = max(few, 2 * few - many), (_FEW - 1) * float(relevance.sum())
+    total, df, sure_df, between = inside * inside_df, inside_df, inside_df / 2, 0.0
+    worth = float(relevance.sum()) ** 2 / max(1e-9, float((relevance**2).sum()))
+    if worth >= 3:
+        spread = float(weights @ np.square(met - expected * due)) / variance
+        between = spread * worth / (worth - 2)
+        total, df = total + spread * worth, df + worth - 2
+        sure_df = worth - 2 + inside_df / 3
+    effect = max(1.0, (total + USUAL * _USUAL_DF) / (df + _USUAL_DF))
+    memory = max(effect, inside, between) * _settling(probes, relevance, variance, effect)
+    return Dispersion(effect, sure_df + _USUAL_DF, memory)
+
+
+def _settling(probes: Sequence[Probe], relevance: Array, variance: float, effect: float) -> float:
+    """1, or up to 4 where the first halves of the probes kept more than the second halves, by more
+    than one and a half standard errors: they were not warm yet."""
+    due, met = counts(probes)
+    half = N_BLOCKS // 2
+    fell = met[:, :half].sum(axis=1) * due[:, half:].sum(axis=1)
+    fell = fell - met[:, half:].sum(axis=1) * due[:, :half].sum(axis=1)
+    total = float(relevance @ (fell / np.maximum(due.sum(axis=1) / 2, 1)))
+    surprise = total / math.sqrt(max(1e-9, effect * variance))
+    return min(4.0, max(1.0, surprise / 1.5))
+
+
+def _inside(probes: Sequence[Probe], weights: Array, groups: int) -> float:
+    """Σ weight · Σ (met − share · due)² over each probe's groups of blocks, × groups/(groups − 1);
+    share is the probe's own."""
+    due, met = (v.reshape(len(probes), groups, N_BLOCKS // groups).sum(2) for v in counts(probes))
+    share = met.sum(axis=1) / np.maximum(due.sum(axis=1), 1)
+    squares = np.square(met - share[:, None] * due).sum(axis=1)
+    return float(weights @ squares) * groups / (groups - 1)

@@ -1,0 +1,97 @@
+"""One probe: the scenario at one load for some time, told in blocks of equal length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+N_BLOCKS = 16
+Array = NDArray[np.float64]
+Counts = tuple[int, ...]
+
+Grade = Literal["measured", "fine", "saturated", "untrusted"]
+"""measured: ran its time. fine, saturated: ended early, for it was clear, or (saturated) its queue
+grew to the end. untrusted: the client, not the server, was the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one probe found. `level` is the load that was asked for (arrivals per second, or users).
+
+    `due` and `met` count, for each of `N_BLOCKS` stretches of equal length of the measured window,
+    the requests due in it and those of them that kept every promise. `spent_s` is what the probe
+    cost: warm-up, window and drain.
+    """
+
+    level: float
+    due: Counts
+    met: Counts
+    warmup_s: float
+    measured_s: float
+    spent_s: float
+    grade: Grade = "measured"
+    name: str = ""
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        assert len(self.due) == len(self.met) == N_BLOCKS, f"{len(self.due)} blocks"
+        assert all(0 <= m <= d for m, d in zip(self.met, self.due, strict=True)), "met > due"
+
+    @property
+    def n_due(self) -> int:
+        return sum(self.due)
+
+    @property
+    def n_met(self) -> int:
+        return sum(self.met)
+
+    @property
+    def attainment(self) -> float:
+        """The share that met its promises; NaN where nothing was due."""
+        return self.n_met / self.n_due if self.n_due else float("nan")
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests that kept their promises per second of the window."""
+        return self.n_met / self.measured_s if self.measured_s > 0 else 0.0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it tells anything about the server."""
+        return self.grade != "untrusted" and self.n_due > 0
+
+
+def in_blocks(
+    released_s: Array, met: NDArray[np.bool_], start_s: float, end_s: float
+) -> tuple[Counts, Counts]:
+    """(due, met) by `N_BLOCKS` stretches of [start_s, end_s); an instant outside of it counts to
+    the stretch next to it."""
+    edges_s = np.linspace(start_s, end_s, N_BLOCKS + 1)
+    place = np.clip(np.searchsorted(edges_s, released_s, side="right") - 1, 0, N_BLOCKS - 1)
+    due = np.bincount(place, minlength=N_BLOCKS)
+    kept = np.bincount(place[met], minlength=N_BLOCKS)
+    return tuple(due.tolist()), tuple(kept.tolist())
+
+
+def counts(probes: Sequence[Probe]) -> tuple[Array, Array]:
+    """(due, met) as arrays [n_probes, N_BLOCKS]."""
+    due = np.array([probe.due for probe in probes], np.float64).reshape(-1, N_BLOCKS)
+    return due, np.array([probe.met for probe in probes], np.float64).reshape(-1, N_BLOCKS)
+
+
+def overloaded(probe: Probe, target: float) -> Probe:
+    """A probe whose queue grew to the end, as what it would have been had it gone on: with the
+    attainment of its last quarter, and in any case a clear miss (e-fold odds below the target).
+
+    Of a queue that only grows, the first requests keep promises that no later one would.
+    """
+    last = N_BLOCKS // 4
+    late_due, late_met = sum(probe.due[-last:]), sum(probe.met[-last:])
+    missed = target / (target + (1 - target) * np.e)
+    share = min(late_met / late_due if late_due else probe.attainment, float(missed))
+    met = tuple(min(m, int(share * d)) for m, d in zip(probe.met, probe.due, strict=True))
+    return replace(probe, met=met, grade="saturated")

@@ -1,0 +1,211 @@
+"""Where to probe next, for how long, and when the answer is good enough.
+
+A search is nothing but its probes: `next_probe` looks at those there are and asks for one more, so
+that an interrupted search goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+from loadgen.measure.capacity.curve import Posterior, posterior
+from loadgen.measure.capacity.dispersion import USUAL
+from loadgen.measure.capacity.probe import Probe
+
+LEAST_NEAR = 5.0
+"""Probes near the target before an answer is given, each counted by its relevance."""
+MOST_PROBES = 80
+_FIRST_REQUESTS = 200
+_MISSES_TO_SEE = 4.0
+_MOST_STEPS = 10  # of a factor two, in search of a bracket
+_GROWTH = 4.0
+_LENGTHENS, _LONGEST = 1.6, 16.0  # over the first, from one refining probe to the next
+_LONG, _LEAST_LONG = 5.0, 2.0  # two of the probes near the target are as long as five first ones
+_LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # requests over D, of a probe and of its warm-up
+_PARTS = 8.0
+_APART_LOGIT, _APART_MOST = 0.5, 0.12
+_TURNS = (0.0, -1.0, 1.0)
+
+Outcome = Literal["found", "misses", "at_least", "unsettled"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is searched: the highest level whose attainment is at least `target`.
+
+    `start` is where to begin; `low` and `high` bound the search if given. The answer is good enough
+    when half its interval is at most `precision` of it. `warmup_s` and `measure_s` are the least a
+    probe takes. `is_integer`: levels are whole numbers (users). `is_fixed`: a probe is the
+    scenario's own window and nothing shorter or longer (its rate varies by design).
+    """
+
+    target: float
+    start: float
+    precision: float = 0.05
+    confidence: float = 0.95
+    low: float | None = None
+    high: float | None = None
+    warmup_s: float = 0.0
+    measure_s: float = 5.0
+    is_integer: bool = False
+    is_fixed: bool = False
+
+    def __post_init__(self) -> None:
+        for share in (self.target, self.precision, self.confidence):
+            assert 0 < share < 1, f"no share: {self}"
+        assert self.start > 0, f"nowhere to start: {self}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The next probe: at which level, how long to warm up and to measure, and the design effect to
+    judge its early end by."""
+
+    level: float
+    warmup_s: float
+    measure_s: float
+    effect: float = USUAL
+
+
+@dataclass(frozen=True)
+class State:
+    """What the probes so far say. `outcome` found: the interval is narrow enough; misses: even the
+    lowest level misses; at_least: the highest one is fine; unsettled: neither yet."""
+
+    outcome: Outcome
+    posterior: Posterior | None
+    value: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval over its value; infinite without one."""
+        if self.value is None or self.low is None or self.high is None:
+            return math.inf
+        return (self.high - self.low) / 2 / self.value
+
+
+def judge(question: Question, probes: Sequence[Probe]) -> State:
+    """What the usable probes say by now."""
+    usable = [probe for probe in probes if probe.is_usable]
+    fine = [p.level for p in usable if p.attainment >= question.target]
+    missed = [p.level for p in usable if p.attainment < question.target]
+    if not fine and missed and not _can_go_down(question, missed):
+        return State("misses", None, None, None, min(missed))
+    if not missed and fine and not _can_go_up(question, fine):
+        return State("at_least", None, None, max(fine), None)
+    if not fine or not missed:
+        return State("unsettled", None, None, max(fine, default=None), min(missed, default=None))
+    levels = [probe.level for probe in usable]
+    found = posterior(usable, question.target, min(levels) / 2, max(levels) * 2)
+    tail = (1 - question.confidence) / 2
+    value, low, high = (found.quantile(share) for share in (0.5, tail, 1 - tail))
+    if max(fine) < min(missed):  # a cliff, for all that is known: it may stand anywhere between
+        low, high = min(low, max(fine)), max(high, min(missed))
+    if question.is_integer:
+        value, low, high = max(1, round(value)), max(0, math.floor(low)), math.ceil(high)
+    state = State("unsettled", found, value, low, high)
+    is_near = float(found.relevance.sum()) >= LEAST_NEAR and _has_long(question, usable, found)
+    is_narrow = state.half_width <= question.precision or (question.is_integer and high - low <= 2)
+    if is_near and is_narrow:
+        return State("found", found, value, low, high)
+    return state
+
+
+def next_probe(question: Question, probes: Sequence[Probe]) -> Ask | None:
+    """The next probe, or None when there is nothing more to ask."""
+    usable = [probe for probe in probes if probe.is_usable]
+    state = judge(question, probes)
+    if state.outcome != "unsettled" or len(probes) >= MOST_PROBES:
+        return None
+    if state.posterior is None:
+        return _bracketing(question, usable)
+    return _refining(question, usable, state.posterior)
+
+
+def _first_requests(question: Question) -> float:
+    return max(_FIRST_REQUESTS, _MISSES_TO_SEE / (1 - question.target))
+
+
+def _has_long(question: Question, usable: Sequence[Probe], found: Posterior) -> bool:
+    """Short probes of a server just above its capacity end before its queue shows, so that all of
+    them together look like a cliff at too high a load; long ones must have been asked, too."""
+    least = 0.0 if question.is_fixed else _LONG * _first_requests(question)
+    long = [r for p, r in zip(usable, found.relevance, strict=True) if p.n_due >= least]
+    return sum(long) >= _LEAST_LONG
+
+
+def _can_go_down(question: Question, missed: Sequence[float]) -> bool:
+    lowest = question.low or question.start / 2**_MOST_STEPS
+    return min(missed) > max(lowest, 1.0 if question.is_integer else 0.0) * (1 + 1e-9)
+
+
+def _can_go_up(question: Question, fine: Sequence[float]) -> bool:
+    highest = question.high or question.start * 2 ** (2 * _MOST_STEPS)
+    return max(fine) < highest * (1 - 1e-9)
+
+
+def _within(question: Question, level: float) -> float:
+    level = min(max(level, question.low or 0.0), question.high or math.inf)
+    return float(max(1, round(level))) if question.is_integer else level
+
+
+def _bracketing(question: Question, usable: Sequence[Probe]) -> Ask:
+    """Twice as much while all is fine, half as much while all is missed."""
+    level = question.start
+    if usable:
+        levels = [probe.level for probe in usable]
+        is_fine = usable[0].attainment >= question.target
+        level = max(levels) * 2 if is_fine else min(levels) / 2
+    level = _within(question, level)
+    return _ask(question, usable, level, _first_requests(question), USUAL, USUAL)
+
+
+def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> Ask:
+    """Around the middle of what is known, in turns below and above it, for as long as an eighth of
+    what the whole interval needs, but longer from one to the next, and never so short that its requests are worth less than
+    ten."""
+    target, slope = question.target, found.slope
+    effect, memory = found.dispersion.effect, found.dispersion.memory
+    z = NormalDist().inv_cdf((1 + question.confidence) / 2)
+    needed = effect / (target * (1 - target)) * (z / (slope * question.precision)) ** 2
+    n_refined = float(found.relevance.sum())
+    least = _first_requests(question) * min(_LENGTHENS**n_refined, _LONGEST)
+    longest = _GROWTH * max(probe.n_due for probe in usable)
+    n = max(least, min(max(needed / _PARTS, _LEAST_WORTH * memory), longest))
+    apart = max(min(_APART_LOGIT / slope, _APART_MOST), found.sd)
+    turn = _TURNS[len(usable) % len(_TURNS)]
+    level = _within(question, found.quantile(0.5) * math.exp(turn * apart))
+    return _ask(question, usable, level, n, effect, memory)
+
+
+def _ask(
+    question: Question,
+    usable: Sequence[Probe],
+    level: float,
+    n: float,
+    effect: float,
+    memory: float,
+) -> Ask:
+    if question.is_fixed:
+        return Ask(level, question.warmup_s, question.measure_s, effect)
+    per_s = _requests_per_s(usable, level, question.is_integer)
+    if per_s is None:
+        return Ask(level, question.warmup_s, question.measure_s, effect)
+    measure_s = max(question.measure_s, n / per_s)
+    warmup_s = max(question.warmup_s, min(_WARM_WORTH * memory / per_s, measure_s / 2))
+    return Ask(level, warmup_s, measure_s, effect)
+
+
+def _requests_per_s(usable: Sequence[Probe], level: float, is_integer: bool) -> float | None:
+    """How many requests a second a level brings: as in the nearest probe. A rate is one request per
+    arrival until something else is seen; users are unknown."""
+    if not usable:
+        return None if is_integer else level
+    nearest = min(usable, key=lambda probe: abs(math.log(probe.level / level)))
+    return nearest.n_due / nearest.measured_s * level / nearest.level

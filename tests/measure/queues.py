@@ -1,0 +1,141 @@
+"""Servers whose capacity is known: queues in virtual time, probed as `slobench capacity` probes."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.measure.capacity.clear import clear
+from loadgen.measure.capacity.probe import Probe, in_blocks
+from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
+
+_LOOKS = 40  # at a probe, for an early end
+
+
+@dataclass(frozen=True)
+class Queue:
+    """`servers` in parallel, first come first served, mean service time 1 s; a request keeps its
+    promise where it waits at most `limit_s`.
+
+    `service` is the cv of service times (0 fixed, 1 exponential, else lognormal), `gaps` that of
+    the gaps between arrivals (1 Poisson, else gamma, in equilibrium enough for long probes).
+    """
+
+    servers: int = 1
+    service: float = 0.0
+    gaps: float = 1.0
+    limit_s: float = 3.0
+
+    def arrive(self, rate: float, horizon_s: float, rng: np.random.Generator):
+        """(instants, kept or not) of all arrivals before the horizon, from an empty system."""
+        n = rate * horizon_s
+        n = int(n + 8 * math.sqrt(n) * max(1.0, self.gaps)) + 50
+        shape = 1 / self.gaps**2
+        instants_s = np.cumsum(rng.gamma(shape, 1 / (shape * rate), n))
+        instants_s = instants_s[instants_s < horizon_s]
+        waits_s = self._waits_s(instants_s, self._services_s(len(instants_s), rng))
+        return instants_s, waits_s <= self.limit_s
+
+    def _services_s(self, n: int, rng: np.random.Generator):
+        if self.service == 0:
+            return np.ones(n)
+        if self.service == 1:
+            return rng.standard_exponential(n)
+        sigma = math.sqrt(math.log1p(self.service**2))
+        return rng.lognormal(-(sigma**2) / 2, sigma, n)
+
+    def _waits_s(self, instants_s, services_s):
+        if self.servers == 1 or self.service == 0:  # equal services: every c-th one meets the same
+            waits_s = np.empty(len(instants_s))
+            for first in range(self.servers):
+                mine = slice(first, None, self.servers)
+                if first < len(instants_s):
+                    waits_s[mine] = _lindley(instants_s[mine], services_s[mine])
+            return waits_s
+        free_s = [0.0] * self.servers
+        waits_s = []
+        for at_s, takes_s in zip(instants_s.tolist(), services_s.tolist(), strict=True):
+            begins_s = max(free_s[0], at_s)
+            waits_s.append(begins_s - at_s)
+            heapq.heapreplace(free_s, begins_s + takes_s)
+        return np.array(waits_s)
+
+    def capacity(self, target: float) -> float:
+        """The rate at which the share of waits within the limit is `target`, in closed form.
+
+        M/M/c: P(W > t) = C(c, a) e^{−(c − a)t} with Erlang's C. M/D/1: P(W ≤ t) =
+        (1 − λ) Σ_{k ≤ t} (λ(k − t))^k / k! · e^{λ(t − k)}.
+
+        Source: L. Kleinrock, Queueing Systems 1 (1975), §3.5; Erlang (1909) in Tijms, A First
+        Course in Stochastic Models (2003), §9.6.
+        """
+        assert self.gaps == 1, "no closed form"
+        if self.service == 1:
+            share = self._kept_mmc
+        else:
+            assert (self.servers, self.service) == (1, 0), "no closed form"
+            share = self._kept_md1
+        low, high = 0.0, float(self.servers)
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if share(middle) >= target else (low, middle)
+        return low
+
+    def _kept_mmc(self, rate: float) -> float:
+        terms = [math.exp(k * math.log(rate) - math.lgamma(k + 1)) for k in range(self.servers)]
+        last = math.exp(self.servers * math.log(rate) - math.lgamma(self.servers + 1))
+        last *= self.servers / (self.servers - rate)
+        waits = last / (sum(terms) + last)
+        return 1 - waits * math.exp(-(self.servers - rate) * self.limit_s)
+
+    def _kept_md1(self, rate: float) -> float:
+        t = self.limit_s
+        terms = [
+            (rate * (k - t)) ** k / math.factorial(k) * math.exp(rate * (t - k))
+            for k in range(math.floor(t) + 1)
+        ]
+        return (1 - rate) * math.fsum(terms)
+
+    def found_capacity(self, target: float, n: int, rng: np.random.Generator) -> float:
+        """The same by bisection over runs of `n` arrivals each, the first tenth left out."""
+        low, high = 0.02 * self.servers, 1.2 * self.servers
+        for _ in range(14):
+            middle = (low + high) / 2
+            _, kept = self.arrive(middle, n / middle, rng)
+            share = kept[len(kept) // 10 :].mean()
+            low, high = (middle, high) if share >= target else (low, middle)
+        return (low + high) / 2
+
+
+def _lindley(instants_s, services_s):
+    """Waits of one server: W_{n+1} = max(0, W_n + S_n − A_n), as a walk over its least value."""
+    walk = np.concatenate([[0.0], np.cumsum(services_s[:-1] - np.diff(instants_s))])
+    return walk - np.minimum.accumulate(walk)
+
+
+def probe(queue: Queue, ask: Ask, target: float, rng: np.random.Generator) -> Probe:
+    """The queue probed as asked, ended early where it is clear."""
+    horizon_s = ask.warmup_s + ask.measure_s
+    instants_s, kept = queue.arrive(ask.level, horizon_s, rng)
+    measured = instants_s >= ask.warmup_s
+    instants_s, kept = instants_s[measured], kept[measured]
+    grade = "measured"
+    for end_s in ask.warmup_s + ask.measure_s * np.arange(1, _LOOKS + 1) / _LOOKS:
+        n = int(np.searchsorted(instants_s, end_s))
+        due, met = in_blocks(instants_s[:n], kept[:n], ask.warmup_s, end_s)
+        found = clear(due, met, target, ask.effect)
+        if found is not None and end_s < horizon_s:
+            grade = found
+            break
+    return Probe(ask.level, due, met, ask.warmup_s, end_s - ask.warmup_s, end_s, grade)
+
+
+def search(queue: Queue, question: Question, rng: np.random.Generator) -> tuple[State, list[Probe]]:
+    """A whole search."""
+    probes: list[Probe] = []
+    while (ask := next_probe(question, probes)) is not None:
+        probes.append(probe(queue, ask, question.target, rng))
+    return judge(question, probes), probes
