@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.measure.capacity.clear import clear
-from loadgen.measure.capacity.probe import Probe, in_blocks
+from loadgen.measure.capacity.probe import Grade, Probe, in_blocks
 from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
 
 _LOOKS = 40  # at a probe, for an early end
@@ -56,12 +56,12 @@ class Queue:
                     waits_s[mine] = _lindley(instants_s[mine], services_s[mine])
             return waits_s
         free_s = [0.0] * self.servers
-        waits_s = []
+        found_s: list[float] = []
         for at_s, takes_s in zip(instants_s.tolist(), services_s.tolist(), strict=True):
             begins_s = max(free_s[0], at_s)
-            waits_s.append(begins_s - at_s)
+            found_s.append(begins_s - at_s)
             heapq.heapreplace(free_s, begins_s + takes_s)
-        return np.array(waits_s)
+        return np.array(found_s)
 
     def capacity(self, target: float) -> float:
         """The rate at which the share of waits within the limit is `target`, in closed form.
@@ -122,7 +122,7 @@ def probe(queue: Queue, ask: Ask, target: float, rng: np.random.Generator) -> Pr
     instants_s, kept = queue.arrive(ask.level, horizon_s, rng)
     measured = instants_s >= ask.warmup_s
     instants_s, kept = instants_s[measured], kept[measured]
-    grade = "measured"
+    grade: Grade = "measured"
     for end_s in ask.warmup_s + ask.measure_s * np.arange(1, _LOOKS + 1) / _LOOKS:
         n = int(np.searchsorted(instants_s, end_s))
         due, met = in_blocks(instants_s[:n], kept[:n], ask.warmup_s, end_s)

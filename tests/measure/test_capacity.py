@@ -31,7 +31,7 @@ def on_curve(levels, capacity, slope, target=0.9, n=16_000):
 
 
 def ask_until_done(question, answer, most=60):
-    probes = []
+    probes: list[Probe] = []
     while (ask := next_probe(question, probes)) is not None:
         assert len(probes) < most
         probes.append(answer(ask))
@@ -51,7 +51,7 @@ def test_blocks_hold_every_request_once(at_s, data):
 
 
 def test_blocks_are_stretches_of_equal_length():
-    due, kept = in_blocks(np.arange(16) + 0.5, np.arange(16) < 8, 0.0, 16.0)
+    due, kept = in_blocks(np.arange(16.0) + 0.5, np.arange(16) < 8, 0.0, 16.0)
     assert due == (1,) * 16
     assert kept == (1,) * 8 + (0,) * 8
 
@@ -209,7 +209,10 @@ def test_closed_forms_of_the_queues_agree_with_simulating_them():
         assert kept[n // 20 :].mean() == pytest.approx(0.9, abs=0.012)
 
 
-@pytest.mark.parametrize("queue", [Queue(), Queue(servers=4, service=1, limit_s=1.0)])
+@pytest.mark.parametrize(
+    "queue",
+    [Queue(), pytest.param(Queue(servers=4, service=1, limit_s=1.0), marks=pytest.mark.slow)],
+)
 def test_the_interval_covers_a_known_capacity(queue):
     # 95 % intervals of 20 searches. Were they good for just 95 %, fewer than 16 would cover in 0.3
     # of 100 such tests (measured coverage is above 95 %, see benchmarks/results).

@@ -87,7 +87,8 @@ def posterior(probes: Sequence[Probe], target: float, low: float, high: float) -
 
     The line only holds nearby, so each pass weighs a probe by how near the pass before found the
     target: exp(−(ln level − ln capacity)² / 2r²), r the largest of 0.8 log-odds, three standard
-    deviations of what is known, and what takes in six probes, a fine and a missed one among them. A probe whose warm-up was short for queues this slow counts less.
+    deviations of what is known, and what takes in six probes, a fine and a missed one among them. A
+    probe whose warm-up or window was short for queues this slow counts less.
     The likelihood is the binomial one with D for its scale, integrated over what D leaves open: a
     Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
     """

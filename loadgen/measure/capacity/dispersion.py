@@ -49,8 +49,9 @@ def dispersion(
 ) -> Dispersion:
     """D from the scatter inside the probes and between them.
 
-    `met` is what each probe kept, as it is to be compared with the curve; `expected` are the shares of the fitted curve, `relevance` how much each probe counts, `scale`
-    the `relative` D of each. Inside: batch means over 4 and 8 stretches; the shorter ones see too
+    `met` is what each probe kept, as it is to be compared with the curve; `expected` are the
+    shares of the fitted curve, `relevance` how much each probe counts, `scale` the `relative` D of
+    each. Inside: batch means over 4 and 8 stretches; the shorter ones see too
     little of the slow waves, so their difference is added once more (Richardson's extrapolation of
     a bias that falls with the length). Between: Pearson's residuals from the curve. Both are
     averaged by their degrees of freedom, together with a prior of 3 that weighs two.

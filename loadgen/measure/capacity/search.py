@@ -137,7 +137,7 @@ def _has_long(question: Question, usable: Sequence[Probe], found: Posterior) -> 
     them together look like a cliff at too high a load; long ones must have been asked, too."""
     least = 0.0 if question.is_fixed else _LONG * _first_requests(question)
     long = [r for p, r in zip(usable, found.relevance, strict=True) if p.n_due >= least]
-    return sum(long) >= _LEAST_LONG
+    return float(sum(long)) >= _LEAST_LONG
 
 
 def _can_go_down(question: Question, missed: Sequence[float]) -> bool:
@@ -168,8 +168,8 @@ def _bracketing(question: Question, usable: Sequence[Probe]) -> Ask:
 
 def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> Ask:
     """Around the middle of what is known, in turns below and above it, for as long as an eighth of
-    what the whole interval needs, but longer from one to the next, and never so short that its requests are worth less than
-    ten."""
+    what the whole interval needs, but longer from one to the next, and never so short that its
+    requests are worth less than ten."""
     target, slope = question.target, found.slope
     effect, memory = found.dispersion.effect, found.dispersion.memory
     z = NormalDist().inv_cdf((1 + question.confidence) / 2)
