@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from loadgen.drive import store
+from loadgen.drive.glimpse import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import Outcome, Shards
 from loadgen.drive.stop_rules import StopRules, stop_rules
@@ -91,7 +92,7 @@ class Recording:
             self._salt,
             self._name,
             parts_dir,
-            is_watched=self._watched is not None,
+            is_watched=self._watched is not None or self._options.early is not None,
         )
         watched = watching(self._watched, self._options.watch, self._progress.note)
         with watched, self._scraping() as scraped, self._interruptible():
@@ -169,6 +170,10 @@ class Recording:
             ttft_s=message["ttft_s"],
             e2e_s=message["e2e_s"],
         )
+        if reason is None and self._options.early is not None:
+            early = self._options.early
+            early.note(totals.now_s, [dict(zip(FIELDS, e, strict=True)) for e in message["ended"]])
+            reason = early.reason(totals.now_s, totals.in_flight)
         if reason is not None:
             self._progress.note(f"ending the run: {reason}")
             self._stop("stopped", reason, self._scenario.phases.drain)

@@ -131,7 +131,7 @@ def _simulated(
     settings = sim_options(read_settings(options.engine))
     return simulate(
         scenario, plan, settings, console,
-        directory=directory, command=options.command, name=options.name,
+        directory=directory, command=options.command, name=options.name, early=options.early,
     )  # fmt: skip
 
 

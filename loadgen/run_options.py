@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,14 @@ class Watch:
         return self.port is not None or self.otlp is not None
 
 
+class Early(Protocol):
+    """Ends a run early: `note` gets the requests that ended, `reason` says why to stop now."""
+
+    def note(self, now_s: float, ended: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def reason(self, now_s: float, in_flight: int) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """What the command line, or a caller of `slobench.run`, may choose.
@@ -33,7 +41,7 @@ class RunOptions:
     be in the load-generating processes too. `scrape` reads the server's own metrics once a second.
     `target_settings` are keys set on top of a target file, `launch.args=--tp 2`. `name` is what the
     run is called, if not as its directory.
-    `watch` lets others read the run while it goes on.
+    `watch` lets others read the run while it goes on; `early` ends it as soon as it is clear.
     """
 
     out_dir: Path | None = None
@@ -51,3 +59,4 @@ class RunOptions:
     target_settings: Sequence[str] = ()
     name: str = ""
     watch: Watch = field(default_factory=Watch)
+    early: Early | None = None

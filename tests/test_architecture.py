@@ -51,6 +51,8 @@ ALLOWED: dict[str, list[str]] = {
         "targets.endpoint",
         "reports",
     ],
+    "loadgen.capacity": [*WORDS, "loadgen", "targets.settle", "reports"],
+    "loadgen.early": [*WORDS, "loadgen.live.watched", "loadgen.measure", "loadgen.workload"],
     "loadgen.recording": [*WORDS, "loadgen", "targets.scrape"],
     "loadgen.shard_tasks": [
         *WORDS,
@@ -163,6 +165,8 @@ PURE = [
     "reference_engine.pace",
     "reports.frames",
     "reports.charts",
+    "reports.capacity_charts",
+    "reports.capacity_view",
     "reports.compare_frames",
     "reports.compare_charts",
     "reports.compare_view",

@@ -25,6 +25,7 @@ from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
 from loadgen.records import Run
 from loadgen.run_directory import run_directory
+from loadgen.run_options import Early
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.policies.base import Policy
@@ -93,12 +94,14 @@ def record(
     directory: Path | None = None,
     command: Sequence[str] = (),
     name: str = "",
+    early: Early | None = None,
     is_interruptible: bool = True,
 ) -> Run:
     """Send a plan to a simulated engine; with a `directory` the run is written into it, and called
     like it if it has no `name`.
 
-    Ctrl-C ends an interruptible run early, as `interrupted`, with all that happened until then.
+    `early` ends it when it is clear. Ctrl-C ends an interruptible run early, as `interrupted`, with
+    all that happened until then.
     """
     engine = build(options, PromptIds(plan).is_sharing, policy)
     console.print(f"simulated engine: {engine.words}", soft_wrap=True, markup=False)
@@ -106,7 +109,7 @@ def record(
     name = name or (scenario.name if directory is None else directory.name)
     started_utc = datetime.now(UTC)
     said = manifest(name, scenario, plan, target, b"", command) | {"clock": "virtual"}
-    simulation = _Simulation(scenario, plan, options, engine, console)
+    simulation = _Simulation(scenario, plan, options, engine, console, early)
     with simulation.interruptible() if is_interruptible else contextlib.nullcontext():
         simulation.run()
     requests, chunks, found = simulation.client.tables()
@@ -131,6 +134,7 @@ class _Simulation:
         options: SimOptions,
         engine: SimulatedEngine,
         console: Console,
+        early: Early | None,
     ) -> None:
         n_requests = len(plan.schedule)
         self._engine = engine
@@ -140,7 +144,7 @@ class _Simulation:
         self._n_interrupts = self._n_obeyed = 0
         self._next_beat = time.monotonic() + _BEAT_S
         self._started = time.monotonic()
-        self.client = VirtualClient(scenario, plan, options.declared_max_tokens, self._look)
+        self.client = VirtualClient(scenario, plan, options.declared_max_tokens, self._look, early)
 
     def run(self) -> None:
         with self._progress:

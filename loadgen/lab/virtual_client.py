@@ -4,6 +4,7 @@ instead of a socket, and the tables that a perfect network and a perfect client 
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from loadgen.records import (
     TokenSource,
     empty_requests,
 )
+from loadgen.run_options import Early
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.admission import AdmissionError
@@ -67,9 +69,9 @@ class VirtualClient:
     """Sends a plan to a simulated engine (`reference_engine.simulator.Client`).
 
     `declared_max_tokens` is what every request says it may generate at most; None: exactly what it
-    will. `look` is called whenever the engine lets the client act. `waits_s` adds up, by class and
-    reason, the seconds that requests of the measured window waited; `ended` is how the run ended,
-    why, and when it stopped releasing before its time.
+    will. `look` is called whenever the engine lets the client act; `early` may end the run.
+    `waits_s` adds up, by class and reason, the seconds that requests of the measured window waited;
+    `ended` is how the run ended, why, and when it stopped releasing before its time.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class VirtualClient:
         plan: Plan,
         declared_max_tokens: int | None = None,
         look: Callable[[], None] = lambda: None,
+        early: Early | None = None,
     ) -> None:
         self._schedule, self._names = plan.schedule, scenario.names()
         self._declared_max_tokens = declared_max_tokens
@@ -95,6 +98,8 @@ class VirtualClient:
         self._look = look
         stop = scenario.stop_when
         self._rules = stop_rules(stop.error_rate, stop.over, stop.saturated) if stop else None
+        self._early = early
+        self._ended: list[dict[str, Any]] = []  # since the last check
         self._drain_s, self._next_check_s = scenario.phases.drain, 0.0
         self._warmup_s = scenario.phases.warmup
         self.ended: tuple[str, str, float | None] = ("completed", "", None)
@@ -136,8 +141,9 @@ class VirtualClient:
             self._dispatcher.start()
         self._timer.advance_to(engine.now_s)
         self._look()
-        if self._rules is not None and engine.now_s >= self._next_check_s:
-            self._check(self._rules, engine.now_s)
+        if engine.now_s >= self._next_check_s and self.ended[0] == "completed":
+            self._next_check_s = engine.now_s + _CHECK_S
+            self._check(engine.now_s)
 
     def stop(self, how: str, reason: str, drain_s: float) -> None:
         """Release nothing more; requests in flight have `drain_s` to finish."""
@@ -280,13 +286,45 @@ class VirtualClient:
         self._by_status[status] += 1
         self.rows["status"][row], self.rows["error_id"][row] = status, self._error(error)
         self.rows["done_s"][row] = done_s
+        if self._early is not None:
+            self._ended.append(self._glimpse(row, status, done_s))
         self._dispatcher.ended(row, status, done_s)
 
-    def _check(self, rules: StopRules, now_s: float) -> None:
-        self._next_check_s = now_s + _CHECK_S
+    def _glimpse(self, row: int, status: Status, done_s: float) -> dict[str, Any]:
+        """What a shard would tell of it (`drive.glimpse.FIELDS`)."""
+        rows = self.rows
+        released_s, first_s, last_s = (
+            float(rows[name][row]) for name in ("released_s", "first_token_s", "last_token_s")
+        )
+        n, has_token = int(rows["output_tokens"][row]), first_s == first_s
+        times_s = self._chunks[-1][1] if has_token and self._chunks[-1][0] == row else []
+        gaps_s = [after - before for before, after in itertools.pairwise(times_s)]
+        return {
+            "class_id": int(self._schedule["class_id"][row]),
+            "status": status,
+            "ttft_s": first_s - released_s if has_token else None,
+            "lateness_s": float(rows["sent_s"][row]) - released_s,
+            "tpot_s": (last_s - first_s) / (n - 1) if n > 1 else None,
+            "e2e_s": last_s - released_s if has_token else None,
+            "close_s": done_s - released_s,
+            "max_stall_s": max(gaps_s, default=None),
+            "duration_s": done_s - float(rows["sent_s"][row]),
+            "n_events": n,
+        }
+
+    def _check(self, now_s: float) -> None:
+        reason = None if self._rules is None else self._reason(self._rules, now_s)
+        if self._early is not None:
+            self._early.note(now_s, self._ended)
+            self._ended = []
+            reason = reason or self._early.reason(now_s, self._dispatcher.n_in_flight)
+        if reason is not None:
+            self.stop("stopped", reason, self._drain_s)
+
+    def _reason(self, rules: StopRules, now_s: float) -> str | None:
         n_ended = sum(self._by_status) - sum(self._by_status[status] for status in NEVER_ASKED)
         (ttft_s, e2e_s), self._answered_s = self._answered_s, ([], [])
-        reason = rules.reason(
+        return rules.reason(
             now_s,
             n_released=len(self._schedule)
             - self._n_unreleased
@@ -296,9 +334,6 @@ class VirtualClient:
             ttft_s=ttft_s,
             e2e_s=e2e_s,
         )
-        if reason is not None:
-            self._rules = None
-            self.stop("stopped", reason, self._drain_s)
 
     def _error(self, text: str) -> int:
         return self._errors.setdefault(text, len(self._errors))

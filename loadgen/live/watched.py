@@ -96,7 +96,7 @@ class Watched:
             return
         from_send_s = ended["ttft_s"] - ended["lateness_s"]
         self._tallies["slobench_ttft_from_send_seconds"][label].add(from_send_s)
-        if all(_keeps(slo, ended) for slo in self.about.promises.get(word, ())):
+        if kept(ended, self.about.promises.get(word, ())):
             self._counts["slobench_promises_kept_total"][label] += 1
 
     def _totals(self) -> dict[str, float]:
@@ -115,6 +115,12 @@ class Watched:
             "slobench_goodput_per_second": kept / lasted_s if lasted_s else 0.0,
             "slobench_elapsed_seconds": max(now_s, 0.0),
         }
+
+
+def kept(ended: Mapping[str, Any], promises: Sequence[Slo]) -> bool:
+    """Whether an answer that ended well kept all of the per-request promises, as far as undecoded
+    bytes tell. `ended` has the `FIELDS` of a glimpse."""
+    return all(_keeps(slo, ended) for slo in promises)
 
 
 def _keeps(slo: Slo, ended: Mapping[str, Any]) -> bool:

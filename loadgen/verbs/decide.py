@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from loadgen.command import capacity as capacity_command
 from loadgen.command import decide as command
-from loadgen.command.asked import promises
-from loadgen.verbs.options import Confidence, Goodput, Json, Plugin, Slo
+from loadgen.command.asked import choose_scenario, promises
+from loadgen.verbs.options import Confidence, Goodput, Json, Plugin, Scenario, Seed, Set, Slo
 
 PANEL = "Decide"
 verbs = typer.Typer()
@@ -139,5 +140,70 @@ def nightly(
     raise typer.Exit(
         command.nightly(
             file, out, baseline, engine, repeats, fail_on, accept, plugin or [], json
+        )
+    )  # fmt: skip
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench capacity capacity_search --target sim --attainment 90%",
+)
+def capacity(
+    scenario: Scenario = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="A URL, a target file, `reference`, `sim` (virtual time) or `mock`. Default: the "
+            "environment's OPENAI_BASE_URL."
+        ),
+    ] = None,
+    slo: Slo = None,
+    goodput: Goodput = None,
+    attainment: Annotated[
+        str | None,
+        typer.Option(
+            help="The share that must keep the promises. Default: the scenario's, or 99%."
+        ),
+    ] = None,
+    over: Annotated[
+        str, typer.Option(help="What is searched: rate, or concurrency (users of a closed loop).")
+    ] = "rate",
+    between: Annotated[
+        str | None, typer.Option(help="Bounds of the search, 1/s:40/s or 1:64. Default: found.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for all probes, e.g. 10m: the best answer by then.")
+    ] = None,
+    confidence: Annotated[str, typer.Option(help="Of the answer's interval.")] = "95%",
+    precision: Annotated[
+        str, typer.Option(help="Enough when half the interval is this share of the answer.")
+    ] = "5%",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the search. Default: runs/capacity-<scenario>-<time>."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the search in --out.")
+    ] = False,
+    model: Annotated[
+        str, typer.Option(help="The API's model field. Default: from /v1/models.")
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked.")
+    ] = "",
+    workers: Annotated[str, typer.Option(help="Load-generating processes, or auto.")] = "auto",
+    seed: Seed = None,
+    set_: Set = None,
+    plugin: Plugin = None,
+    json: Json = False,
+) -> None:
+    """Find the highest load at which the promises are kept, with an interval."""
+    chosen = choose_scenario(
+        scenario, set_ or [], plugin or [], slo=promises(slo, goodput), seed=seed
+    )
+    raise typer.Exit(
+        capacity_command.capacity(
+            chosen, target, attainment, over, between, budget, confidence, precision, out,
+            resume, model, engine, workers, plugin or [], json,
         )
     )  # fmt: skip

@@ -30,6 +30,11 @@ def on_curve(levels, capacity, slope, target=0.9, n=16_000):
     return [probe(level, 1 / (1 + math.exp(-o)), n) for level, o in zip(levels, odds, strict=True)]
 
 
+def asked_for(ask):
+    """How many requests the asked window brings, in whole blocks."""
+    return N_BLOCKS * max(1, round(ask.level * ask.measure_s / N_BLOCKS))
+
+
 def ask_until_done(question, answer, most=60):
     probes: list[Probe] = []
     while (ask := next_probe(question, probes)) is not None:
@@ -56,19 +61,18 @@ def test_blocks_are_stretches_of_equal_length():
     assert kept == (1,) * 8 + (0,) * 8
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.floats(1.0, 100.0), st.floats(2.0, 40.0), st.sampled_from([0.5, 0.9, 0.99]))
 def test_probes_on_a_curve_give_the_capacity_of_that_curve(capacity, slope, target):
     levels = [capacity * math.exp(k * 0.4 / slope) for k in range(-4, 5)]
-    found = posterior(
-        on_curve(levels, capacity, slope, target, 160_000), target, capacity / 8, capacity * 8
-    )
+    probes = on_curve(levels, capacity, slope, target, 16_000)
+    found = posterior(probes, target, capacity / 8, capacity * 8)
     assert found.quantile(0.5) == pytest.approx(capacity, rel=0.05 / slope + 0.004)
     assert found.quantile(0.025) < capacity < found.quantile(0.975)
     assert found.slope == pytest.approx(slope, rel=0.3)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.floats(0.01, 1000.0), st.floats(2.0, 40.0))
 def test_another_unit_of_load_changes_nothing_else(unit, slope):
     levels = [math.exp(k * 0.4 / slope) for k in range(-4, 5)]
@@ -105,8 +109,7 @@ def test_independent_requests_are_worth_themselves_and_clumps_of_25_a_25th():
 def test_a_search_without_scatter_ends_at_the_crossing():
     def answer(ask):
         odds = math.log(9) - 6.0 * math.log(ask.level / 7.4)
-        n = 16 * max(1, round(ask.level * ask.measure_s / 16))
-        return probe(ask.level, 1 / (1 + math.exp(-odds)), n)
+        return probe(ask.level, 1 / (1 + math.exp(-odds)), asked_for(ask))
 
     state, probes = ask_until_done(Question(0.9, start=1.0, measure_s=20.0), answer)
     assert state.outcome == "found"
@@ -119,7 +122,7 @@ def test_a_cliff_is_found_from_above_and_from_below():
     for start in (0.5, 300.0):
         state, _ = ask_until_done(
             Question(0.99, start=start, measure_s=20.0),
-            lambda ask: probe(ask.level, 1.0 if ask.level <= 12.0 else 0.0),
+            lambda ask: probe(ask.level, 1.0 if ask.level <= 12.0 else 0.0, asked_for(ask)),
         )
         assert state.outcome == "found"
         assert state.low <= 12.0 <= state.high

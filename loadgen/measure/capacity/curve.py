@@ -17,7 +17,7 @@ from loadgen.measure.capacity.dispersion import Dispersion, dispersion, relative
 from loadgen.measure.capacity.probe import Array, Probe, counts
 
 _N_LEVELS = 121
-_SLOPES: Array = np.geomspace(0.4, 400.0, 31)
+_N_SLOPES, _LEAST_SLOPE, _MOST_SLOPE = 31, 0.4, 400.0
 _USUAL_SLOPE, _SLOPE_SD = 8.0, 1.5  # of the prior, log-normal: 95 % between 0.4 and 150
 _REACH_LOGIT, _REACH_SD = 0.8, 3.0
 _WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
@@ -94,14 +94,25 @@ def posterior(probes: Sequence[Probe], target: float, low: float, high: float) -
     """
     levels = np.linspace(math.log(low), math.log(high), _N_LEVELS)
     ones = np.ones(len(probes))
-    found = _on_grid(probes, target, levels, ones, ones)
+    slopes = np.geomspace(_LEAST_SLOPE, _MOST_SLOPE, _N_SLOPES)
+    found = _on_grid(probes, target, levels, slopes, ones, ones)
     for _ in range(_PASSES):
         first, last = (math.log(found.quantile(share)) for share in (0.001, 0.999))
         margin = max(0.25 * (last - first), 1e-3)
         begin, end = max(math.log(low), first - margin), min(math.log(high), last + margin)
         levels = np.linspace(begin, end, _N_LEVELS)
-        found = _on_grid(probes, target, levels, *_relevance(probes, target, found))
+        slopes = _slopes_of(found)
+        found = _on_grid(probes, target, levels, slopes, *_relevance(probes, target, found))
     return found
+
+
+def _slopes_of(found: Posterior) -> Array:
+    """Slopes around those that have any weight."""
+    cumulative = np.cumsum(found.joint.sum(axis=0))
+    first, last = (int(np.searchsorted(cumulative, share)) for share in (1e-4, 1 - 1e-4))
+    low = found.slopes[max(0, first - 1)] / 1.3
+    high = found.slopes[min(len(found.slopes) - 1, last + 1)] * 1.3
+    return np.geomspace(max(_LEAST_SLOPE, low), min(_MOST_SLOPE, high), _N_SLOPES)
 
 
 def _relevance(probes: Sequence[Probe], target: float, found: Posterior) -> tuple[Array, Array]:
@@ -139,21 +150,26 @@ def _least_reach(probes: Sequence[Probe], away: Array, target: float) -> float:
 
 
 def _on_grid(
-    probes: Sequence[Probe], target: float, log_levels: Array, relevance: Array, scale: Array
+    probes: Sequence[Probe],
+    target: float,
+    log_levels: Array,
+    slopes: Array,
+    relevance: Array,
+    scale: Array,
 ) -> Posterior:
     x = np.log([probe.level for probe in probes])
     due, met = (values.sum(axis=1) for values in counts(probes))
     met = _bounded(due, met, target)
     weights = relevance / scale
     gap = x[None, None, :] - log_levels[:, None, None]
-    eta = np.clip(-_SLOPES[None, :, None] * gap, -_MOST_LOGIT, _MOST_LOGIT) + logit(target)
+    eta = np.clip(-slopes[None, :, None] * gap, -_MOST_LOGIT, _MOST_LOGIT) + logit(target)
     missed = np.logaddexp(0, eta)  # −ln(1 − A); −ln A is that less eta
     deviance = 2 * ((missed - eta) @ (weights * met) + missed @ (weights * (due - met)))
     best = np.unravel_index(int(np.argmin(deviance)), deviance.shape)
     expected = 1 / (1 + np.exp(-eta[best]))
     spread = dispersion(probes, met, expected, relevance, scale)
-    prior = -0.5 * np.square(np.log(_SLOPES / _USUAL_SLOPE) / _SLOPE_SD)
+    prior = -0.5 * np.square(np.log(slopes / _USUAL_SLOPE) / _SLOPE_SD)
     above = (deviance - deviance.min()) / (spread.df * spread.effect)
     log_joint = -(spread.df + 1) / 2 * np.log1p(above) + prior
     joint = np.exp(log_joint - log_joint.max())
-    return Posterior(log_levels, _SLOPES, joint / joint.sum(), spread, relevance)
+    return Posterior(log_levels, slopes, joint / joint.sum(), spread, relevance)

@@ -1,0 +1,193 @@
+"""The search wired to the simulator: what it keeps, how it goes on, what it refuses."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import slobench as sb
+from loadgen.capacity import Asked, question_of, search
+from loadgen.early import EarlyEnd
+from loadgen.errors import UsageError
+from loadgen.measure.capacity.answer import conclude
+from loadgen.measure.capacity.probe import Probe
+from loadgen.measure.capacity.search import Question
+from loadgen.records import Status
+from loadgen.run_options import RunOptions
+from loadgen.workload.scenario import load_scenario
+from reports.capacity_charts import figures
+from reports.capacity_page import render
+from reports.capacity_view import csv_text, heading, row
+from tests.measure import queues
+
+QUICK = (
+    "requests.input_tokens=64",
+    "requests.output_tokens=8",
+    "phases.warmup=1s",
+    "phases.measure=8s",
+)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """What is asked of the simulator; the plotting bundle, slow to make, is kept between tests."""
+    options = RunOptions(engine="shape=8b", cache_dir=tmp_path_factory.mktemp("cache"))
+
+    def ask(*settings, **more):
+        scenario = load_scenario("capacity_search", [*QUICK, *settings])
+        return Asked(scenario, "sim", options, attainment=0.9, between=(4.0, 16.0), **more)
+
+    return ask
+
+
+QUIET = Console(quiet=True)
+
+
+def test_a_search_keeps_its_probes_and_goes_on_where_it_stopped(asked, tmp_path):
+    out = tmp_path / "found"
+    first = search(asked(budget_s=12.0), out, QUIET, resume=False)
+    kept = json.loads((out / "capacity.json").read_text())
+    n = len(kept["probes"])
+    assert 0 < n == len(first.probes)
+    made = [p.name for p in (out / "probes").iterdir() if not p.is_symlink()]
+    assert sorted(made) == [p["name"] for p in kept["probes"]]
+    assert all((out / "probes" / p["name"] / "requests.parquet").exists() for p in kept["probes"])
+    later = search(asked(budget_s=60.0), out, QUIET, resume=True)
+    assert later.probes[:n] == first.probes
+    assert len(later.probes) > n
+    with (out / "capacity.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(later.probes)
+    assert "<html" in (out / "report.html").read_text()
+
+
+def test_the_same_search_finds_the_same_and_its_own_seed_each_probe(asked, tmp_path):
+    one, two = (search(asked(budget_s=12.0), tmp_path / n, QUIET, resume=False) for n in "ab")
+    assert one.probes
+    assert [p.met for p in one.probes] == [p.met for p in two.probes]
+    seeds = [
+        json.loads((path / "manifest.json").read_text())["seed"]
+        for path in (tmp_path / "a" / "probes").iterdir()
+        if not path.is_symlink()
+    ]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_another_search_is_not_gone_on_with(asked, tmp_path):
+    search(asked(budget_s=10.0), tmp_path / "s", QUIET, resume=False)
+    with pytest.raises(UsageError, match="add --resume"):
+        search(asked(), tmp_path / "s", QUIET, resume=False)
+    with pytest.raises(UsageError, match=r"another search \(scenario differ"):
+        search(asked("seed=8"), tmp_path / "s", QUIET, resume=True)
+    with pytest.raises(UsageError, match="holds no search"):
+        search(asked(), tmp_path / "nowhere", QUIET, resume=True)
+
+
+def test_a_scenario_without_a_promise_to_each_request_is_refused():
+    scenario = load_scenario("capacity_search", ["slo=['p99(ttft) <= 500ms']"])
+    with pytest.raises(UsageError, match="--slo 'ttft<=500ms'"):
+        question_of(Asked(scenario, "sim"))
+
+
+def test_the_share_comes_from_the_scenario_unless_it_is_asked():
+    scenario = load_scenario("capacity_search")
+    assert question_of(Asked(scenario, "sim")).target == 0.99
+    assert question_of(Asked(scenario, "sim", attainment=0.9)).target == 0.9
+
+
+def test_from_python(asked, tmp_path):
+    found = sb.capacity(
+        asked().scenario, "sim", tmp_path / "p", engine="shape=8b",
+        cache_dir=asked().options.cache_dir, attainment=0.9, budget_s=10.0,
+    )  # fmt: skip
+    assert found.unit == "req/s"
+    assert len(found.probes) >= 1
+
+
+def ended(status=Status.ok, ttft_s=0.1):
+    return {
+        "class_id": 0, "status": status, "ttft_s": ttft_s, "lateness_s": 0.0, "tpot_s": 0.01,
+        "e2e_s": 1.0, "close_s": 1.0, "max_stall_s": 0.02, "duration_s": 1.0, "n_events": 9,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outcome", "grade"),
+    [
+        (ended(), "fine"),
+        (ended(ttft_s=0.9), "saturated"),
+        (ended(Status.http_error), "saturated"),
+        (ended(Status.dropped, None), "saturated"),
+    ],
+)
+def test_a_run_ends_early_when_all_is_one_way(outcome, grade):
+    scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
+    early = EarlyEnd(scenario, 0.9, 3.0)
+    told = None
+    for second in range(1, 40):
+        early.note(second + 0.5, [outcome] * 20)
+        told = told or early.reason(second + 0.5, in_flight=0)
+    assert early.grade == grade
+    assert told is not None
+    assert "clearly" in told
+
+
+def test_what_is_in_flight_counts_against_what_would_be_clear():
+    scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
+    early = EarlyEnd(scenario, 0.9, 3.0)
+    for second in range(1, 12):
+        early.note(second + 0.5, [ended()] * 20)
+        assert early.reason(second + 0.5, in_flight=30 * second) is None
+
+
+@pytest.fixture(scope="module")
+def answer():
+    question = Question(0.9, 0.4, precision=0.1, warmup_s=5, measure_s=20)
+    _, probes = queues.search(queues.Queue(), question, np.random.default_rng(4))
+    doubted = Probe(1.5, (9,) * 16, (9,) * 16, 5, 20, 25, "untrusted", "99", "client <CPU>")
+    return question, conclude(question, [*probes, doubted], "req/s")
+
+
+def test_the_answer_is_told_with_its_interval_and_every_probe(answer):
+    _, found = answer
+    assert found.exit_code == 0
+    assert heading(found).startswith("CAPACITY 0.")
+    assert "[0." in heading(found)
+    assert heading(found).endswith("], 95 %")
+    assert csv_text(found).count("\n") == len(found.probes) + 1
+    assert row(found.probes[-1], found)[-1] == "untrusted"
+
+
+def test_the_page_shows_probes_band_and_interval(asked, answer):
+    question, found = answer
+    from loadgen.measure.capacity.search import judge
+
+    posterior = judge(question, found.probes).posterior
+    drawn = figures(found, posterior)
+    stripe, area, line, rules, points, goal = drawn["attainment"]["layer"]
+    assert stripe["data"]["values"] == [{"from": found.low, "to": found.high}]
+    assert len(points["data"]["values"]) == len(rules["data"]["values"]) == len(found.probes)
+    middle = [r["middle"] for r in line["data"]["values"]]
+    assert middle == sorted(middle, reverse=True)
+    assert all(r["low"] <= r["middle"] <= r["high"] for r in area["data"]["values"])
+    assert goal["data"]["values"] == [{"goal": 0.9}]
+    about = {"scenario": "s", "target": "t", "engine": "", "promises": "ttft <= 1s", "text": "x"}
+    html = render(found, posterior, about, asked().options.cache_dir)
+    assert found.sentence() in html
+    assert "client &lt;CPU&gt;" in html
+
+
+def test_exit_codes_and_words_of_searches_without_a_value():
+    def asked_of(share):
+        question = Question(0.9, 4.0, low=1.0, high=8.0)
+        kept = round(100 * share)
+        probes = [
+            Probe(level, (100,) * 16, (kept,) * 16, 1, 10, 11, name=f"{level:g}")
+            for level in (1.0, 4.0, 8.0)
+        ]
+        return conclude(question, probes, "req/s")
+
+    low, high = asked_of(0.2), asked_of(1.0)
+    assert (low.exit_code, low.sentence()) == (1, "below 1 req/s: even that misses the promise")
+    assert (high.exit_code, high.sentence()) == (3, "at least 8 req/s")
