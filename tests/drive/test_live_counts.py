@@ -1,4 +1,4 @@
-"""Percentiles of the live view: within 0.1 % of the sorted values, whatever they are."""
+"""Percentiles of the live view: within 0.1 % or half a microsecond of the sorted values."""
 
 import math
 
@@ -19,7 +19,7 @@ def test_a_quantile_is_the_nearest_rank_of_all_that_was_added(batches, q):
     values = sorted(value for batch in batches for value in batch)
     at_least = next(v for k, v in enumerate(values, 1) if k >= q * len(values) - 1e-9)
     assert counts.n == len(values)
-    assert counts.quantile(q) == pytest.approx(at_least, rel=1e-3)
+    assert counts.quantile(q) == pytest.approx(at_least, rel=1e-3, abs=0.51e-6)
 
 
 def test_nothing_has_no_quantile_and_what_lies_outside_is_at_the_edge():
