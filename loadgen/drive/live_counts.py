@@ -14,8 +14,8 @@ _LOWEST_US, _HIGHEST_US, _DIGITS = 1, 600_000_000, 3
 class LiveCounts:
     """An HdrHistogram from 1 µs to 600 s, three digits; what lies outside is at the nearest end.
 
-    The library walks through its buckets in Python, milliseconds for each percentile, so the walk is
-    numpy's here, over the library's own counts: `benchmarks/live_view.py`.
+    The library walks through its buckets in Python, milliseconds for each percentile, so the walk
+    is numpy's here, over the library's own counts: `benchmarks/live_view.py`.
     """
 
     def __init__(self) -> None:
