@@ -23,9 +23,9 @@ _ABOUT_OUTPUT = (
     *("slice-duration", "extra-verbose", "random-pool", "benchmark-grace-period"),
 )
 _SLO_WORDS = {
-    "time_to_first_token": "ttft",
+    "time_to_first_token": "ttft_from_send",
     "inter_token_latency": "tpot",  # its mean over a request, which is tpot here
-    "request_latency": "e2e",
+    "request_latency": "e2e_from_send",
 }
 _SHORT = {"-m": "model", "-u": "url", "-H": "header"}
 
