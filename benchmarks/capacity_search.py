@@ -1,0 +1,253 @@
+"""Whether the interval of a capacity search holds, and what a search costs beside a sweep.
+
+    python benchmarks/capacity_search.py [--seeds 100] [--servers md1,mm8] [--attainment 0.9]
+        [--precision 0.05] [--gaps 1.0] [--engine-seeds 0] [--keep]
+
+Servers are queues whose capacity is known (closed form for Poisson arrivals at M/D/1 and M/M/c,
+else bisection over ten runs of a million arrivals), searched as `slobench capacity` searches: the
+same questions, early ends and answers, on outcomes from the queue. `--engine-seeds N` searches the
+bundled engine's simulator through the whole of `slobench capacity`, too; its truth is a bisection
+over long runs.
+
+The fixed sweep beside it has ten rates, evenly spaced in their logarithm from half to twice the
+true capacity (it is told where to look), each measured equally long after the same warm-up as a
+search's longest probe. It interpolates: attainment at each rate has an interval by batch means
+(Student's t over 16 blocks), and the capacity interval is where the lines through the lower and the
+upper ends cross the target, in log-odds over the logarithm of the rate. The length is doubled until
+the median width over 20 seeds is no more than the searches' median width; the cost is then taken
+between the last two lengths, where width² · length is constant. Lines between grid points are taken
+as true, which favours the sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rig.machine import keep, machine_line
+
+from loadgen.measure.capacity.probe import Probe, in_blocks
+from loadgen.measure.capacity.search import Question
+from tests.measure.queues import Queue, search
+
+SERVERS = {
+    "md1": Queue(),
+    "md1-loose": Queue(limit_s=6.0),
+    "mm1": Queue(service=1),
+    "mm8": Queue(servers=8, service=1, limit_s=1.0),
+    "md64": Queue(servers=64, limit_s=0.3),
+    "lognormal": Queue(service=2, limit_s=6.0),
+}
+_SWEEP_SEEDS, _SWEEP_POINTS = 20, 10
+_MOST_DOUBLINGS = 9
+
+
+def truth(queue: Queue, target: float) -> float:
+    if queue.gaps == 1 and (queue.service == 1 or (queue.servers, queue.service) == (1, 0)):
+        return queue.capacity(target)
+    rng = np.random.default_rng(77)
+    n = 1_000_000 if queue.servers == 1 or queue.service == 0 else 200_000
+    return statistics.fmean(queue.found_capacity(target, n, rng) for _ in range(10))
+
+
+def searches(queue: Queue, target: float, precision: float, n_seeds: int) -> dict[str, Any]:
+    """Coverage, widths and costs of `n_seeds` searches from starts between an eighth of and just
+    above the capacity."""
+    capacity = truth(queue, target)
+    hits, below, widths, costs, n_probes, longest, values = 0, 0, [], [], [], [], []
+    began_s = time.process_time()
+    for seed in range(n_seeds):
+        rng = np.random.default_rng([seed, 4711])
+        start = capacity * math.exp(rng.uniform(-2.0, 0.2))
+        question = Question(target, start, precision, warmup_s=10.0, measure_s=20.0)
+        state, probes = search(queue, question, rng)
+        if state.value is None or state.low is None or state.high is None:
+            continue
+        hits += state.low <= capacity <= state.high
+        below += capacity < state.low
+        widths.append(state.half_width)
+        costs.append(sum(probe.spent_s for probe in probes))
+        n_probes.append(len(probes))
+        longest.append(max(probe.warmup_s for probe in probes))
+        values.append(math.log(state.value / capacity))
+    return {
+        "capacity_per_s": capacity,
+        "covered": hits,
+        "capacity_below_the_interval": below,
+        "searches": n_seeds,
+        "median_half_width": statistics.median(widths),
+        "median_probe_time_s": statistics.median(costs),
+        "median_probes": statistics.median(n_probes),
+        "median_error": statistics.median(values),
+        "sd_of_error": statistics.pstdev(values),
+        "warmup_s": statistics.median(longest),
+        "cpu_s_per_search": (time.process_time() - began_s) / n_seeds,
+    }
+
+
+def sweep_half_width(
+    queue: Queue, target: float, capacity: float, warmup_s: float, length_s: float, seed: int
+) -> float:
+    """Half the interval of a ten-point sweep over the capacity."""
+    rng = np.random.default_rng([seed, 815])
+    levels = np.geomspace(capacity / 2, capacity * 2, _SWEEP_POINTS)
+    lows, highs = [], []
+    for level in levels.tolist():
+        instants_s, kept = queue.arrive(level, warmup_s + length_s, rng)
+        counted = instants_s >= warmup_s
+        due, met = in_blocks(instants_s[counted], kept[counted], warmup_s, warmup_s + length_s)
+        probe = Probe(level, due, met, warmup_s, length_s, warmup_s + length_s)
+        low, high = _odds(probe)
+        lows.append(low)
+        highs.append(high)
+    goal = math.log(target / (1 - target))
+    first, last = (_crossing(np.log(levels), np.array(odds), goal) for odds in (lows, highs))
+    return (math.exp(last) - math.exp(first)) / 2 / capacity
+
+
+def _odds(probe: Probe) -> tuple[float, float]:
+    """Both ends of the log-odds of attainment, by batch means."""
+    due, met = np.array(probe.due, float), np.array(probe.met, float)
+    n, share = due.sum(), (met.sum() + 0.5) / (due.sum() + 1)
+    spread = np.square(met - met.sum() / n * due).sum() * len(due) / (len(due) - 1)
+    sd = max(math.sqrt(spread) / n, math.sqrt(share * (1 - share) / n))
+    half = float(stdtrit(len(due) - 1, 0.975)) * sd / (share * (1 - share))
+    middle = math.log(share / (1 - share))
+    return middle - half, middle + half
+
+
+def _crossing(x: np.ndarray[Any, Any], odds: np.ndarray[Any, Any], goal: float) -> float:
+    """Where the falling line through the points first passes below the goal; an end if nowhere."""
+    below = np.flatnonzero(odds < goal)
+    if not len(below):
+        return float(x[-1])
+    place = int(below[0])
+    if place == 0:
+        return float(x[0])
+    before, after = odds[place - 1], odds[place]
+    return float(x[place - 1] + (x[place] - x[place - 1]) * (before - goal) / (before - after))
+
+
+def sweep_cost_s(queue: Queue, target: float, found: dict[str, Any]) -> float | None:
+    """The time of a sweep as narrow as the searches; None where no length tried gets there."""
+    capacity, wanted = found["capacity_per_s"], found["median_half_width"]
+    warmup_s, length_s, before = found["warmup_s"], 200 / found["capacity_per_s"], math.inf
+    for _ in range(_MOST_DOUBLINGS):
+        width = statistics.median(
+            sweep_half_width(queue, target, capacity, warmup_s, length_s, seed)
+            for seed in range(_SWEEP_SEEDS)
+        )
+        if width <= wanted:
+            if math.isfinite(before):
+                length_s = max(length_s / 2, length_s * (width / wanted) ** 2)
+            return float(_SWEEP_POINTS * (warmup_s + length_s))
+        before, length_s = width, length_s * 2
+    return None
+
+
+def engine(n_seeds: int, target: float, precision: float) -> dict[str, Any]:
+    """The bundled engine's simulator through `slobench capacity`, against long runs of the same."""
+    import tempfile
+
+    from rich.console import Console
+
+    from loadgen.capacity import Asked
+    from loadgen.capacity import search as whole_search
+    from loadgen.lab.simulate import simulate
+    from loadgen.measure.aggregate import summarize
+    from loadgen.run_options import RunOptions
+    from loadgen.workload.scaling import probed, scaled
+    from loadgen.workload.scenario import load_scenario
+
+    settings: dict[str, Any] = {"shape": "8b", "hardware": "h200", "max_num_seqs": 8}
+    words = ",".join(f"{key}={value}" for key, value in settings.items())
+    scenario = load_scenario(
+        "capacity_search",
+        [
+            "requests.input_tokens={kind: lognormal, median: 220, sigma: 0.9, max: 4096}",
+            "requests.output_tokens={kind: lognormal, median: 16, sigma: 0.8, max: 100}",
+            "phases.warmup=2s",
+            "phases.measure=20s",
+            "stop_when=never",
+        ],
+    )
+    low, high = 2.0, 200.0
+    for step in range(11):
+        middle = math.sqrt(low * high)
+        seconds = (4000 if step < 6 else 12_000) / middle
+        run = simulate(
+            probed(scaled(scenario, middle, "rate"), 10.0, seconds, 10**6 + step), **settings
+        )
+        attainment = summarize(run).attainment.value
+        low, high = (middle, high) if attainment >= target else (low, middle)
+    capacity = math.sqrt(low * high)
+    hits, widths, costs = 0, [], []
+    for seed in range(n_seeds):
+        with tempfile.TemporaryDirectory() as directory:
+            values = scenario.resolved() | {"seed": seed}
+            asked = Asked(
+                type(scenario).model_validate(values),
+                "sim",
+                RunOptions(engine=words, cache_dir=Path(tempfile.gettempdir())),
+                attainment=target,
+                precision=precision,
+            )
+            found = whole_search(asked, Path(directory) / "s", Console(quiet=True), resume=False)
+        hits += (found.low or math.inf) <= capacity <= (found.high or 0.0)
+        widths.append(found.half_width or math.nan)
+        costs.append(found.spent_s)
+    return {
+        "capacity_per_s": capacity,
+        "covered": hits,
+        "searches": n_seeds,
+        "median_half_width": statistics.median(widths),
+        "median_probe_time_s": statistics.median(costs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--servers", default="md1,mm8")
+    parser.add_argument("--attainment", type=float, default=0.9)
+    parser.add_argument("--precision", type=float, default=0.05)
+    parser.add_argument("--gaps", type=float, default=1.0)
+    parser.add_argument("--engine-seeds", type=int, default=0)
+    parser.add_argument("--keep", action="store_true")
+    asked = parser.parse_args()
+    print(machine_line())
+    results: dict[str, Any] = {}
+    for name in filter(None, asked.servers.split(",")):
+        plain = SERVERS[name]
+        queue = Queue(plain.servers, plain.service, asked.gaps, plain.limit_s)
+        found = searches(queue, asked.attainment, asked.precision, asked.seeds)
+        sweep_s = sweep_cost_s(queue, asked.attainment, found)
+        found["sweep_time_s"] = sweep_s
+        found["over_the_sweep"] = (
+            None if sweep_s is None else found["median_probe_time_s"] / sweep_s
+        )
+        results[name] = found
+        print(
+            name,
+            {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()},
+            flush=True,
+        )
+    if asked.engine_seeds:
+        results["engine"] = engine(asked.engine_seeds, asked.attainment, asked.precision)
+        print("engine", results["engine"], flush=True)
+    if asked.keep:
+        print(keep("capacity_search", vars(asked), {"servers": results}))
+
+
+if __name__ == "__main__":
+    main()
