@@ -40,7 +40,7 @@ class Mlfq(Policy):
     max_num_seqs: int = Field(default=256, ge=1)
     watermark: float = Field(default=0.01, ge=0, lt=1)
     base_quantum: Annotated[Seconds, Field(gt=0)] = 0.01
-    ratio: float = Field(default=2.0, gt=1)
+    ratio: float = Field(default=2.0, gt=1, le=1000)
     n_levels: int = Field(default=10, ge=1, le=64)
     starvation: Annotated[Seconds, Field(gt=0)] = 3.0
     preempt: bool = True

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from reference_engine.cost_model import StepCost
+from reference_engine.policies.mlfq import Mlfq
 from reference_engine.predict.lengths import LengthDist
 from reference_engine.sequence import Request
 from tests.reference_engine.engine_kit import Rig, request, rig
@@ -394,3 +396,8 @@ def test_who_starved_starts_again_at_the_top():
     assert engine.state.view().is_running("big")
     assert level(engine, "big") == 0
     engine.drain()
+
+
+def test_levels_that_no_number_can_hold_are_refused():
+    with pytest.raises(ValidationError):
+        Mlfq(ratio=1e308)
