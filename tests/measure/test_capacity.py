@@ -2,12 +2,14 @@
 known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.measure.capacity.answer import Capacity
 from loadgen.measure.capacity.clear import clear
 from loadgen.measure.capacity.curve import posterior
 from loadgen.measure.capacity.dispersion import dispersion
@@ -231,3 +233,13 @@ def test_the_interval_covers_a_known_capacity(queue):
         widths.append(state.half_width)
     assert covered >= 16
     assert max(widths) <= 0.1
+
+
+def test_a_narrow_answer_cut_off_early_does_not_ask_to_be_narrower():
+    answer = Capacity(
+        outcome="unsettled", unit="req/s", value=7.4, low=7.2, high=7.6, confidence=0.95,
+        attainment=0.9, precision=0.05, spent_s=60.0, probes=(), client_limit=None,
+        design_effect=None, slope=None, is_interrupted=True,
+    )  # fmt: skip
+    assert answer.sureness() == "± 2.7 %, not yet confirmed by long probes; 0 probes, 60 s"
+    assert "more time would narrow it" in replace(answer, low=6.0, high=8.0).sureness()

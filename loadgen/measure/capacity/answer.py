@@ -81,6 +81,8 @@ class Capacity:
         reach = f"± {100 * self.half_width:.2g} %"
         if self.outcome == "found":
             return f"{reach} in {spent}"
+        if self.half_width <= self.precision:
+            return f"{reach}, not yet confirmed by long probes; {spent}"
         return (
             f"{reach}, asked for ± {100 * self.precision:g} %: more time would narrow it; {spent}"
         )
