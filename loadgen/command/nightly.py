@@ -99,8 +99,17 @@ def _tell_github(night: Night, environ: Mapping[str, str]) -> None:
     from reports.nightly_view import github_lines
 
     if path := environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write((night.directory / "summary.md").read_text(encoding="utf-8"))
+        summary = night.directory / "summary.md"
+        text = summary.read_text(encoding="utf-8")
+        try:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:  # the verdict stands, wherever it cannot be shown
+            typer.echo(
+                f"slobench: GITHUB_STEP_SUMMARY: {path}: {error.strerror}; the summary is in "
+                f"{summary}",
+                err=True,
+            )
     if "GITHUB_ACTIONS" in environ:
         for line in github_lines(night.cells):
             typer.echo(line, err=True)

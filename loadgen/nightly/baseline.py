@@ -34,6 +34,16 @@ class Baseline:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def check_writable(self) -> None:
+        """Raises UsageError where a night could not be kept, before it is measured for nothing."""
+        place = self.root / f".writable.{os.getpid()}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            place.touch()
+            place.unlink()
+        except OSError as error:
+            raise UsageError(f"baseline {self.root}: cannot be written: {error.strerror}") from None
+
     def folder(self, cell: NightCell) -> Path:
         return self.root / f"{cell.name}-{cell.key}"
 

@@ -86,6 +86,7 @@ class Nightly:
             cell.name: self.store.history(cell, self.file.window, began["night"])
             for cell in self.cells
         }
+        self.store.check_writable()
         for cell in self.cells:
             self._tell_new(cell, histories[cell.name], console)
         _write_beginning(directory, began)

@@ -138,6 +138,28 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
     assert nightly(file, copied / "back").verdict == "better"
 
 
+def test_a_summary_that_cannot_be_written_leaves_the_verdict(shown, copied, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary"))
+    file, out = copied / "nightly.yaml", copied / "slow"
+    code, told, errors = shown("nightly", file, "--out", out, "--engine", "step_delay=10%")
+    assert (code, told.splitlines()[0]) == (1, "WORSE: Something got worse.")
+    assert "GITHUB_STEP_SUMMARY" in errors
+    assert str(out / "summary.md") in errors
+
+
+def test_a_baseline_that_cannot_be_written_is_refused_before_anything_runs(
+    shown, copied, tmp_path
+):
+    (tmp_path / "file").touch()
+    out = copied / "none"
+    code, _, errors = shown(
+        "nightly", copied / "nightly.yaml", "--out", out, "--baseline", tmp_path / "file" / "base"
+    )
+    assert code == 2
+    assert "cannot be written" in errors
+    assert not out.exists()
+
+
 def test_the_first_night_judges_nothing(nightly, folder):
     night = nightly(folder / "nightly.yaml", folder / "out", baseline=folder / "elsewhere")
     assert (night.verdict, night.exit_code, night.cells[0].measures) == ("baseline", 0, ())
