@@ -29,7 +29,7 @@ from loadgen.cell import Cell
 from loadgen.cell_server import CellServer
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.early import EarlyEnd
-from loadgen.errors import UsageError
+from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
 from loadgen.measure.capacity.answer import Capacity, Unit, conclude, probe_json, read_probe
 from loadgen.measure.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
@@ -48,6 +48,8 @@ from targets.settle import settle
 SCHEMA = 1
 _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 _TRIES = 2  # at a load at which the client could not be trusted
+_FAIR_SHARE = 0.25  # of what is left of the budget, for a probe before the answer is bracketed
+_LEAST_HURRIED = 0.1  # of the asked window: one of some twenty requests says something
 _LEAST_PROBE = 0.5  # of the asked window; what the budget leaves below that is not begun
 
 
@@ -137,6 +139,10 @@ def _searched(
         is_interrupted = not searching.run()
     except KeyboardInterrupt:
         is_interrupted = True
+    except (TargetError, RunInvalid):
+        if searching.probes:  # what they say stays, and so do the figures
+            _conclude_broken(asked, question, directory, searching.probes, console)
+        raise
     answer = conclude(question, searching.probes, asked.unit, is_interrupted)
     if is_interrupted:
         console.print(
@@ -147,6 +153,21 @@ def _searched(
         )
     _write(asked, question, directory, searching.probes, answer)
     return answer
+
+
+def _conclude_broken(
+    asked: Asked, question: Question, directory: Path, probes: Sequence[Probe], console: Console
+) -> None:
+    """The files of a search whose target or instrument gave up, and where it stood."""
+    answer = conclude(question, probes, asked.unit)
+    _write(asked, question, directory, probes, answer)
+    n = len(probes)
+    console.print(
+        f"ended after {n} {'probe' if n == 1 else 'probes'} ({answer.sentence()}), the last one "
+        f"maybe spoilt by what follows; the same command with --out {directory} --resume goes on",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def question_of(asked: Asked) -> Question:
@@ -171,6 +192,13 @@ def question_of(asked: Asked) -> Question:
     low, high = asked.between or (None, None)
     start = found.level if low is None or high is None else math.sqrt(low * high)
     share = _SHORTEST if found.is_steady else 1.0
+    least_s = scenario.phases.warmup + share * scenario.phases.measure
+    if asked.budget_s < least_s:
+        raise UsageError(
+            f"--budget {asked.budget_s:g}s: the shortest probe of {scenario.name} takes "
+            f"{least_s:g} s ({scenario.phases.warmup:g} s of warm-up); allow several times that, "
+            "or shorten phases.warmup and phases.measure"
+        )
     return Question(
         target=target,
         start=max(1.0, round(start)) if asked.over == "concurrency" else start,
@@ -231,13 +259,34 @@ class _Search:
         if ask is None or ask.level >= self._client_limit * (1 - 1e-9):
             return None
         left_s = self._asked.budget_s - math.fsum(probe.spent_s for probe in self.probes)
-        asked_s = ask.warmup_s + ask.measure_s
-        if asked_s <= left_s or not self.probes:
+        if ask.warmup_s + ask.measure_s <= _FAIR_SHARE * left_s:
             return ask
-        measure_s = left_s - ask.warmup_s
-        if measure_s < _LEAST_PROBE * ask.measure_s or self._question.is_fixed:
+        if self._question.is_fixed:
+            return ask if ask.warmup_s + ask.measure_s <= left_s else None
+        if judge(self._question, self.probes).posterior is None:
+            hurried = self._hurried(ask, left_s)
+            if hurried is None and not self.probes:
+                raise UsageError(
+                    f"--budget {self._asked.budget_s:g}s: is too short for a probe at "
+                    f"{ask.level:.4g} {self._asked.unit}; allow more, or begin "
+                    "higher with --between"
+                )
+            return hurried
+        measure_s = min(ask.measure_s, left_s - ask.warmup_s)
+        return (
+            None if measure_s < _LEAST_PROBE * ask.measure_s else replace(ask, measure_s=measure_s)
+        )
+
+    def _hurried(self, ask: Ask, left_s: float) -> Ask | None:
+        """Before both sides of the answer are known, no probe takes much of the time that is left:
+        a rough answer is worth more than half of a precise one."""
+        question = self._question
+        least_s = max(question.measure_s, _LEAST_HURRIED * ask.measure_s)
+        measure_s = min(ask.measure_s, max(_FAIR_SHARE * left_s - ask.warmup_s, least_s))
+        warmup_s = max(question.warmup_s, min(ask.warmup_s, left_s - measure_s))
+        if warmup_s + measure_s > left_s:
             return None
-        return replace(ask, measure_s=measure_s)
+        return replace(ask, warmup_s=warmup_s, measure_s=measure_s)
 
     def _tries_at(self, level: float) -> int:
         return sum(p.grade == "untrusted" and p.level == level for p in self.probes)
@@ -386,8 +435,10 @@ def _definition(asked: Asked, question: Question) -> dict[str, Any]:
 def _kept(asked: Asked, question: Question, directory: Path, resume: bool) -> list[Probe]:
     """The probes of a search that is to go on; none for a new one. Raises UsageError."""
     path = directory / "capacity.json"
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-        if resume:
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--out {directory}: is no directory")
+    if not any(path.is_file() for path in directory.rglob("*")):
+        if resume and not (directory / "probes").is_dir():
             raise UsageError(f"--resume: {directory} holds no search; leave --resume out")
         return []
     if not path.is_file():

@@ -57,7 +57,7 @@ def row(one: Compared) -> tuple[str, ...]:
         change(one.change, one.unit),
         interval(one),
         MARKS[one.verdict],
-        "–" if math.isnan(one.p_adjusted) else f"{one.p_adjusted:.3f}",
+        chance(one.p_adjusted),
         needs(one),
     )
 
@@ -67,6 +67,13 @@ def change(value: float | None, unit: str) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"{_signed(value)} {'points' if unit == 'share' else '%'}"
+
+
+def chance(p: float) -> str:
+    """A p-value, `<0.001` where three digits would say never; `–` where there is none."""
+    if math.isnan(p):
+        return "–"
+    return "<0.001" if p < 0.0005 else f"{p:.3f}"
 
 
 def interval(one: Compared) -> str:

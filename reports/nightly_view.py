@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen.measure.judgement import Compared
 from loadgen.measure.night_verdict import CellVerdict
 from loadgen.measure.wording import say, say_count
-from reports.compare_view import MARKS, change, interval
+from reports.compare_view import MARKS, chance, change, interval
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -41,7 +41,7 @@ def row(one: Compared) -> tuple[str, ...]:
         change(one.change, one.unit),
         interval(one),
         MARKS[one.verdict],
-        "–" if one.p_adjusted != one.p_adjusted else f"{one.p_adjusted:.3f}",
+        chance(one.p_adjusted),
         needs(one),
     )
 

@@ -1,7 +1,9 @@
 """The search wired to the simulator: what it keeps, how it goes on, what it refuses."""
 
 import csv
+import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ from rich.console import Console
 import slobench as sb
 from loadgen.capacity import Asked, question_of, search
 from loadgen.early import EarlyEnd
-from loadgen.errors import UsageError
+from loadgen.errors import TargetError, UsageError
 from loadgen.measure.capacity.answer import conclude
 from loadgen.measure.capacity.probe import Probe
 from loadgen.measure.capacity.search import Question
 from loadgen.records import Status
+from loadgen.run import execute
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 from reports.capacity_charts import figures
@@ -47,7 +50,7 @@ QUIET = Console(quiet=True)
 
 def test_a_search_keeps_its_probes_and_goes_on_where_it_stopped(asked, tmp_path):
     out = tmp_path / "found"
-    first = search(asked(budget_s=12.0), out, QUIET, resume=False)
+    first = search(asked(budget_s=6.0), out, QUIET, resume=False)
     kept = json.loads((out / "capacity.json").read_text())
     n = len(kept["probes"])
     assert 0 < n == len(first.probes)
@@ -82,6 +85,81 @@ def test_another_search_is_not_gone_on_with(asked, tmp_path):
         search(asked("seed=8"), tmp_path / "s", QUIET, resume=True)
     with pytest.raises(UsageError, match="holds no search"):
         search(asked(), tmp_path / "nowhere", QUIET, resume=True)
+
+
+def test_the_first_probe_leaves_time_for_others(asked, tmp_path):
+    found = search(asked(budget_s=12.0), tmp_path / "s", QUIET, resume=False)
+    assert found.spent_s <= 12.0 * 1.1  # each drains, which nobody plans
+    assert len(found.probes) >= 2
+
+
+def test_a_budget_below_the_shortest_probe_is_refused(asked):
+    with pytest.raises(UsageError, match=r"--budget 2s: the shortest probe .* takes 3 s \(1 s of"):
+        question_of(asked(budget_s=2.0))
+
+
+def test_no_probe_is_too_short_for_its_requests(asked, tmp_path):
+    slow = replace(asked("arrivals.rate=0.1/s", budget_s=20.0), between=None)
+    with pytest.raises(UsageError, match=r"--budget 20s: is too short for a probe at 0\.1 req/s"):
+        search(slow, tmp_path / "slow", QUIET, resume=False)
+    misses = replace(asked("slo=['ttft <= 1us']", budget_s=30.0), between=None)
+    found = search(misses, tmp_path / "misses", QUIET, resume=False)
+    assert found.sentence().endswith("every load tried misses; the search ended")
+    assert min(probe.n_due for probe in found.probes) >= 10
+    assert found.spent_s <= 30.0 * 1.1
+
+
+def refusing(*_, **__):
+    raise TargetError("http://127.0.0.1:9: connection refused")
+
+
+def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path, monkeypatch):
+    out, log = tmp_path / "s", io.StringIO()
+    n_made = 1
+
+    def then_gone(*args, **kwargs):
+        if len(list((out / "probes").glob("[0-9]*"))) >= n_made:
+            refusing()
+        return execute(*args, **kwargs)
+
+    monkeypatch.setattr("loadgen.capacity.execute", then_gone)
+    with pytest.raises(TargetError):
+        search(asked(), out, Console(file=log), resume=False)
+    assert "ended after 1 probe (at least 8 req/s" in log.getvalue()
+    assert "--resume goes on" in " ".join(log.getvalue().split())
+    assert "<html" in (out / "report.html").read_text()
+    monkeypatch.undo()
+    later = search(asked(budget_s=60.0), out, QUIET, resume=True)
+    assert len(later.probes) > n_made
+
+
+def test_a_target_that_was_never_there_leaves_the_directory_free(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr("loadgen.capacity.execute", refusing)
+    for _ in range(2):
+        with pytest.raises(TargetError):
+            search(asked(), tmp_path / "s", QUIET, resume=False)
+
+
+def test_a_file_is_no_directory_of_a_search(asked, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is no directory"):
+        search(asked(), tmp_path / "file", QUIET, resume=False)
+
+
+def one_probe(n_met, n_due=16):
+    at_8 = Probe(8.0, (n_due,) * 16, (n_met,) * 16, 1.0, 10.0, 11.0, "measured")
+    return conclude(Question(target=0.9, start=8.0), [at_8], "req/s")
+
+
+def test_a_bound_says_that_the_search_ended_and_whether_it_is_proven():
+    missed, kept, hardly = one_probe(0), one_probe(16), one_probe(9, n_due=10)
+    assert missed.sentence() == "below 8 req/s: every load tried misses; the search ended"
+    assert missed.exit_code == 3
+    assert kept.sentence() == "at least 8 req/s; the search ended before one missed"
+    assert kept.sureness() == "1 probe, 11 s"
+    assert hardly.sureness() == (
+        "not proven at 95 %: 144 of 160 kept at 8 req/s is too few to tell; 1 probe, 11 s"
+    )
 
 
 def test_a_scenario_without_a_promise_to_each_request_is_refused():

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +37,9 @@ class Baseline:
 
     def check_writable(self) -> None:
         """Raises UsageError where a night could not be kept, before it is measured for nothing."""
-        place = self.root / f".writable.{os.getpid()}"
+        there = next(path for path in (self.root, *self.root.resolve().parents) if path.exists())
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            place.touch()
-            place.unlink()
+            Path(tempfile.mkdtemp(prefix=".slobench-", dir=there)).rmdir()
         except OSError as error:
             raise UsageError(f"baseline {self.root}: cannot be written: {error.strerror}") from None
 

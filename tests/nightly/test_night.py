@@ -147,9 +147,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_verdict(shown, copied, tmp_
     assert str(out / "summary.md") in errors
 
 
-def test_a_baseline_that_cannot_be_written_is_refused_before_anything_runs(
-    shown, copied, tmp_path
-):
+def test_a_baseline_that_cannot_be_written_is_refused_before_anything_runs(shown, copied, tmp_path):
     (tmp_path / "file").touch()
     out = copied / "none"
     code, _, errors = shown(

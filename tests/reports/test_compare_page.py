@@ -1,6 +1,7 @@
 """The page of a comparison: every figure of the table, both distributions, nothing from outside."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -12,7 +13,7 @@ from loadgen.measure.judgement import Options
 from loadgen.measure.measures import Measured
 from reports.compare_frames import ecdf, shifts
 from reports.compare_page import render
-from reports.compare_view import change, row
+from reports.compare_view import chance, change, row
 from tests.runs import measured_run, with_manifest
 
 
@@ -72,3 +73,11 @@ def test_the_ecdf_of_each_side_rises_to_one(sides):
         shares = [r["share"] for r in ecdf("ttft_s", *sides) if r["side"] == side]
         assert shares == sorted(shares)
         assert shares[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [(math.nan, "–"), (0.0, "<0.001"), (4e-4, "<0.001"), (0.0496, "0.050"), (1, "1.000")],
+)
+def test_a_p_value_is_never_told_as_none(p, said):
+    assert chance(p) == said

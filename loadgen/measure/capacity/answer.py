@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from loadgen.measure.capacity.probe import Probe
 from loadgen.measure.capacity.search import Question, State, judge
+from loadgen.measure.stats import wilson
 
 Unit = Literal["req/s", "users"]
 SCHEMA = 1
@@ -70,14 +71,23 @@ class Capacity:
             text = f"at least {_say(self.low, 3)} {self.unit}"
             if self.client_limit is not None:
                 text += "; the client could not send more"
+            elif self.outcome == "unsettled":
+                text += f"; {self._stopped()} before one missed"
             return text
+        if self.high is not None:
+            text = f"below {_say(self.high, 3)} {self.unit}: every load tried misses"
+            return text if self.client_limit is not None else f"{text}; {self._stopped()}"
         return "unknown"
+
+    def _stopped(self) -> str:
+        return "interrupted" if self.is_interrupted else "the search ended"
 
     def sureness(self) -> str:
         """What the interval is worth, for the line below."""
-        spent = f"{len(self.probes)} probes, {_minutes(self.spent_s)}"
+        n = len(self.probes)
+        spent = f"{n} {'probe' if n == 1 else 'probes'}, {_minutes(self.spent_s)}"
         if self.half_width is None:
-            return spent
+            return self._doubt() + spent
         reach = f"± {100 * self.half_width:.2g} %"
         if self.outcome == "found":
             return f"{reach} in {spent}"
@@ -86,6 +96,19 @@ class Capacity:
         return (
             f"{reach}, asked for ± {100 * self.precision:g} %: more time would narrow it; {spent}"
         )
+
+    def _doubt(self) -> str:
+        """That a bound rests on a share of too few requests, where it does."""
+        level = self.high if self.low is None else self.low
+        shares = [p for p in self.probes if p.level == level and p.is_usable and p.n_due]
+        for probe in shares:
+            seen = wilson(probe.n_met, probe.n_due, self.confidence)
+            if seen.low is not None and seen.low < self.attainment <= (seen.high or 0.0):
+                return (
+                    f"not proven at {100 * self.confidence:g} %: {probe.n_met} of {probe.n_due} "
+                    f"kept at {level:.4g} {self.unit} is too few to tell; "
+                )
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of the answer in capacity.json; the probes stand beside it."""
