@@ -108,8 +108,10 @@ def _spread(value: object, where: str) -> list[object]:
     except ValueError:
         return [value]
     n = int((last - first) / step + 1e-9) + 1 if step > 0 else 0
-    if not 1 <= n <= _MOST:
+    if n < 1:
         raise UsageError(f"{where}: the range {value}: from, to and step give no values")
+    if n > _MOST:
+        raise UsageError(f"{where}: the range {value} has {n} values; {_MOST} are the most")
     numbers = [round(first + k * step, 9) for k in range(n)]
     unit = match["unit"]
     if unit:

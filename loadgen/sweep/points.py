@@ -18,6 +18,7 @@ from loadgen.target import OURS
 from loadgen.workload.scenario import Scenario, varied
 from targets.embed import parse_engine
 from targets.endpoint import Endpoint, load_target
+from targets.secret_words import hide_secrets
 
 _SAFE = re.compile(r"[A-Za-z0-9_.=/+-]{1,40}")
 _MOST_CHARACTERS = 100
@@ -36,6 +37,7 @@ def cells_of(base: Base, axes: Sequence[Axis], how: How) -> list[Cell]:
     """A cell per point, checked as far as that needs no server. Raises UsageError."""
     for axis in axes:
         _check_key(axis.key)
+        _check_shown(axis)
     names = _short_names([axis.key for axis in axes])
     return [_cell(base, point, names) for point in points(axes, how)]
 
@@ -77,6 +79,27 @@ def _check_key(key: str) -> None:
             f"--over {key}: no key of a scenario, of a target file, nor engine.… or target; "
             f"{nearest(root, known)}"
         )
+
+
+def _check_shown(axis: Axis) -> None:
+    """What varies stands in names of folders, in tables, files and on the page: no secret may.
+    Raises UsageError, which does not repeat it."""
+    name = axis.key.rpartition(".")[2]
+    is_header = axis.key.partition(".")[0] == "headers"
+    if any(_holds_secret(name, value, is_header) for value in axis.values):
+        raise UsageError(
+            f"--over {axis.key}: a secret would stand in names, tables and files; write a target"
+            " file for each value, with ${NAME} in place of the secret, and vary the file: --over"
+            " target=a.yaml,b.yaml"
+        )
+
+
+def _holds_secret(name: str, value: object, is_header: bool) -> bool:
+    text = label(value)
+    if is_header:
+        return "${" not in text
+    listed = [str(one) for one in value] if isinstance(value, list) else text.split()
+    return bool(hide_secrets([f"{name}={text}"])[1] or hide_secrets(listed)[1])
 
 
 def _check_target(cell: Cell) -> None:

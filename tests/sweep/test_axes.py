@@ -41,6 +41,7 @@ def test_values_are_yaml_with_commas_and_ranges(text, key, values):
         ("rate=2/s,4/s,2/s", "--over rate=2/s,4/s,2/s: rate: the value 2/s is named twice"),
         ("rate=4:2:1/s", "the range 4:2:1/s: from, to and step give no values"),
         ("rate=1:2:0/s", "give no values"),
+        ("rate=1:100:0.001/s", "has 99001 values; 10000 are the most"),
         ("rate=[2/s", "--over rate=[2/s"),
     ],
 )

@@ -92,3 +92,17 @@ def test_what_cannot_be_meant_is_told_before_anything_runs(texts, words):
     with pytest.raises(UsageError) as told:
         cells(*texts)
     assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "headers.x-team=SECRETA,SECRETB",
+        "launch.env.HF_TOKEN=SECRETA,SECRETB",
+        "launch.args=[--hf-token, SECRETA],[--hf-token, SECRETB]",
+    ],
+)
+def test_a_secret_is_never_what_varies(text):
+    with pytest.raises(UsageError, match="a target file for each value") as told:
+        cells(text, target="http://127.0.0.1:9")
+    assert "SECRET" not in str(told.value)
