@@ -63,6 +63,8 @@ def read_exports(asked: Sequence[str]) -> list[tuple[str, Path | None]]:
             check_format(format)
         except UsageError as error:
             raise UsageError(f"--export: {error}") from None
+        if has_path and not Path(path).parent.is_dir():  # told now, not after the run
+            raise UsageError(f"--export {text}: there is no directory {Path(path).parent}")
         found.append((format, Path(path) if has_path else None))
     return found
 

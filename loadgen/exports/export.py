@@ -36,6 +36,13 @@ class Format:
     write: Callable[[pd.DataFrame], bytes] | None
 
 
+_OF_A_RUN = frozenset(
+    f"{name}.parquet"
+    for name in ("schedule", "edges", "requests", "chunks", "server", "engine_steps",
+                 "engine_events")
+) | {"manifest.json", "summary.json", "report.html"}  # fmt: skip
+
+
 def export(
     runs: Run | Sequence[Run],
     format: str,
@@ -47,12 +54,14 @@ def export(
 
     `rows` is "runs" or "requests". A folder as `path` gets a file with the format's own name. `slo`
     judges by other promises than the runs' own. Raises UsageError for an unknown format or rows,
-    or where the file cannot be written.
+    a file of a run itself, or where the file cannot be written.
     """
     several = [runs] if isinstance(runs, Run) else list(runs)
     made = _made([_promised(run, slo) for run in several], format, rows)
     if path is not None:
         place = export_path(format, path)
+        if place.name in _OF_A_RUN and (place.parent / "manifest.json").exists():
+            raise UsageError(f"{place}: is a file of the run itself; choose another name")
         try:
             place.write_bytes(made)
         except OSError as error:

@@ -176,12 +176,24 @@ def test_a_report_can_export_beside_itself(cli, directory, tmp_path):
             ["run", "quickstart", "--target", "mock", "--export", "csv="],
             "--export csv=: which file",
         ),
+        (
+            ["run", "quickstart", "--target", "mock", "--export", "csv=no/where.csv"],
+            "there is no directory no",
+        ),
     ],
 )
 def test_a_mistake_is_a_line_and_exit_code_2(cli, words, message):
     code, out, err = cli(*words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_a_runs_own_files_are_not_overwritten(cli, directory):
+    before = (directory / "manifest.json").read_bytes()
+    code, _, err = cli("export", directory, "-f", "csv", "-o", directory / "manifest.json")
+    assert code == 2
+    assert "is a file of the run itself" in err
+    assert (directory / "manifest.json").read_bytes() == before
 
 
 def test_the_dashboard_is_written_without_a_run(cli, directory, tmp_path):
