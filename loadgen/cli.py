@@ -45,5 +45,6 @@ def _main(
 
 def main() -> None:
     """The console script: every way to fail is a line and an exit code, never a bare traceback."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end like Ctrl-C: clean up, say so
+    for number in (signal.SIGINT, signal.SIGTERM):  # in a script's background, too, Ctrl-C is heard
+        signal.signal(number, signal.default_int_handler)  # clean up, say so
     guard.leave(guard.guarded(app, os.environ))

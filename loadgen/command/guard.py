@@ -46,6 +46,7 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
     except OSError as error:  # a full disk, a directory that went away
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
+        _give_up_unwritable()
         return NO_VERDICT
     except Exception as error:  # the process boundary: a bug of ours, kept for the report
         path = _keep_traceback(environ)
@@ -54,6 +55,14 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         typer.echo(f"slobench: the details are in {path}; please report them", err=True)
         return _INTERNAL
     return 0
+
+
+def _give_up_unwritable() -> None:
+    """Let go of what standard output cannot take: that has been told, and is not told twice."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leave(code: int) -> NoReturn:
