@@ -68,6 +68,7 @@ INSTRUMENT: dict[str, Any] = {
             "cpu_share": 0.21,
             "run_delay_share": 0.001,
             "throttled_share": 0.0,
+            "stolen_share": 0.0,
             "gc": {"collections": 3, "pause_max_s": 0.0004},
             "connections": {"opened": 12, "reused": 188},
             "encoded_late": 0,

@@ -18,11 +18,12 @@ _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
 
 
 class Meter:
-    """CPU share, run-queue delay and throttling of this thread between `start` and `stop`.
+    """CPU share, run-queue delay and throttling of this thread between `start` and `stop`, and what
+    share of the machine's own time its host took away (steal).
 
     Source: proc(5) `/proc/<pid>/schedstat` (nanoseconds spent waiting on a run queue, number of
-    timeslices), Linux cgroup `cpu.stat`. `None` where the system does not tell. Of the run-queue
-    delay, 50 µs per timeslice are taken for the cost of waking up: decision 25.
+    timeslices) and `/proc/stat`, Linux cgroup `cpu.stat`. `None` where the system does not tell. Of
+    the run-queue delay, 50 µs per timeslice are taken for the cost of waking up: decision 25.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Meter:
             ("cpu_s", "cpu_share"),
             ("run_delay_s", "run_delay_share"),
             ("throttled_s", "throttled_share"),
+            ("stolen_s", "stolen_share"),
         ):
             now, then = after[reading], before[reading]
             known = now is not None and then is not None and wall_s > 0
@@ -89,6 +91,7 @@ def _readings() -> dict[str, float | None]:
         "cpu_s": time.thread_time(),
         "run_delay_s": _run_delay_s(),
         "throttled_s": _throttled_s(),
+        "stolen_s": _stolen_s(),
     }
 
 
@@ -103,6 +106,23 @@ def waiting_s(schedstat: str) -> float:
     """Seconds spent runnable but not running, beyond what waking up costs on an idle machine."""
     _, delay_ns, n_slices = map(int, schedstat.split())
     return delay_ns * 1e-9 - n_slices * _WAKE_UP_S
+
+
+def _stolen_s() -> float | None:
+    try:
+        return stolen_s(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK"))
+    except OSError:
+        return None
+
+
+def stolen_s(proc_stat: str, ticks_per_s: int) -> float | None:
+    """Seconds per processor that a virtual machine wanted to run and its host ran others; None
+    where the kernel does not count them."""
+    lines = [line.split() for line in proc_stat.splitlines() if line.startswith("cpu")]
+    processors = [words for words in lines if words[0] != "cpu" and len(words) > 8]
+    if not processors:
+        return None
+    return sum(int(words[8]) for words in processors) / ticks_per_s / len(processors)
 
 
 def _throttled_s(

@@ -31,6 +31,7 @@ CACHED_SLACK_TOKENS = 64  # a chat template's own tokens, in whole blocks
 CACHED_REQUESTS_SHARE = 0.01
 ENCODED_LATE_SHARE = 0.01
 LENGTH_TOLERANCE = 0.05
+STOLEN_SHARE = 0.01
 TEMPLATE_TOKENS = 32  # what a chat template may add to each prompt
 
 
@@ -52,7 +53,7 @@ def checks(
     shards = run.instrument.get("shards") or []
     return [
         _rows(run),
-        _lateness(run, columns, due, slos, limits),
+        _lateness(run, columns, due, slos, limits, shards),
         _loop_lag(shards, float(limits.get("loop_lag_s", LOOP_LAG_S))),
         _backlog(shards, float(limits.get("read_backlog_s", READ_BACKLOG_S))),
         _share(
@@ -79,6 +80,7 @@ def checks(
             lambda shard: shard.get("throttled_share"),
             float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
         ),
+        _steal(shards),
         _stimulus(run),
         _stalls(stalls(run, columns, due), int(np.count_nonzero(due))),
         _load(load),
@@ -115,7 +117,12 @@ def _how_rows_got_lost(run: Run) -> str:
 
 
 def _lateness(
-    run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], limits: Mapping[str, Any]
+    run: Run,
+    columns: PerRequest,
+    due: Mask,
+    slos: Sequence[Slo],
+    limits: Mapping[str, Any],
+    shards: Sequence[Mapping[str, Any]],
 ) -> Check:
     stated_s = limits.get("lateness_s")
     limit_s = lateness_limit_s(slos) if stated_s is None else float(stated_s)
@@ -129,7 +136,8 @@ def _lateness(
         f" max {say(float(late_s[-1]), 's')}; limit p99 {say(limit_s, 's')}"
     )
     if p99 > limit_s:
-        detail = f"client-bound: {detail}; the load generator fell behind its own schedule"
+        cause = _stolen(shards) or "the load generator fell behind its own schedule"
+        detail = f"client-bound: {detail}; {cause}"
     return Check("lateness", p99 <= limit_s, detail, is_gate=True)
 
 
@@ -167,8 +175,28 @@ def _loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
     )
     ok = float(lag["p99"]) <= limit_s
     if not ok:
-        detail = f"client-bound: {detail}; the client's event loop was blocked"
+        cause = _stolen(shards) or "the client's event loop was blocked"
+        detail = f"client-bound: {detail}; {cause}"
     return Check("event loop", ok, detail, is_gate=True)
+
+
+def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
+    """What a host that took the machine's time away did; "" where it did not, or is not known."""
+    share = max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
+    if share <= STOLEN_SHARE:
+        return ""
+    return f"the host of this virtual machine gave {say_share(share)} of its time to others (steal)"
+
+
+def _steal(shards: Sequence[Mapping[str, Any]]) -> Check:
+    """No gate: what it does to the client, lateness and the event loop's lag show."""
+    if all(shard.get("stolen_share") is None for shard in shards):
+        return Check("steal", None, "not recorded on this platform")
+    told = _stolen(shards)
+    share = max(float(s.get("stolen_share") or 0.0) for s in shards)
+    limit = f"limit {say_share(STOLEN_SHARE)}"
+    detail = f"{say_share(share)} of the machine's time was taken by its host; {limit}"
+    return Check("steal", not told, f"{told}; {limit}" if told else detail)
 
 
 def _backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:

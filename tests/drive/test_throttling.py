@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.drive.instrument import _throttled_s, throttled_s
+from loadgen.drive.instrument import _throttled_s, stolen_s, throttled_s
 
 V2 = "usage_usec 10\nnr_periods 4\nnr_throttled 2\nthrottled_usec 1500000\n"
 V1 = "nr_periods 4\nnr_throttled 2\nthrottled_time 2500000000\n"
@@ -32,3 +32,10 @@ def test_the_file_of_our_own_group_is_found(tmp_path, membership, folder, stat, 
     (root / folder / "cpu.stat").write_text(stat)
     found = _throttled_s(tmp_path / "cgroup", root)
     assert found == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_stolen_time_is_a_mean_over_the_processors():
+    lines = ["cpu  9 9 9 9 9 9 9 300 0 0", "cpu0 9 9 9 9 9 9 9 100 0 0"]
+    stat = "\n".join([*lines, "cpu1 9 9 9 9 9 9 9 200 0 0", "intr 1 2"])
+    assert stolen_s(stat, 100) == pytest.approx(1.5)
+    assert stolen_s("cpu 1 2 3\n", 100) is None

@@ -42,6 +42,15 @@ def test_a_client_that_could_not_keep_up_is_named_with_its_cause(
     assert not summarize(run).validity.trusted
 
 
+def test_a_host_that_takes_the_machine_away_is_named_as_the_cause() -> None:
+    lag = {"n": 9, "p50": 0.0, "p99": 0.03, "max": 0.1}
+    run = with_shard(measured_run(), loop_lag_s=lag, stolen_share=0.12)
+    assert "gave 12 % of its time to others (steal)" in check(run, "event loop").detail
+    steal = check(run, "steal")
+    assert (steal.ok, steal.is_gate) == (False, False)
+    assert summarize(with_shard(measured_run(), stolen_share=0.12)).validity.trusted
+
+
 def test_the_worst_worker_is_named() -> None:
     run = measured_run()
     shard = run.instrument["shards"][0]
