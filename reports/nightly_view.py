@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.measure.judgement import Compared
 from loadgen.measure.night_verdict import CellVerdict
-from loadgen.measure.wording import say, say_count
-from reports.compare_view import MARKS, chance, change, interval
+from loadgen.measure.wording import say_count
+from reports.compare_view import change
+from reports.compare_view import row as compared_row
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+LEAST_REPEATS = 2
 HEAD = ("measure", "before", "tonight", "change", "interval", "verdict", "p (Holm)", "needs")
 SENTENCES = {
     "worse": "Something got worse.",
@@ -34,16 +36,7 @@ _ICONS = {"worse": "🔴", "better": "🟢", "same": "🟢", "inconclusive": "�
 
 def row(one: Compared) -> tuple[str, ...]:
     """The cells of one measure, in the order of `HEAD`."""
-    return (
-        one.measure if one.is_gated else f"({one.measure})",
-        say(one.a, one.unit),
-        say(one.b, one.unit),
-        change(one.change, one.unit),
-        interval(one),
-        MARKS[one.verdict],
-        chance(one.p_adjusted),
-        needs(one),
-    )
+    return (*compared_row(one)[:-1], needs(one))
 
 
 def needs(one: Compared) -> str:
@@ -51,7 +44,8 @@ def needs(one: Compared) -> str:
     unit = "points" if one.unit == "share" else "%"
     if one.runs_needed is None:
         return "–"
-    return f"{say_count(one.runs_needed)} for {100 * one.effect:.2g} {unit}"
+    repeats = max(LEAST_REPEATS, one.runs_needed)  # fewer, a night cannot have
+    return f"{say_count(repeats)} for {100 * one.effect:.2g} {unit}"
 
 
 def cell_line(one: CellVerdict) -> str:
