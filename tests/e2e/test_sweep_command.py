@@ -5,9 +5,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from tests.targets.processes import wait_until
 
 pytestmark = pytest.mark.e2e
 SWEEP = (
@@ -17,11 +18,8 @@ SWEEP = (
 )  # fmt: skip
 
 
-def wait_for(path, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
+def wait_for(path):
+    assert wait_until(path.exists, within_s=60), f"{path} never came"
 
 
 def test_an_interrupted_sweep_tells_what_it_has_and_goes_on(cli, tmp_path):
