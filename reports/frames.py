@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import mean_in_flight
-from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
 from loadgen.measure.server import points
@@ -72,9 +72,9 @@ class Frames:
     server: Sequence[Record] = ()
 
 
-def frames(run: Run, summary: Summary) -> Frames:
-    """The tables of one run's figures."""
-    columns, due = per_request(run), due_rows(run)
+def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
+    """The tables of one run's figures; `columns` are its `per_request`."""
+    due = due_rows(run)
     samples = Samples(columns, due)
     end_s = _end_s(run, summary)
     points, n_points, n_failed = _points(run, columns)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.per_request import per_request
 from loadgen.measure.server import in_words
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
@@ -35,9 +36,10 @@ _CAPTIONS = {
 def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
     summary = _redacted(summary)
-    seen = frames(run, summary)
-    reasons = whys(run, summary)
-    worst = slowest(run)
+    columns = per_request(run)
+    seen = frames(run, summary, columns)
+    reasons = whys(run, summary, columns)
+    worst = slowest(run, columns)
     drawn = {**figures(seen), **{why.name: why.spec for why in reasons}}
     if worst.order:
         drawn["slowest"] = gantt(worst)

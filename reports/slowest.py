@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.per_request import PerRequest, per_request
+from loadgen.measure.per_request import PerRequest
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run
 from reports.charts import Spec, standalone, time_unit
@@ -36,9 +36,8 @@ class Slowest:
     rows: Sequence[Sequence[Cell]]
 
 
-def slowest(run: Run) -> Slowest:
+def slowest(run: Run, columns: PerRequest) -> Slowest:
     """Of the due answers that ended well, by E2E; ties in the order of their ids."""
-    columns = per_request(run)
     well = np.flatnonzero(due_rows(run) & columns.is_ok & columns.has_token)
     worst = well[np.argsort(-columns.e2e_s[well], kind="stable")][:N_SLOWEST].tolist()
     ids = run.request_rows["request_id"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.drivers import tpot_points, ttft_points
-from loadgen.measure.per_request import PerRequest, per_request
+from loadgen.measure.per_request import PerRequest
 from loadgen.records import Run
 from reports.frames import Record
 
@@ -29,9 +29,8 @@ class WhyFrames:
     itl: Sequence[Record]
 
 
-def why_frames(run: Run) -> WhyFrames:
+def why_frames(run: Run, columns: PerRequest) -> WhyFrames:
     """Of the due requests that ended well with at least one token."""
-    columns = per_request(run)
     well = due_rows(run) & columns.is_ok & columns.has_token
     return WhyFrames(
         ttft=_points(*ttft_points(run, columns, well)),

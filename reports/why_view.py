@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.measure.drivers import Drivers
+from loadgen.measure.per_request import PerRequest
 from loadgen.measure.robust_line import Line
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
@@ -24,9 +25,9 @@ class Why:
     spec: Spec
 
 
-def whys(run: Run, summary: Summary) -> list[Why]:
+def whys(run: Run, summary: Summary, columns: PerRequest) -> list[Why]:
     """What there is to say; nothing where no request ended well."""
-    found, seen = summary.drivers, why_frames(run)
+    found, seen = summary.drivers, why_frames(run, columns)
     if found is None or not seen.ttft:
         return []
     level = f"{100 * summary.confidence:g} %"

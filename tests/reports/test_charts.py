@@ -10,6 +10,7 @@ import pytest
 import vl_convert
 
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.per_request import per_request
 from loadgen.records import SERVER, Run
 from reports.charts import figures
 from reports.frames import frames
@@ -19,7 +20,7 @@ SLO = ["ttft <= 150ms", "p99(ttft) <= 300ms", "p99(itl) <= 20ms"]
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    return figures(frames(run, summarize(run)))
+    return figures(frames(run, summarize(run), per_request(run)))
 
 
 def drawn(spec: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.per_request import per_request
 from loadgen.measure.summary import PERCENTILES
 from loadgen.records import Run
 from reports.frames import (
@@ -20,14 +21,14 @@ from tests.runs import measured_run, with_manifest
 
 
 def frames_of(run: Run) -> Frames:
-    return frames(run, summarize(run))
+    return frames(run, summarize(run), per_request(run))
 
 
 @pytest.mark.parametrize("metric", SPECTRUM_METRICS)
 def test_a_spectrum_passes_through_the_percentiles_of_the_summary(metric: str) -> None:
     run = measured_run(620, n_failed=6, manifest={"window": {"warmup_s": 2.0, "measure_s": 60.0}})
     summary = summarize(run)
-    seen = frames(run, summary).spectra[metric]
+    seen = frames(run, summary, per_request(run)).spectra[metric]
     for series, percentiles in (
         (ANSWERED, summary.metrics[metric].percentiles),
         (WITH_FAILURES, summary.metrics[metric].with_failures),

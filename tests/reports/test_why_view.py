@@ -7,13 +7,14 @@ import pytest
 import vl_convert
 
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.per_request import per_request
 from loadgen.records import Run
 from reports.why_view import Why, whys
 from tests.runs import measured_run
 
 
 def whys_of(run: Run) -> dict[str, Why]:
-    return {why.name: why for why in whys(run, summarize(run))}
+    return {why.name: why for why in whys(run, summarize(run), per_request(run))}
 
 
 def drawn(spec: dict[str, Any]) -> str:
