@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
 from reports.html import render, write
+from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -241,28 +240,20 @@ def test_failures_are_told_by_kind_with_their_first_instant(cache: Path) -> None
     assert "215, 216, 217" in text
 
 
-CHROMIUM = next((found for n in ("chromium", "google-chrome") if (found := shutil.which(n))), None)
-
-
 @pytest.mark.e2e
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on this machine")
+@needs_chromium
 def test_a_browser_draws_every_figure_without_a_complaint(cache: Path, tmp_path: Path) -> None:
     run = measured_run(slo=SLO, n_failed=5)
     path = tmp_path / "report.html"
     write(run, summarize(run), path, cache)
-    shown = subprocess.run(
-        [
-            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr",
-            "--virtual-time-budget=8000", "--dump-dom", path.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=90, check=True,
-    )  # fmt: skip
-    assert 'data-drawn="10"' in shown.stdout
-    assert shown.stdout.count("<svg") >= 5
-    assert shown.stdout.count("could not be drawn") == 1  # the words in the script itself
-    assert not [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
+    with chromium() as browser:
+        watched = Watched(browser, offline=True)
+        page = watched.open(path)
+        page.wait_for_selector("html[data-drawn='10']")
+        assert page.locator("svg").count() >= 5
+        assert page.get_by_text("could not be drawn").count() == 0
+        assert watched.complaints == []
+        assert watched.requests == [path.as_uri()]
 
 
 def test_a_key_that_the_server_echoes_in_an_error_is_not_on_the_page(tmp_path: Path) -> None:
