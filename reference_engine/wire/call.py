@@ -126,6 +126,10 @@ def _call(
     options = data.get("stream_options") or {}
     if not isinstance(options, dict):
         raise WireError("stream_options must be an object", param="stream_options")
+    if options and not flag(data, "stream"):
+        raise WireError(
+            "stream_options is only allowed when stream is true", param="stream_options"
+        )
     min_tokens = integer(data, "min_tokens", 0) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise WireError(

@@ -162,10 +162,11 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
         (chat(stream="yes"), "stream", "true or false"),
         (chat(stream_options=[1]), "stream_options", "an object"),
         (
-            chat(stream_options={"include_usage": 1}),
+            chat(stream=True, stream_options={"include_usage": 1}),
             "stream_options.include_usage",
             "true or false",
         ),
+        (chat(stream_options={"include_usage": True}), "stream_options", "when stream is true"),
         (chat(model=3), "model", "a string"),
     ],
 )
@@ -173,6 +174,17 @@ def test_a_body_that_cannot_be_served_names_the_field(body, param, words):
     with pytest.raises(WireError, match=words) as caught:
         parse_chat(body)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_stream_options_without_a_stream_are_refused_of_both_kinds_of_body():
+    """As vLLM and OpenAI do; nothing asked (null or empty) is nothing wrong."""
+    said: tuple[dict[str, bool | None], ...] = ({}, {"stream": False}, {"stream": None})
+    for stream in said:
+        with pytest.raises(WireError) as caught:
+            parse_completion(completion(prompt="a", stream_options={"x": 1}, **stream))
+        assert (caught.value.status, caught.value.param) == (400, "stream_options")
+        assert not parse_chat(chat(stream_options=None, **stream)).include_usage
+        assert not parse_chat(chat(stream_options={}, **stream)).include_usage
 
 
 @pytest.mark.parametrize("prompt", [None, [], ["a", "b"], [[1], [2]], [1, "a"], [True], 5])
