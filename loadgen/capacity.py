@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from loadgen.cell import Cell
+from loadgen.cell import Cell, differing
 from loadgen.cell_server import CellServer
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.early import EarlyEnd
@@ -34,9 +34,10 @@ from loadgen.measure.attainment import due_rows, measured_window, meets_own, pro
 from loadgen.measure.capacity.answer import Capacity, Unit, conclude, probe_json, read_probe
 from loadgen.measure.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
-from loadgen.measure.per_request import per_request
+from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.verdict import IMPLIED_ATTAINMENT
+from loadgen.records import Run, Status
 from loadgen.run import SIMULATED, Finished, execute
 from loadgen.run_directory import free
 from loadgen.run_options import RunOptions
@@ -250,6 +251,7 @@ class _Search:
                 self.probes.append(probe)
                 self._keep()
                 self._say_probe(probe)
+                self._check_still_there()
                 if probe.grade == "untrusted" and self._tries_at(probe.level) >= _TRIES:
                     self._client_limit = min(self._client_limit, probe.level)
         return True
@@ -287,6 +289,15 @@ class _Search:
         if warmup_s + measure_s > left_s:
             return None
         return replace(ask, warmup_s=warmup_s, measure_s=measure_s)
+
+    def _check_still_there(self) -> None:
+        """One broken probe is made again; after a second one there is nothing to measure."""
+        last = self.probes[-2:]
+        if len(last) == 2 and all(probe.grade == "broken" for probe in last):
+            raise TargetError(
+                f"{self._asked.target}: was away in two probes, one after the other "
+                f"({last[-1].why}); see whether it still runs, and why it ended"
+            )
 
     def _tries_at(self, level: float) -> int:
         return sum(p.grade == "untrusted" and p.level == level for p in self.probes)
@@ -359,7 +370,8 @@ def probe_of(
     finished: Finished, ask: Ask, grade: Grade, spent_s: float, target: float, name: str
 ) -> Probe:
     """What a finished run says as a probe. A run that was ended by its own `stop_when` was
-    overrun; one of which the instrument is not trusted says nothing of the server."""
+    overrun; one of which the instrument is not trusted says nothing of the server, nor does one
+    during which there was no server."""
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.get("slo") or ()]
@@ -372,8 +384,8 @@ def probe_of(
     is_stopped = run.manifest["ended"] == "stopped"
     if is_stopped and grade == "measured":
         grade = "saturated"
-    if run.manifest.get("server_ended_s") is not None:
-        grade = "untrusted"
+    if gone := why_gone(run, due):
+        grade, why = "broken", gone
     elif not summary.validity.trusted:
         failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
         grade, why = "untrusted", "; ".join(f"{c.name}: {c.detail}" for c in failed)
@@ -394,6 +406,33 @@ def probe_of(
     if grade in ("measured", "saturated") and grows and probe.n_due:
         return replace(overloaded(probe, target), why=why or "its queue grew to the end")
     return probe
+
+
+_STRAY = 0.01  # of the due requests: so many may find no connection, as any other miss
+
+
+def why_gone(run: Run, due: Mask) -> str:
+    """That a server ended, or could not be reached, during the run; "" where it was there.
+
+    No connection at all (refused, no route, no name) is not how a server is slow: one that cannot
+    keep up answers late, or with an error. More than 1 % of them, or one at the very end, and it
+    was away.
+    """
+    if run.manifest.get("server_ended_s") is not None:
+        return str(run.manifest.get("end_reason") or "the server ended")
+    rows = run.request_rows[due]
+    tried = rows[np.isfinite(rows["sent_s"])]
+    refused = tried[tried["status"] == Status.connect_error]
+    if not len(refused):
+        return ""
+    is_last = bool(refused["sent_s"].max() >= tried["sent_s"].max())
+    if len(refused) <= _STRAY * len(rows) and not is_last:
+        return ""
+    first = refused[np.argmin(refused["sent_s"])]
+    return (
+        f"{len(refused)} of {len(rows)} requests found no server, the first "
+        f"{first['sent_s']:.3g} s into the run: {run.names.errors[first['error_id']]}"
+    )
 
 
 LEAST_SEEN = 4
@@ -457,11 +496,10 @@ def _kept(asked: Asked, question: Question, directory: Path, resume: bool) -> li
             "or choose another --out"
         )
     wanted = json.loads(json.dumps(_definition(asked, question)))
-    differing = [key for key in wanted if wanted[key] != before.get(key)]
-    if differing:
+    if lines := differing(wanted, before):
         raise UsageError(
-            f"--resume {directory}: it was another search ({', '.join(differing)} differ); choose "
-            "another --out"
+            f"--resume {directory}: it was another search ({'; '.join(lines)}); ask for the same, "
+            "or choose another --out"
         )
     return probes
 

@@ -15,7 +15,7 @@ from reports.charts import BLUE, GREY, ORANGE, RED, Spec, standalone
 from reports.frames import Record
 
 _N_POINTS = 80
-_GRADES = ("measured", "fine", "saturated", "untrusted")
+_GRADES = ("measured", "fine", "saturated", "untrusted", "broken")
 
 
 def figures(answer: Capacity, posterior: Posterior | None) -> dict[str, Spec]:
@@ -136,7 +136,7 @@ def _layers(
         "type": "nominal",
         "scale": {
             "domain": list(_GRADES),
-            "range": ["circle", "triangle-up", "triangle-down", "cross"],
+            "range": ["circle", "triangle-up", "triangle-down", "cross", "stroke"],
         },
         "legend": {"title": None, "orient": "top"},
     }

@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from loadgen.measure.capacity.answer import Capacity
-from loadgen.measure.capacity.probe import Probe
+from loadgen.measure.capacity.probe import UNUSABLE, Probe
 from loadgen.measure.stats import Interval, wilson
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def table(answer: Capacity) -> Group:
         grid.add_row(*map(Text, row(probe, answer)))
     title = Text(heading(answer), style=_STYLES.get(answer.outcome, "bold yellow"))
     below = [Text(f"  {line}", overflow="fold") for line in lines(answer)]
-    doubts = [p for p in answer.probes if p.grade == "untrusted"]
+    doubts = [p for p in answer.probes if p.grade in UNUSABLE]
     notes = [
         Text(f"note: probe {p.name} says nothing of the server: {p.why}", overflow="fold")
         for p in doubts

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 import slobench as sb
-from loadgen.capacity import Asked, question_of, search
+from loadgen.capacity import Asked, question_of, search, why_gone
 from loadgen.early import EarlyEnd
 from loadgen.errors import TargetError, UsageError
+from loadgen.measure.attainment import due_rows
 from loadgen.measure.capacity.answer import conclude
 from loadgen.measure.capacity.probe import Probe
 from loadgen.measure.capacity.search import Question
@@ -24,6 +25,7 @@ from reports.capacity_charts import figures
 from reports.capacity_page import render
 from reports.capacity_view import csv_text, heading, row
 from tests.measure import queues
+from tests.runs import measured_run
 
 QUICK = (
     "requests.input_tokens=64",
@@ -81,7 +83,7 @@ def test_another_search_is_not_gone_on_with(asked, tmp_path):
     search(asked(budget_s=10.0), tmp_path / "s", QUIET, resume=False)
     with pytest.raises(UsageError, match="add --resume"):
         search(asked(), tmp_path / "s", QUIET, resume=False)
-    with pytest.raises(UsageError, match=r"another search \(scenario differ"):
+    with pytest.raises(UsageError, match=r"another search \(scenario\.seed: 7 → 8\)"):
         search(asked("seed=8"), tmp_path / "s", QUIET, resume=True)
     with pytest.raises(UsageError, match="holds no search"):
         search(asked(), tmp_path / "nowhere", QUIET, resume=True)
@@ -160,6 +162,45 @@ def test_a_bound_says_that_the_search_ended_and_whether_it_is_proven():
     assert hardly.sureness() == (
         "not proven at 95 %: 144 of 160 kept at 8 req/s is too few to tell; 1 probe, 11 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("n_refused", "at_the_end", "is_gone"),
+    [(0, False, False), (1, False, False), (2, False, False), (3, False, True), (1, True, True)],
+)
+def test_a_server_that_was_away_is_not_one_that_was_slow(n_refused, at_the_end, is_gone):
+    run = measured_run()
+    rows = run.request_rows.copy()
+    due = np.flatnonzero(due_rows(run))
+    assert len(due) == 200
+    which = due[-n_refused:] if at_the_end else due[50 : 50 + n_refused]
+    rows["status"][which] = Status.connect_error
+    rows["error_id"][which] = 1
+    names = replace(run.names, errors=("", "connect to gpu-7:8000: Connection refused"))
+    why = why_gone(replace(run, request_rows=rows, names=names), due_rows(run))
+    assert bool(why) is is_gone
+    if is_gone:
+        assert why.startswith(f"{n_refused} of 200 requests found no server, the first ")
+        assert why.endswith("gpu-7:8000: Connection refused")
+
+
+def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(
+    asked, tmp_path, monkeypatch
+):
+    def away(*args, **kwargs):
+        finished = execute(*args, **kwargs)
+        rows = finished.run.request_rows.copy()
+        rows["status"][:] = Status.connect_error
+        return replace(finished, run=replace(finished.run, request_rows=rows))
+
+    monkeypatch.setattr("loadgen.capacity.execute", away)
+    with pytest.raises(TargetError, match="sim: was away in two probes, one after the other"):
+        search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
+    kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
+    assert [probe["grade"] for probe in kept["probes"]] == ["broken", "broken"]
+    assert len({probe["level"] for probe in kept["probes"]}) == 1
+    assert kept["answer"]["sentence"] == "unknown"
+    assert kept["answer"]["client_limit"] is None
 
 
 def test_a_scenario_without_a_promise_to_each_request_is_refused():

@@ -13,9 +13,11 @@ N_BLOCKS = 16
 Array = NDArray[np.float64]
 Counts = tuple[int, ...]
 
-Grade = Literal["measured", "fine", "saturated", "untrusted"]
+Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
 """measured: ran its time. fine, saturated: ended early, for it was clear, or (saturated) its queue
-grew to the end. untrusted: the client, not the server, was the limit."""
+grew to the end. untrusted: the client, not the server, was the limit. broken: there was no server
+for some of it."""
+UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Probe:
     @property
     def is_usable(self) -> bool:
         """Whether it tells anything about the server."""
-        return self.grade != "untrusted" and self.n_due > 0
+        return self.grade not in UNUSABLE and self.n_due > 0
 
 
 def in_blocks(
