@@ -535,8 +535,9 @@ def _write(
     answer: Capacity,
 ) -> None:
     """The answer, for programs, for spreadsheets and, as a page, for people."""
-    from reports.capacity_page import write
+    from reports.capacity_page import render
     from reports.capacity_view import csv_text
+    from reports.page import write_page
 
     _store(asked, question, directory, probes, answer)
     (directory / "capacity.csv").write_text(csv_text(answer), encoding="utf-8")
@@ -547,8 +548,8 @@ def _write(
         "promises": ", ".join(_promises(asked.scenario)),
         "text": asked.scenario.to_yaml(),
     }
-    page = directory / "report.html"
-    write(answer, judge(question, probes).posterior, about, page, asked.options.cache_dir)
+    page = render(answer, judge(question, probes).posterior, about, asked.options.cache_dir)
+    write_page(directory / "report.html", page)
 
 
 def _promises(scenario: Scenario) -> list[str]:

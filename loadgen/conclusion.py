@@ -12,7 +12,8 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
-from reports.html import write
+from reports.html import render
+from reports.page import write_page
 
 
 def conclude(
@@ -45,4 +46,4 @@ def summarized(
 def tell(run: Run, summary: Summary, directory: Path, cache_dir: Path | None) -> None:
     """What was made of a run, for programs and, as a page, for people."""
     store.write_summary(directory, summary.to_json())
-    write(run, summary, directory / "report.html", cache_dir=cache_dir)
+    write_page(directory / "report.html", render(run, summary, cache_dir))

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.errors import UsageError
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.compare import Comparison
 from loadgen.measure.judgement import Options
 from loadgen.measure.measures import Measured
-from reports import compare_view, page
-from reports.bundle import vega_bundle
+from reports import compare_view
 from reports.charts import Spec
 from reports.compare_charts import ecdf_chart, shift_chart
 from reports.compare_frames import COMPARED_METRICS, ecdf, shifts
+from reports.page import render_page
 
 _TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
 _DRAWN_MARGIN = 0.05
@@ -43,9 +42,10 @@ def render(
 ) -> str:
     """The page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
     drawn = figures(a, b, options)
-    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
-    template = page.environment().get_template("compare.html.j2")
-    return template.render(
+    return render_page(
+        "compare.html.j2",
+        drawn,
+        cache_dir,
         comparison=comparison,
         tone=_TONES.get(comparison.verdict, "unknown"),
         sentence=compare_view.sentence(comparison),
@@ -53,25 +53,4 @@ def render(
         head=compare_view.HEAD,
         rows=[(compare_view.row(one), one.how) for one in comparison.measures],
         titles={n.removesuffix("_s"): METRICS[n].title for n in COMPARED_METRICS},
-        drawn=drawn,
-        style=page.asset("static/page.css"),
-        policy=page.policy(scripts),
-        scripts=scripts,
-        specs=page.embedded(drawn),
     )
-
-
-def write(
-    comparison: Comparison,
-    a: Sequence[Measured],
-    b: Sequence[Measured],
-    options: Options,
-    path: Path,
-    cache_dir: Path | None = None,
-) -> None:
-    """`render` into a file. Raises UsageError where it cannot be written."""
-    text = render(comparison, a, b, options, cache_dir)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None

@@ -16,10 +16,9 @@ from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run
 from reports import tables
-from reports.bundle import vega_bundle
 from reports.charts import figures
 from reports.frames import Frames, frames
-from reports.page import asset, environment, policy
+from reports.page import render_page
 from reports.redaction import redact
 from reports.slowest import HEAD as SLOWEST_HEAD
 from reports.slowest import gantt, slowest
@@ -43,9 +42,11 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     drawn = {**figures(seen), **{why.name: why.spec for why in reasons}}
     if worst.order:
         drawn["slowest"] = gantt(worst)
-    scripts = [vega_bundle(cache_dir), asset("static/page.js")]
-    page = environment(cache_dir).get_template("report.html.j2")
-    return page.render(
+    return render_page(
+        "report.html.j2",
+        drawn,
+        cache_dir,
+        data={"summary": summary.to_json()},
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,
         summary=summary,
@@ -70,17 +71,7 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
             {**line, "detail": redact(str(line.get("detail", "")))}
             for line in run.manifest.get("preflight") or []
         ],
-        style=asset("static/page.css"),
-        policy=policy(scripts),
-        scripts=scripts,
-        specs=_embedded(drawn),
-        summary_json=_embedded(summary.to_json()),
     )
-
-
-def write(run: Run, summary: Summary, path: Path, cache_dir: Path | None = None) -> None:
-    """`render` into a file."""
-    path.write_text(render(run, summary, cache_dir), encoding="utf-8")
 
 
 def _redacted(summary: Summary) -> Summary:
@@ -92,14 +83,6 @@ def _redacted(summary: Summary) -> Summary:
         findings=tuple(map(redact, summary.findings)),
         validity=replace(summary.validity, checks=checks),
     )
-
-
-def _embedded(content: Mapping[str, Any]) -> str:
-    """JSON for a `<script type="application/json">`, unable to end it or to open a comment."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def _of(run: Run, key: str) -> Mapping[str, Any]:

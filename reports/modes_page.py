@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reports import page
-from reports.bundle import vega_bundle
 from reports.modes_charts import figures
 from reports.modes_view import ALL, COLUMNS, heading, notes, value_text, waits_text
+from reports.page import render_page
 from reports.redaction import redact
 
 _CAPTIONS = {
@@ -36,9 +35,11 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
     """The page of a comparison's facts (modes.json). `cache_dir` keeps the plotting bundle, which
     takes seconds to make."""
     drawn = figures(facts)
-    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
     has_classes = any(row["class"] for row in facts["rows"])
-    return page.environment().get_template("modes.html.j2").render(
+    return render_page(
+        "modes.html.j2",
+        drawn,
+        cache_dir,
         facts=facts,
         heading=heading(facts),
         notes=notes(facts),
@@ -49,16 +50,7 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         rows=[_row(row, has_classes) for row in facts["rows"]],
         how=_how(facts),
         command=shlex.join(redact(str(word)) for word in facts["command"]),
-        style=page.asset("static/page.css"),
-        policy=page.policy(scripts),
-        scripts=scripts,
-        specs=page.embedded(drawn),
-    )  # fmt: skip
-
-
-def write(facts: Mapping[str, Any], path: Path, cache_dir: Path | None = None) -> None:
-    """`render` into a file."""
-    path.write_text(render(facts, cache_dir), encoding="utf-8")
+    )
 
 
 def _row(row: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 from loadgen.measure.measures import measure
 from loadgen.measure.night_verdict import CellVerdict
-from reports import nightly_view, page
-from reports.bundle import vega_bundle
+from reports import nightly_view
 from reports.charts import Spec
 from reports.nightly_charts import trend_chart
+from reports.page import render_page
 
 _TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
 
@@ -29,9 +29,11 @@ def render(
         _cell(k, one, said, drawn)
         for k, (one, said) in enumerate(zip(cells, facts["cells"], strict=True), start=1)
     ]
-    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
     waits = nightly_view.WAITS.format(file=facts["file"])
-    return page.environment().get_template("nightly.html.j2").render(
+    return render_page(
+        "nightly.html.j2",
+        drawn,
+        cache_dir,
         facts=facts,
         verdict=verdict,
         tone=_TONES.get(verdict, "unknown"),
@@ -39,11 +41,7 @@ def render(
         waits=waits if verdict in ("worse", "better") else "",
         head=nightly_view.HEAD,
         cells=shown,
-        style=page.asset("static/page.css"),
-        policy=page.policy(scripts),
-        scripts=scripts,
-        specs=page.embedded(drawn),
-    )  # fmt: skip
+    )
 
 
 def _cell(

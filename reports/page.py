@@ -18,6 +18,41 @@ from typing import Any
 
 import jinja2
 
+from loadgen.errors import UsageError
+from reports.bundle import vega_bundle
+
+
+def render_page(
+    template: str,
+    drawn: Mapping[str, Any],
+    cache_dir: Path | None = None,
+    *,
+    data: Mapping[str, Mapping[str, Any]] | None = None,
+    scripts: Sequence[str] = (),
+    **context: Any,
+) -> str:
+    """A page of ours: `template` extends `page.html.j2`, `drawn` are its figures by the id of the
+    element they are drawn into. `data` are further JSON objects by id and `scripts` further files
+    of this package. `cache_dir` keeps the plotting bundle and compiled templates, which take
+    seconds to make."""
+    texts = [vega_bundle(cache_dir), *(asset(name) for name in ("static/page.js", *scripts))]
+    return environment(cache_dir).get_template(template).render(
+        **context,
+        drawn=drawn,
+        style=asset("static/page.css"),
+        policy=policy(texts),
+        scripts=texts,
+        data={name: embedded(x) for name, x in {"figures": drawn, **(data or {})}.items()},
+    )  # fmt: skip
+
+
+def write_page(path: Path, text: str) -> None:
+    """A page into a file. Raises UsageError where it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
 
 def environment(cache_dir: Path | None = None) -> jinja2.Environment:
     """Templates of this package; every value is escaped, and one that is missing is an error.

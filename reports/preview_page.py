@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.errors import UsageError
 from loadgen.records import Schedule
 from loadgen.units import format_duration
-from reports import page
-from reports.bundle import vega_bundle
+from reports.page import render_page
 from reports.preview_charts import figures, shown_note
 
 _CAPTIONS = {
@@ -32,9 +30,10 @@ def render(
     `cache_dir` keeps the plotting bundle, which takes seconds to make."""
     warmup_s = float(facts["window"]["warmup_s"])
     drawn = figures(schedule, classes, warmup_s, float(facts["duration_s"]))
-    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
-    template = page.environment(cache_dir).get_template("preview.html.j2")
-    return template.render(
+    return render_page(
+        "preview.html.j2",
+        drawn,
+        cache_dir,
         facts=facts,
         duration=format_duration(facts["duration_s"]),
         arrivals=_arrivals(facts["arrivals"]),
@@ -43,27 +42,7 @@ def render(
         captions=_CAPTIONS,
         raster_note=shown_note(facts),
         scenario_text=scenario_text,
-        style=page.asset("static/page.css"),
-        policy=page.policy(scripts),
-        scripts=scripts,
-        specs=page.embedded(drawn),
     )
-
-
-def write(
-    facts: Mapping[str, Any],
-    schedule: Schedule,
-    classes: Sequence[str],
-    scenario_text: str,
-    path: Path,
-    cache_dir: Path | None = None,
-) -> None:
-    """`render` into a file. Raises UsageError where it cannot be written."""
-    text = render(facts, schedule, classes, scenario_text, cache_dir)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _arrivals(arrivals: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reports import page, sweep_view
-from reports.bundle import vega_bundle
+from reports import sweep_view
+from reports.page import render_page
 from reports.redaction import redact
 from reports.sweep_charts import figures
 
@@ -33,9 +33,11 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
     """The page of a sweep's facts (sweep.json). `cache_dir` keeps the plotting bundle, which takes
     seconds to make."""
     drawn = figures(facts)
-    scripts = [vega_bundle(cache_dir), page.asset("static/page.js")]
     columns = sweep_view.shown_columns(facts)
-    return page.environment().get_template("sweep.html.j2").render(
+    return render_page(
+        "sweep.html.j2",
+        drawn,
+        cache_dir,
         facts=facts,
         heading=sweep_view.heading(facts),
         notes=[redact(note) for note in sweep_view.notes(facts)],
@@ -46,16 +48,7 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         rows=[_row(row, facts, columns) for row in facts["rows"]],
         how=_how(facts),
         command=shlex.join(redact(str(word)) for word in facts["command"]),
-        style=page.asset("static/page.css"),
-        policy=page.policy(scripts),
-        scripts=scripts,
-        specs=page.embedded(drawn),
-    )  # fmt: skip
-
-
-def write(facts: Mapping[str, Any], path: Path, cache_dir: Path | None = None) -> None:
-    """`render` into a file."""
-    path.write_text(render(facts, cache_dir), encoding="utf-8")
+    )
 
 
 def _row(row: Mapping[str, Any], facts: Mapping[str, Any], columns: Any) -> dict[str, Any]:

@@ -101,9 +101,10 @@ def compare(
     a, b = (read_side(side) for side in sides)
     found = judge_sides(a, b, options)
     if html is not None:
-        from reports.compare_page import write
+        from reports.compare_page import render
+        from reports.page import write_page
 
-        write(found, a, b, options, html, cache_dir(os.environ))
+        write_page(html, render(found, a, b, options, cache_dir(os.environ)))
         typer.echo(f"page: {html}", err=True)
     if as_json:
         print_json(found.to_json())

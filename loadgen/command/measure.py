@@ -128,10 +128,12 @@ def preview(scenario: Scenario, as_json: bool, html: Path | None, parquet: Path 
     for note in trace_notes(scenario):
         typer.echo(f"note: {note}", err=True)
     if html is not None:
-        from reports.preview_page import write
+        from reports.page import write_page
+        from reports.preview_page import render
 
         classes = scenario.names().classes
-        write(facts, plan.schedule, classes, scenario.to_yaml(), html, cache_dir(os.environ))
+        text = render(facts, plan.schedule, classes, scenario.to_yaml(), cache_dir(os.environ))
+        write_page(html, text)
         typer.echo(f"page: {html}", err=True)
     if parquet is not None:
         from loadgen.drive.store import write_schedule_file

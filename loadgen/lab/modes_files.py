@@ -9,7 +9,8 @@ from typing import Any
 from loadgen.lab.mode_table import to_csv
 from reports.figure_files import write_figure
 from reports.modes_charts import paper
-from reports.modes_page import write
+from reports.modes_page import render
+from reports.page import write_page
 
 
 def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) -> None:
@@ -18,7 +19,7 @@ def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) ->
     text = json.dumps(facts, indent=1, allow_nan=False)
     (directory / "modes.json").write_text(text + "\n", encoding="utf-8")
     (directory / "modes.csv").write_text(to_csv(facts["rows"]), encoding="utf-8")
-    write(facts, directory / "modes.html", cache_dir)
+    write_page(directory / "modes.html", render(facts, cache_dir))
     if facts["rates_per_s"] is not None:
         whole = [row for row in facts["rows"] if not row["class"]]
         (directory / "goodput.csv").write_text(to_csv(whole), encoding="utf-8")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.sweep.sweep import Swept
-from reports.sweep_page import write
+from reports.page import write_page
+from reports.sweep_page import render
 
 _ENDS = ("value", "low", "high")
 
@@ -24,7 +25,7 @@ def write_all(swept: Swept, cache_dir: Path | None) -> None:
     (directory / "sweep.csv").write_text(to_csv(facts["rows"]), encoding="utf-8")
     if swept.runs:
         _write_runs(swept.runs, facts["rows"], directory / "sweep.parquet")
-    write(facts, directory / "report.html", cache_dir)
+    write_page(directory / "report.html", render(facts, cache_dir))
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

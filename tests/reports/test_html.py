@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
-from reports.html import render, write
+from reports.html import render
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
@@ -245,7 +245,7 @@ def test_failures_are_told_by_kind_with_their_first_instant(cache: Path) -> None
 def test_a_browser_draws_every_figure_without_a_complaint(cache: Path, tmp_path: Path) -> None:
     run = measured_run(slo=SLO, n_failed=5)
     path = tmp_path / "report.html"
-    write(run, summarize(run), path, cache)
+    path.write_text(page_of(run, cache))
     with chromium() as browser:
         watched = Watched(browser, offline=True)
         page = watched.open(path)
