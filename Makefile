@@ -32,6 +32,7 @@ clean: ## remove the environment and caches, keep runs/
 .venv/engine: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing slobench and the reference engine into .venv (torch is the large part)…"
 	$(PIP) install -q -c constraints.txt -e '.[engine]'
+	$(BIN)/python -m compileall -q loadgen reference_engine reports targets slobench.py
 	@touch $@
 
 .venv/dev: .venv/engine
