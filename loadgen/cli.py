@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from loadgen.command import guard
-from loadgen.verbs import decide, extend, lab, measure, sweep
+from loadgen.verbs.built_when_named import VerbGroup
 
 app = typer.Typer(
     name="slobench",
+    cls=VerbGroup,
     help="How much of this traffic can this LLM server take before it breaks its latency promise?",
     no_args_is_help=True,
     add_completion=False,
@@ -24,8 +25,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (measure, decide, sweep, lab, extend):
-    app.add_typer(group.verbs)
 
 
 def _version(wanted: bool) -> None:

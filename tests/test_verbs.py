@@ -2,6 +2,7 @@
 exit code."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from loadgen.cli import app
 from loadgen.command import guard
+from loadgen.verbs.built_when_named import VERBS
 
 TESTS = Path(__file__).parent
 BAD = TESTS / "golden" / "bad_scenarios" / "many_mistakes.yaml"
@@ -211,3 +213,9 @@ def test_rescore_judges_a_recorded_run_anew_and_leaves_it_alone(run, simulated):
     assert {path: path.stat().st_mtime_ns for path in one.iterdir()} == before
     assert "did you mean 'vllm'" in run("rescore", one, "--definition", "vlm")[2]
     assert "write 'max_itl" in run("rescore", one, "--slo", "itl<=5ms")[2]
+
+
+@pytest.mark.parametrize("module", VERBS)
+def test_every_verb_of_a_module_can_be_named(module):
+    declared = import_module(f"loadgen.verbs.{module}").verbs.registered_commands
+    assert [verb.name or verb.callback.__name__ for verb in declared] == list(VERBS[module])
