@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +24,7 @@ from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, frame
 HEAD_CHARS = 16
 CHARS_PER_TOKEN = 4.0  # the usual rule of thumb for plans, where nothing counts
 _SOME_HEAD = "k4vq7mzx2w5npt3r"
+_IS_BLANK = np.array([chr(code).isspace() for code in range(0x3002)])  # the last blank is U+3000
 _CHARS_AT_LEAST = 8  # per token asked, before a tokenizer cuts
 
 
@@ -90,7 +90,7 @@ class Prompts:
         self._key = hashlib.blake2b(seed.to_bytes(8, "little") + said, digest_size=32).digest()
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
         self._corpus = kind.corpus(rng)
-        self._word_starts = [word.start() for word in re.finditer(r"\S+", self._corpus)]
+        self._word_starts = word_starts(self._corpus)
         self._recorded = kind.recorded()
         self._tokenizer = kind.load_tokenizer()
         self._is_common_words = kind.is_common_words
@@ -220,7 +220,7 @@ class Prompts:
         digest = hashlib.blake2b(identity, digest_size=18, key=self._key).digest()
         head = base64.b32encode(digest[:10]).decode("ascii").lower()  # 80 bits in HEAD_CHARS
         start = int.from_bytes(digest[10:], "little") % len(self._word_starts)
-        body = self._body(self._word_starts[start], n_chars - HEAD_CHARS - 2)
+        body = self._body(int(self._word_starts[start]), n_chars - HEAD_CHARS - 2)
         # a full stop, because templates strip trailing blanks and the length would be off by one
         return f"{head} {body}"[: n_chars - 1] + "." if n_chars > HEAD_CHARS else head[:n_chars]
 
@@ -230,6 +230,13 @@ class Prompts:
         while len(text) < n_chars:
             text += f" {self._corpus}"[: n_chars - len(text)]
         return text
+
+
+def word_starts(text: str) -> NDArray[np.intp]:
+    """Where the words of a text begin: what is not blank and has a blank or nothing before it."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    is_blank = _IS_BLANK[np.minimum(codes, len(_IS_BLANK) - 1)]
+    return np.flatnonzero(~is_blank & np.r_[True, is_blank[:-1]])
 
 
 def entry_of(prompt_seed: int, n_entries: int) -> int:

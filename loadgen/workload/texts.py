@@ -84,7 +84,7 @@ class Synthetic(PromptKind):
         return True
 
     def corpus(self, rng: np.random.Generator) -> str:
-        return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), CORPUS_WORDS))
+        return " ".join(map(WORDS.__getitem__, rng.integers(0, len(WORDS), CORPUS_WORDS).tolist()))
 
 
 class TextFile(PromptKind):

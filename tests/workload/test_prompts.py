@@ -1,6 +1,7 @@
 """Prompts: exact lengths, and shared beginnings exactly where they are declared."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.records import SCHEDULE
-from loadgen.workload.prompts import PromptFit, Prompts
+from loadgen.workload.prompts import PromptFit, Prompts, word_starts
 from loadgen.workload.scenario import scenario_from_flags
 from loadgen.workload.schedule import make_schedule
 from loadgen.workload.texts import Synthetic
@@ -137,3 +138,8 @@ def test_a_sample_for_calibration_has_the_asked_length_and_is_no_request():
     assert len(sample) == 400
     assert sample[:16] not in first_blocks(PROMPTS, schedule())
     assert set(sample.removesuffix(".").split(" ")[1:-1]) <= set(WORDS)
+
+
+@given(st.text(st.sampled_from("aß字\U0001f600 \t\n\x1c\x85\u3000\u200b\ud800"), max_size=40))
+def test_words_begin_where_a_regular_expression_finds_them(text):
+    assert word_starts(text).tolist() == [word.start() for word in re.finditer(r"\S+", text)]
