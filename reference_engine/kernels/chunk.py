@@ -1,0 +1,85 @@
+"""Causal attention of pieces of prompts over their paged context, their own part of it already
+written. Twin: `plain.chunk_attention`. One program per tile (`tiles`) and KV head.
+
+Source: FlashAttention-2 (arXiv 2307.08691), Algorithm 1; block tables of PagedAttention (SOSP'23).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from reference_engine.kernels.tiles import TILE_ROWS, Tiles
+
+_KEYS = 64
+
+
+def chunk_attention(
+    q: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, tiles: Tiles
+) -> torch.Tensor:
+    n_q, head_dim = q.shape[1:]
+    n_kv, block_tokens = cache.shape[2], cache.shape[3]
+    out = torch.empty_like(q)
+    _kernel[(len(tiles), n_kv)](
+        q, cache, tables, tiles.table, out, head_dim**-0.5 * 1.4426950408889634, tables.stride(0),
+        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=TILE_ROWS, HEAD=head_dim, PAGE=block_tokens, KEYS=_KEYS,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _kernel(
+    q,
+    cache,
+    tables,
+    tiles,
+    out,
+    scale,
+    table_width,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    tile = tiles + tl.program_id(0) * 4
+    head = tl.program_id(1)
+    table = tables + tl.load(tile).to(tl.int64) * table_width
+    first = tl.load(tile + 1).to(tl.int64)
+    n_tokens = tl.load(tile + 2)
+    start = tl.load(tile + 3)
+    row = tl.arange(0, ROWS)
+    key = tl.arange(0, KEYS)
+    d = tl.arange(0, HEAD)
+    token = row // GROUP  # the heads of a position are neighbours
+    is_row = token < n_tokens
+    q_at = (((first + token) * N_KV + head) * GROUP + row % GROUP)[:, None] * HEAD + d[None, :]
+    query = tl.load(q + q_at, mask=is_row[:, None], other=0.0)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, HEAD), tl.float32)
+    end = start + n_tokens
+    for begin in range(0, end, KEYS):
+        at = begin + key
+        inside = at < end
+        page = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64)
+        base = ((page * 2 * N_KV + head) * PAGE + at % PAGE) * HEAD
+        k = tl.load(cache + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        # Position 0 is visible to every row, so that no row is empty, not even one of nobody.
+        is_seen = inside[None, :] & (at[None, :] <= (start + token)[:, None])
+        score = tl.where(is_seen, score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(peak - higher)
+        v_base = base + N_KV * PAGE * HEAD
+        v = tl.load(cache + v_base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
+        mixed = mixed * shrink[:, None]
+        mixed += tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        peak = higher
+    value = (mixed / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + q_at, value, mask=is_row[:, None])

@@ -1,0 +1,122 @@
+"""Attention of one position per sequence over its paged context. Twin: `plain.decode_attention`.
+
+Each program reads one KV head's part of one split of one sequence once, for all the query heads
+that share it (at least 16 rows, as tensor cores want); a second kernel joins the splits.
+The grid depends on the batch alone, so that a CUDA graph can hold it whatever the contexts are.
+
+Source: Flash-Decoding (Dao et al., 2023, pytorch.org/blog/flash-decoding); online softmax of
+FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_KEYS = 64  # keys per turn of the loop
+
+
+def decode_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    tables: torch.Tensor,
+    rows: torch.Tensor,
+    contexts: torch.Tensor,
+    n_splits: int,
+) -> torch.Tensor:
+    n_rows, n_q, head_dim = q.shape
+    n_kv, block_tokens = cache.shape[2], cache.shape[3]
+    group = n_q // n_kv
+    out = torch.empty_like(q)
+    # Without splits nothing is read from these two.
+    part = q.new_empty((n_rows, n_q, n_splits, head_dim), dtype=torch.float32)
+    stats = q.new_empty((2, n_rows, n_q, n_splits), dtype=torch.float32)
+    _partial[(n_rows, n_kv, n_splits)](
+        q, cache, tables, rows, contexts, out, part, stats[0], stats[1],
+        head_dim**-0.5 * 1.4426950408889634, tables.stride(0),
+        N_KV=n_kv, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD=head_dim,
+        PAGE=block_tokens, KEYS=_KEYS, SPLITS=n_splits, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if n_splits > 1:
+        _join[(n_rows * n_q,)](
+            part, stats[0], stats[1], out, HEAD=head_dim, SPLITS=n_splits, num_warps=1
+        )
+    return out
+
+
+@triton.jit
+def _partial(
+    q,
+    cache,
+    tables,
+    rows,
+    contexts,
+    out,
+    part,
+    peaks,
+    sums,
+    scale,
+    table_width,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(contexts + sequence)
+    table = tables + tl.load(rows + sequence).to(tl.int64) * table_width
+    size = tl.cdiv(tl.cdiv(context, SPLITS), KEYS) * KEYS
+    begin = split * size
+    end = tl.minimum(begin + size, context)
+    row = tl.arange(0, ROWS)
+    key = tl.arange(0, KEYS)
+    d = tl.arange(0, HEAD)
+    is_row = row < GROUP
+    q_head = (sequence * N_KV + head) * GROUP + row
+    query = tl.load(q + q_head[:, None] * HEAD + d[None, :], mask=is_row[:, None], other=0.0)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, HEAD), tl.float32)
+    for start in range(begin, end, KEYS):
+        at = start + key
+        inside = at < end
+        page = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64)
+        base = ((page * 2 * N_KV + head) * PAGE + at % PAGE) * HEAD
+        k = tl.load(cache + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(inside[None, :], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(peak - higher)
+        v_base = base + N_KV * PAGE * HEAD
+        v = tl.load(cache + v_base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
+        mixed = mixed * shrink[:, None]
+        mixed += tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        peak = higher
+    if SPLITS == 1:
+        value = (mixed / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + q_head[:, None] * HEAD + d[None, :], value, mask=is_row[:, None])
+    else:
+        to = q_head.to(tl.int64) * SPLITS + split
+        tl.store(part + to[:, None] * HEAD + d[None, :], mixed, mask=is_row[:, None])
+        tl.store(peaks + to, peak, mask=is_row)
+        tl.store(sums + to, total, mask=is_row)
+
+
+@triton.jit
+def _join(part, peaks, sums, out, HEAD: tl.constexpr, SPLITS: tl.constexpr):
+    head = tl.program_id(0).to(tl.int64)
+    split = head * SPLITS + tl.arange(0, SPLITS)
+    d = tl.arange(0, HEAD)
+    peak = tl.load(peaks + split)  # -inf of a split beyond the context, whose weight is then 0
+    weight = tl.exp2(peak - tl.max(peak, 0))
+    mixed = tl.load(part + split[:, None] * HEAD + d[None, :])
+    value = tl.sum(mixed * weight[:, None], 0) / tl.sum(tl.load(sums + split) * weight, 0)
+    tl.store(out + head * HEAD + d, value.to(out.dtype.element_ty))

@@ -1,0 +1,141 @@
+"""What every kernel computes, in torch operations that run anywhere.
+
+They are what the engine uses where there is no Triton, and the oracle of its kernels: given float64
+tensors they compute in float64. Shapes: T flat token positions, S sequences, Hq query and Hkv KV
+heads of `hd` numbers; the paged KV memory of a layer is `cache` [blocks, 2, Hkv, block, hd], so
+that the keys of one head in one block lie in one piece.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from reference_engine.kernels.tiles import Tiles
+
+_LOW = 0xFFFF_FFFF
+
+
+def add_rms_norm(
+    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """`residual` [T, d] += `delta` in place, and its RMS norm times `weight`.
+
+    Source: Zhang, Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
+    """
+    if delta is not None:
+        residual.add_(delta)
+    return _rms(residual, weight, eps)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate)·up, [T, ffn], of [T, 2·ffn] that holds both side by side."""
+    gate, up = gate_up.chunk(2, -1)
+    wide = _wide(gate)
+    return (wide * torch.sigmoid(wide) * _wide(up)).to(gate_up.dtype)
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    qk_norm: torch.Tensor | None,
+    eps: float,
+    cache: torch.Tensor,
+) -> torch.Tensor:
+    """Split `qkv` [T, (Hq + 2·Hkv)·hd], norm (`qk_norm` [Hq + Hkv, hd]) and turn queries and keys,
+    and write keys and values to `cache` at `slots` = block · block_tokens + offset. Returns the
+    queries [T, Hq, hd]. `rotary` as `model.llama.rotary_tables` makes them."""
+    _, _, n_kv, block_tokens, head_dim = cache.shape
+    heads = qkv.view(len(qkv), -1, head_dim)
+    n_q = heads.shape[1] - 2 * n_kv
+    qk = _wide(heads[:, : n_q + n_kv])
+    if qk_norm is not None:
+        qk = _rms(qk, qk_norm, eps)
+    at = positions.long()
+    cos, sin = (table[at].unsqueeze(1).to(qk.dtype) for table in rotary)
+    qk = (qk * cos + qk.roll(head_dim // 2, -1) * sin).to(qkv.dtype)
+    block, offset = slots.long() // block_tokens, slots.long() % block_tokens
+    cache[block, 0, :, offset] = qk[:, n_q:]
+    cache[block, 1, :, offset] = heads[:, n_q + n_kv :]
+    return qk[:, :n_q].contiguous()
+
+
+def decode_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    tables: torch.Tensor,
+    rows: torch.Tensor,
+    contexts: torch.Tensor,
+    n_splits: int,
+) -> torch.Tensor:
+    """Softmax(q·kᵀ/√hd)·v, [S, Hq, hd]: sequence i reads the first `contexts[i]` ≥ 1 tokens of the
+    blocks in `tables[rows[i]]`. `n_splits` is how a kernel cuts the context; it changes rounding
+    only, and nothing here."""
+    out = torch.empty_like(q)
+    for i, (row, n_context) in enumerate(zip(rows.tolist(), contexts.tolist(), strict=True)):
+        out[i] = _attend(q[i : i + 1], cache, tables[row], n_context - 1)[0]
+    return out
+
+
+def chunk_attention(
+    q: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, tiles: Tiles
+) -> torch.Tensor:
+    """The same, causal, for pieces of prompts: [T, Hq, hd]; which positions belong to whom is in
+    `tiles`."""
+    out = torch.empty_like(q)
+    for row, first, n, start in tiles.table.tolist():
+        out[first : first + n] = _attend(q[first : first + n], cache, tables[row], start)
+    return out
+
+
+def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """One token per row of `logits` [S, V], int64 [S]: the largest logit where the temperature is
+    0, else the largest logit/temperature + Gumbel noise, which is a draw from their softmax. The
+    noise of token v is a hash of the row's `keys` [S, 2] (int32, any bits) and v, so that a draw
+    depends on nothing else in the batch. Of equals the first wins.
+
+    Source: Gumbel-max trick (Maddison et al., arXiv 1411.0030, §2); murmur3's finaliser.
+    """
+    hot = temperatures > 0
+    scaled = logits.float() / torch.where(hot, temperatures, 1.0).unsqueeze(1)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    low, high = (keys.long() & _LOW).unsqueeze(-1).unbind(1)
+    bits = _mixed((_mixed(ids ^ low) + high) & _LOW)
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23  # never 0, never 1
+    noise = -torch.log(-torch.log(uniform))
+    return torch.where(hot.unsqueeze(1), scaled + noise, scaled).argmax(-1)
+
+
+def _attend(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, start: int) -> torch.Tensor:
+    """Queries [n, Hq, hd] at positions `start …` over everything up to themselves."""
+    n, n_q, head_dim = q.shape
+    n_kv, block_tokens = cache.shape[2], cache.shape[3]
+    n_context = start + n
+    pages = cache[table[: -(-n_context // block_tokens)].long()]  # [P, 2, Hkv, block, hd]
+    kv = pages.permute(1, 2, 0, 3, 4).reshape(2, n_kv, -1, head_dim)[:, :, :n_context]
+    k, v = (_wide(part).repeat_interleave(n_q // n_kv, 0) for part in kv)
+    scores = _wide(q).transpose(0, 1) @ k.transpose(1, 2) / head_dim**0.5
+    if n > 1:
+        hidden = torch.ones(n, n_context, dtype=torch.bool, device=q.device).triu_(start + 1)
+        scores.masked_fill_(hidden, float("-inf"))
+    return (F.softmax(scores, -1) @ v).transpose(0, 1).to(q.dtype)
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = _wide(x)
+    scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * scale * weight).to(x.dtype)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """At least float32, as the kernels compute."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    # 32-bit arithmetic in int64: products wrap, and their low half is right all the same.
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
+    return x ^ (x >> 16)

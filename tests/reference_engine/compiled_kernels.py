@@ -1,0 +1,87 @@
+"""Compile every kernel for an H100/H200 (sm_90), which needs no GPU, and print what became of it.
+
+What only the interpreter accepts fails here; and the two attentions must read their memory in
+16-byte pieces, asynchronously, and multiply on tensor cores, or they cannot be fast.
+Run by `test_kernels.py`; prints one JSON object {kernel: {instruction: count}}.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from reference_engine.kernels import chunk, decode, norm, rope, sampling, silu
+
+HOPPER = GPUTarget("cuda", 90, 32)
+INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "cp.async", "ld.global.b16", "st.local", "ld.local")
+B, F, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
+
+
+def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> str:
+    """PTX; pointers and strides are multiples of 16, as torch's are."""
+    signature = {name: types.get(name, "constexpr") for name in fn.arg_names}
+    attrs = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(fn.arg_names)
+        if signature[name].startswith("*") or name == "table_width"
+    }
+    source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attrs)
+    ptx: str = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+    return ptx
+
+
+def all_kernels() -> dict[str, str]:
+    """As the 8b shape calls them."""
+    heads = {"N_KV": 8, "GROUP": 4, "HEAD": 128, "PAGE": 16, "KEYS": 64}
+    read = {"q": B, "cache": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
+    parts = {"part": F, "peaks": F, "sums": F}
+    qkv = {"qkv": B, "positions": INT, "slots": INT, "cosines": F, "sines": F, "qk_norm": B}
+    draw = {"logits": F, "temperatures": F, "keys": INT, "n_vocab": "i32", "n_parts": "i32"}
+    best = {"best": F, "where": INT}
+    return {
+        "decode": compiled(
+            decode._partial,
+            read | parts | {"rows": INT, "contexts": INT},
+            heads | {"ROWS": 16, "SPLITS": 4},
+            num_warps=4,
+            num_stages=3,
+        ),
+        "decode_join": compiled(
+            decode._join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
+        ),
+        "chunk": compiled(
+            chunk._kernel, read | {"tiles": INT}, heads | {"ROWS": 64}, num_warps=4, num_stages=2
+        ),
+        "norm": compiled(
+            norm._kernel,
+            {"residual": B, "delta": B, "weight": B, "out": B, "eps": "fp32"},
+            {"WIDTH": 4096, "BLOCK": 4096, "HAS_DELTA": True},
+            num_warps=8,
+        ),
+        "silu": compiled(silu._kernel, {"gate_up": B, "out": B}, {"WIDTH": 14336, "BLOCK": 1024}),
+        "rope": compiled(
+            rope._kernel,
+            qkv | {"cache": B, "q": B, "eps": "fp32"},
+            {"N_Q": 32, "N_KV": 8, "PAGE": 16, "HEAD": 128, "HAS_NORM": True},
+            num_warps=1,
+        ),
+        "sample": compiled(sampling._partial, draw | best, {"BLOCK": 4096}, num_warps=8),
+        "sample_join": compiled(
+            sampling._join,
+            best | {"tokens": LONG, "n_parts": "i32"},
+            {"BLOCK": 64},
+            num_warps=1,
+        ),
+    }
+
+
+if __name__ == "__main__":
+    counts = {
+        name: {word: ptx.count(word) for word in INSTRUCTIONS}
+        for name, ptx in all_kernels().items()
+    }
+    print(json.dumps(counts))  # noqa: T201 - read by the test

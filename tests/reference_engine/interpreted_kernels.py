@@ -1,0 +1,82 @@
+"""Every Triton kernel against its float64 twin, in Triton's interpreter: run by `test_kernels.py`
+in a process whose environment says so. By hand:
+
+    TRITON_INTERPRET=1 python -m pytest tests/reference_engine/interpreted_kernels.py
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reference_engine import kernel_cases as cases
+from tests.reference_engine.kernel_cases import Draw
+
+SEEDS = st.integers(0, 2**32 - 1)
+few = settings(max_examples=6, deadline=None, database=None, derandomize=True)
+HEADS = st.sampled_from([(1, 1), (2, 2), (1, 7), (2, 3)])  # KV heads, query heads per KV head
+
+
+@few
+@given(SEEDS, st.integers(1, 3), st.integers(1, 70), st.booleans())
+def test_add_rms_norm(seed, n_rows, width, has_delta):
+    cases.check_norm(Draw.of(seed), n_rows, width, has_delta)
+
+
+@few
+@given(SEEDS, st.integers(1, 3), st.sampled_from([1, 17, 1024, 1025]))
+def test_silu_mul(seed, n_rows, width):
+    cases.check_silu(Draw.of(seed), n_rows, width)
+
+
+@few
+@given(SEEDS, st.lists(st.integers(0, 40), min_size=1, max_size=5), HEADS, st.booleans())
+def test_rope_write(seed, positions, heads, has_norm):
+    n_kv, group = heads
+    cases.check_rope(Draw.of(seed), positions, n_kv * group, n_kv, 16, 4, has_norm)
+
+
+@few
+@given(
+    SEEDS,
+    st.lists(st.sampled_from([1, 15, 16, 17, 64, 65, 130]), min_size=1, max_size=3),
+    HEADS,
+    st.sampled_from([1, 2, 8]),
+)
+def test_decode_attention(seed, contexts, heads, n_splits):
+    n_kv, group = heads
+    cases.check_decode(Draw.of(seed), contexts, n_kv, group, 16, 16, n_splits)
+
+
+@few
+@given(
+    SEEDS,
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 16, 70]), st.sampled_from([1, 2, 33, 70])),
+        min_size=1,
+        max_size=2,
+    ),
+    HEADS,
+)
+def test_chunk_attention(seed, pieces, heads):
+    n_kv, group = heads
+    cases.check_chunk(Draw.of(seed), pieces, n_kv, group, 16, 16)
+
+
+@few
+@given(SEEDS, st.integers(1, 4), st.sampled_from([1, 320, 4096, 5000]))
+def test_sample(seed, n_rows, n_vocab):
+    cases.check_sample(Draw.of(seed), n_rows, n_vocab)
+
+
+@pytest.mark.parametrize("name", ["norm", "decode", "chunk"])
+def test_half_precision(name):
+    draw = Draw.of(5, torch.float16)
+    arguments = {
+        "norm": (3, 64, True),
+        "decode": ([70, 3], 2, 2, 32, 16, 2),
+        "chunk": ([(20, 40), (0, 5)], 2, 2, 32, 16),
+    }[name]
+    cases.CHECKS[name](draw, *arguments)

@@ -1,0 +1,154 @@
+"""Random inputs of every kernel, and its twin's answer in float64; for interpreter and GPU.
+
+Not collected by itself: `test_kernels.py` runs it where Triton interprets, `tests/gpu` on a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from reference_engine.kernels import plain
+from reference_engine.kernels.ops import ops
+from reference_engine.kernels.tiles import Piece, Tiles, cut
+from reference_engine.model.config import ModelConfig
+from reference_engine.model.llama import rotary_tables
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A paged memory with sequences of given contexts, their blocks scattered over it."""
+
+    cache: torch.Tensor
+    tables: torch.Tensor
+    rows: torch.Tensor
+
+    @classmethod
+    def make(cls, contexts: list[int], n_kv: int, head_dim: int, page: int, draw: Draw) -> Paged:
+        widths = [-(-n // page) for n in contexts]
+        n_blocks = sum(widths) + 3
+        order = torch.randperm(n_blocks, generator=draw.generator).tolist()
+        # The table has rows of nobody in between, and what is beyond a sequence's blocks is absurd:
+        # a kernel that reads it fails.
+        tables = torch.full((2 * len(contexts) + 1, max(widths) + 2), 1 << 28, dtype=torch.int32)
+        for i, width in enumerate(widths):
+            tables[2 * i + 1, :width] = torch.tensor([order.pop() for _ in range(width)])
+        rows = torch.arange(len(contexts), dtype=torch.int32) * 2 + 1
+        cache = draw(n_blocks, 2, n_kv, page, head_dim)
+        return cls(cache, tables.to(draw.device), rows.to(draw.device))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Normal numbers of a seed, on a device, in a dtype."""
+
+    generator: torch.Generator
+    dtype: torch.dtype
+    device: str
+
+    @classmethod
+    def of(cls, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Draw:
+        return cls(torch.Generator().manual_seed(seed), dtype, device)
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        drawn = torch.randn(*shape, generator=self.generator)
+        return drawn.to(device=self.device, dtype=self.dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within the rounding of the dtype, as a share of the largest value."""
+    assert found.shape == expected.shape
+    assert torch.isfinite(found).all()
+    error = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
+    assert error <= TOLERANCE[found.dtype], f"off by {error:.2g} of the largest value"
+
+
+def check_norm(draw: Draw, n_rows: int, width: int, has_delta: bool) -> None:
+    residual, weight = draw(n_rows, width), draw(width)
+    delta = draw(n_rows, width) if has_delta else None
+    wide = residual.double()
+    expected = plain.add_rms_norm(
+        wide, None if delta is None else delta.double(), weight.double(), 1e-5
+    )
+    found = ops("triton").add_rms_norm(residual, delta, weight, 1e-5)
+    close(found, expected)
+    close(residual, wide)
+
+
+def check_silu(draw: Draw, n_rows: int, width: int) -> None:
+    gate_up = draw(n_rows, 2 * width)
+    close(ops("triton").silu_mul(gate_up), plain.silu_mul(gate_up.double()))
+
+
+def check_rope(
+    draw: Draw, positions: list[int], n_q: int, n_kv: int, head_dim: int, page: int, has_norm: bool
+) -> None:
+    n = len(positions)
+    config = ModelConfig(1, 64, n_q, n_kv, head_dim, 8, 8)
+    rotary = rotary_tables(config, max(positions) + 1)
+    rotary = (rotary[0].to(draw.device), rotary[1].to(draw.device))
+    qkv = draw(n, (n_q + 2 * n_kv) * head_dim)
+    cache = draw(n // page + 2, 2, n_kv, page, head_dim)
+    order = torch.randperm(len(cache) * page, generator=draw.generator)[:n]
+    slots = order.to(draw.device, torch.int32)
+    at = torch.tensor(positions, dtype=torch.int32, device=draw.device)
+    norm = draw(n_q + n_kv, head_dim) if has_norm else None
+    wide_cache = cache.double()
+    expected = plain.rope_write(
+        qkv.double(), at, slots, rotary, None if norm is None else norm.double(), 1e-6, wide_cache
+    )
+    found = ops("triton").rope_write(qkv, at, slots, rotary, norm, 1e-6, cache)
+    close(found, expected)
+    close(cache, wide_cache)
+
+
+def check_decode(
+    draw: Draw, contexts: list[int], n_kv: int, group: int, head_dim: int, page: int, splits: int
+) -> None:
+    paged = Paged.make(contexts, n_kv, head_dim, page, draw)
+    q = draw(len(contexts), n_kv * group, head_dim)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
+    expected = plain.decode_attention(
+        q.double(), paged.cache.double(), paged.tables, paged.rows, lengths, 1
+    )
+    found = ops("triton").decode_attention(
+        q, paged.cache, paged.tables, paged.rows, lengths, splits
+    )
+    close(found, expected)
+
+
+def check_chunk(
+    draw: Draw, pieces: list[tuple[int, int]], n_kv: int, group: int, head_dim: int, page: int
+) -> None:
+    """`pieces`: (start, n) of each sequence."""
+    paged = Paged.make([start + n for start, n in pieces], n_kv, head_dim, page, draw)
+    placed, first = [], 0
+    for row, (start, n) in zip(paged.rows.tolist(), pieces, strict=True):
+        placed.append(Piece(row, first, n, start))
+        first += n
+    q = draw(first, n_kv * group, head_dim)
+    tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
+    whole = Tiles(torch.tensor(placed, dtype=torch.int32))  # uncut: the cut may not matter
+    expected = plain.chunk_attention(q.double(), paged.cache.double(), paged.tables, whole)
+    close(ops("triton").chunk_attention(q, paged.cache, paged.tables, tiles), expected)
+
+
+def check_sample(draw: Draw, n_rows: int, n_vocab: int) -> None:
+    logits = draw(n_rows, n_vocab).float()
+    logits[:, n_vocab // 2] = logits[:, n_vocab // 3]  # a tie, sometimes of the largest
+    temperatures = torch.tensor([0.0, 0.7, 1.3] * n_rows, device=draw.device)[:n_rows]
+    bits = torch.randint(-(2**31), 2**31, (n_rows, 2), generator=draw.generator)
+    keys = bits.to(draw.device, torch.int32)
+    expected = plain.sample(logits, temperatures, keys)
+    assert ops("triton").sample(logits, temperatures, keys).tolist() == expected.tolist()
+
+
+CHECKS: dict[str, Any] = {
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_")
+}

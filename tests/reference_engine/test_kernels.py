@@ -1,0 +1,137 @@
+"""Kernels and their twins: known answers of the twins here, the kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+tiles = pytest.importorskip("reference_engine.kernels.tiles")
+plain = pytest.importorskip("reference_engine.kernels.plain")
+
+ROOT = Path(__file__).parents[2]
+INTERPRETED = "tests/reference_engine/interpreted_kernels.py"
+
+
+def test_every_kernel_computes_what_its_twin_does():
+    """In a process of its own: Triton decides at its import whether it interprets."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", INTERPRETED],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 9
+
+
+def test_every_kernel_compiles_for_hopper_and_reads_in_wide_pieces(tmp_path):
+    pytest.importorskip("triton", reason="triton is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.reference_engine.compiled_kernels"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert len(counts) == 8
+    for name in ("decode", "chunk"):
+        assert counts[name]["cp.async"] > 0, "the loop is not pipelined"
+        assert counts[name]["ld.global.b16"] == 0, "loads of 2 bytes"
+    assert counts["decode"]["mma.sync"] > 0
+    assert counts["chunk"]["wgmma.mma_async"] > 0
+    spills = {name: c for name, c in counts.items() if c["st.local"] or c["ld.local"]}
+    assert not spills
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_kv", "expected"), [(1, 8, 32), (32, 8, 2), (256, 8, 1), (33, 8, 1), (1, 132, 2)]
+)
+def test_contexts_are_cut_until_132_processors_have_two_programs_each(n_rows, n_kv, expected):
+    assert tiles.splits_for(n_rows, n_kv, 132) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 500)), max_size=5),
+    st.sampled_from([1, 2, 3, 4, 7, 64]),
+)
+def test_tiles_cover_every_position_once_and_where_it_is(lengths, group):
+    pieces, first = [], 0
+    for row, (n, start) in enumerate(lengths):
+        pieces.append(tiles.Piece(row, first, n, start))
+        first += n
+    table = tiles.cut(pieces, group)
+    seen = {(row, at + i, start + i) for row, at, n, start in table.tolist() for i in range(n)}
+    wanted = {(p.row, p.first + i, p.start + i) for p in pieces for i in range(p.n)}
+    assert seen == wanted
+    assert sum(table[:, 2]) == first
+    assert all(1 <= n <= 64 // group for n in table[:, 2])
+    ends = (table[:, 2] + table[:, 3]).tolist()
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_attention_of_equal_keys_is_the_mean_of_the_values():
+    cache = torch.zeros(3, 2, 1, 4, 16)
+    cache[2, 1, 0, :, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    cache[0, 1, 0, :, 0] = torch.tensor([11.0, 99.0, 99.0, 99.0])
+    tables = torch.tensor([[0, 0], [2, 0]], dtype=torch.int32)
+    out = plain.decode_attention(
+        torch.ones(1, 2, 16), cache, tables, torch.tensor([1]), torch.tensor([5]), 1
+    )
+    assert out[0, :, 0].tolist() == pytest.approx([4.2, 4.2])  # (1 + 2 + 3 + 4 + 11) / 5
+
+
+def test_a_position_of_a_prompt_sees_nothing_after_itself():
+    cache = torch.zeros(1, 2, 1, 4, 16)
+    cache[0, 1, 0, :, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    tile = tiles.Tiles(torch.tensor([[0, 0, 2, 1]], dtype=torch.int32))
+    tables = torch.zeros(1, 1, dtype=torch.int32)
+    out = plain.chunk_attention(torch.ones(2, 1, 16), cache, tables, tile)
+    assert out[:, 0, 0].tolist() == pytest.approx([1.5, 2.0])
+
+
+def test_greedy_takes_the_first_of_the_largest_whatever_the_key():
+    logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 1.0, 5.0]])
+    keys = torch.tensor([[1, 2], [-3, 4]], dtype=torch.int32)
+    assert plain.sample(logits, torch.zeros(2), keys).tolist() == [1, 0]
+
+
+def test_draws_follow_the_softmax_at_the_temperature():
+    """20 000 draws at T = 2; χ² of 3 degrees of freedom, false alarm 1e-6."""
+    n = 20_000
+    logits = torch.tensor([0.0, 1.0, 2.0, 4.0]).expand(n, 4)
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.randint(-(2**31), 2**31, (n, 2), generator=generator).to(torch.int32)
+    drawn = plain.sample(logits, torch.full((n,), 2.0), keys)
+    expected = torch.softmax(torch.tensor([0.0, 0.5, 1.0, 2.0]), 0) * n
+    found = torch.bincount(drawn, minlength=4)
+    assert float(((found - expected) ** 2 / expected).sum()) < 30.7
+
+
+def test_a_row_is_drawn_alike_alone_and_in_company():
+    generator = torch.Generator().manual_seed(9)
+    logits = torch.randn(6, 50, generator=generator)
+    keys = torch.randint(0, 2**31, (6, 2), generator=generator).to(torch.int32)
+    hot = torch.full((6,), 0.8)
+    together = plain.sample(logits, hot, keys).tolist()
+    alone = [int(plain.sample(logits[i : i + 1], hot[:1], keys[i : i + 1])[0]) for i in range(6)]
+    assert together == alone
+    assert len(set(together)) > 1
