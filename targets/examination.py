@@ -11,16 +11,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-
-import aiohttp
 
 from targets import diagnosis
-from targets.aiohttp_route import connector, request_options
 from targets.base import Adapter, Request
 from targets.diagnosis import EXAMINED, Chunking, Connections, Head, Repeats
 from targets.endpoint import Endpoint
 from targets.exchange import Answer, ask, connect, reason
+from targets.http_session import Disconnected, Session
 from targets.preflight import Check, Preflight
 from targets.served_models import fetch_models
 from targets.server_text import strip_controls
@@ -30,6 +27,7 @@ _SMALL_REQUESTS = 20
 _STREAMS = 4
 _LONG_ANSWER = 64
 _PAIRS = 3
+_READ_BYTES = 1 << 20
 _ATTEMPTS = 3  # as in the preflight: a server may fail one request in ten
 _LONG_PROMPT_TOKENS = 2000
 _TOKENS_PER_CHAR = 0.25
@@ -41,32 +39,9 @@ async def examine(
     endpoint: Endpoint, found: Preflight, text_of: TextOf, timeout_s: float = 30.0
 ) -> tuple[Check, ...]:
     """The checks of EXAMINED, in that order, of a server that passed its preflight."""
-    tracer = _Tracer()
-    async with aiohttp.ClientSession(
-        connector=connector(endpoint.route, limit=1), trace_configs=[tracer.config()]
-    ) as session:
-        patient = _Patient(endpoint, found, text_of, timeout_s, session, tracer)
+    async with Session(endpoint.route) as session:
+        patient = _Patient(endpoint, found, text_of, timeout_s, session)
         return tuple([await patient.check(name) for name in EXAMINED])
-
-
-class _Tracer:
-    """Counts the connections that a session opens."""
-
-    def __init__(self) -> None:
-        self.n_opened = 0
-
-    def config(self) -> aiohttp.TraceConfig:
-        config = aiohttp.TraceConfig()
-        config.on_connection_create_end.append(self._opened)
-        return config
-
-    async def _opened(
-        self,
-        session: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        params: aiohttp.TraceConnectionCreateEndParams,
-    ) -> None:
-        self.n_opened += 1
 
 
 class _Unknown(Exception):
@@ -79,8 +54,7 @@ class _Patient:
     found: Preflight
     text_of: TextOf
     timeout_s: float
-    session: aiohttp.ClientSession
-    tracer: _Tracer
+    session: Session
     n_texts: int = 0
     small: tuple[int, int] = (0, 0)  # small requests, and the connections they took
     keep_alive: str = ""
@@ -100,7 +74,7 @@ class _Patient:
             return Check(name, None, self.endpoint.redact(strip_controls(str(unknown))))
         except TimeoutError:
             return Check(name, None, f"no answer within {self.timeout_s:g} s")
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             return Check(name, None, reason(error, self.endpoint))
 
     @property
@@ -109,19 +83,19 @@ class _Patient:
 
     async def _round_trip(self) -> Check:
         connect_s = [await connect(self.endpoint, self.timeout_s) for _ in range(_CONNECTS)]
-        opened, request_s = self.tracer.n_opened, []
+        opened, request_s = self.session.n_opened, []
         for _ in range(_SMALL_REQUESTS):
             start_s = time.monotonic()
             models = await fetch_models(self.session, self.endpoint, self.timeout_s)
             request_s.append(time.monotonic() - start_s)
             if not models.status:
                 raise _Unknown(f"GET /v1/models: {models.problem}")
-        self.small = (_SMALL_REQUESTS, self.tracer.n_opened - opened)
+        self.small = (_SMALL_REQUESTS, self.session.n_opened - opened)
         return diagnosis.round_trip(connect_s, request_s[1:])  # the first one connected
 
     async def _http(self) -> Check:
         for _ in range(_ATTEMPTS - 1):
-            with suppress(aiohttp.ClientConnectionError):  # a connection closed unannounced
+            with suppress(Disconnected):  # a connection closed unannounced
                 return diagnosis.http(await self._head())
         return diagnosis.http(await self._head())
 
@@ -130,35 +104,28 @@ class _Patient:
         async with self.session.request(
             sent.method,
             self.endpoint.address.http_url + sent.path,
-            headers=[
-                *sent.headers,
-                *self.endpoint.request_headers(),
-                ("accept-encoding", "identity"),
-            ],
-            data=sent.body,
-            timeout=aiohttp.ClientTimeout(total=self.timeout_s),
-            allow_redirects=False,
-            **request_options(self.endpoint.route),
+            [*sent.headers, *self.endpoint.request_headers()],
+            sent.body,
+            self.timeout_s,
         ) as response:
-            await response.read()
+            await response.read(_READ_BYTES)
             if response.status != 200:
                 raise _Unknown(f"answered {response.status}")
-            headers, version = response.headers, response.version
-        self.keep_alive = headers.get("keep-alive", "")
-        return Head(
-            version=f"{version.major}.{version.minor}" if version else "?",
-            content_type=response.content_type,
-            content_encoding=headers.get("content-encoding", "").lower(),
-            is_chunked="chunked" in headers.get("transfer-encoding", "").lower(),
-            has_length="content-length" in headers,
-        )
+            self.keep_alive = response.header("keep-alive").decode("latin-1")
+            return Head(
+                version=response.version,
+                content_type=response.content_type,
+                content_encoding=response.header("content-encoding").decode("latin-1").lower(),
+                is_chunked=b"chunked" in response.header("transfer-encoding").lower(),
+                has_length=bool(response.header("content-length")),
+            )
 
     async def _connections(self) -> Check:
-        opened = self.tracer.n_opened
+        opened = self.session.n_opened
         for _ in range(_STREAMS):
             await self._answer(self._text(64), 1)
         # The first stream may use a connection that was left open before it.
-        streams = max(1, self.tracer.n_opened - opened)
+        streams = max(1, self.session.n_opened - opened)
         return diagnosis.connections(Connections(*self.small, _STREAMS, streams, self.keep_alive))
 
     async def _chunking(self) -> Check:

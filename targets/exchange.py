@@ -1,6 +1,6 @@
-"""One streamed request over aiohttp, read line by line: the plain, readable second implementation
-of what the load generator does on its hot path. For probes, where a millisecond does not matter and
-the reason of a failure does.
+"""One streamed request, read line by line: the plain, readable second implementation of what the
+load generator does on its hot path. For probes, where a millisecond does not matter and the reason
+of a failure does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urljoin
 
-import aiohttp
 import msgspec
 
-from targets.aiohttp_route import request_options
 from targets.base import Adapter, Delta, Request, Usage
 from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
+from targets.http_session import Connection, Session
 from targets.server_text import strip_controls
 
 _HEAD_CHARS = 200
@@ -103,7 +102,7 @@ class EventReader:
 
 
 async def ask(
-    session: aiohttp.ClientSession,
+    session: Session,
     endpoint: Endpoint,
     adapter: Adapter,
     request: Request,
@@ -113,25 +112,20 @@ async def ask(
     raised.
     """
     sent = adapter.encode(request)
+    url, headers = endpoint.address.http_url + sent.path, endpoint.request_headers()
     answer, start_s = Answer(), time.monotonic()
     try:
         async with session.request(
-            sent.method,
-            endpoint.address.http_url + sent.path,
-            headers=[*sent.headers, *endpoint.request_headers()],
-            data=sent.body,
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            allow_redirects=False,  # aiohttp takes extra headers along to another origin
-            **request_options(endpoint.route),
+            sent.method, url, [*sent.headers, *headers], sent.body, timeout_s
         ) as response:
             answer.status = response.status
             answer.content_type = endpoint.redact(strip_controls(response.content_type))
             if response.status == 200:
                 await _read_stream(response, endpoint, adapter, answer, start_s)
             elif is_redirect(response.status):
-                answer.problem = redirected(response, endpoint)
+                answer.problem = redirected(response, url, endpoint)
             else:
-                body = await read_body(response, _READ_BYTES)
+                body = await response.read(_READ_BYTES)
                 answer.head = endpoint.redact(one_line(body, _READ_BYTES))
                 answer.problem = f"answered {response.status}: {endpoint.redact(said(body))}"
                 answer.is_transient = response.status >= 500 or response.status == 429
@@ -139,7 +133,7 @@ async def ask(
         tokens = answer.n_token_events
         got = f"stopped after {tokens} tokens" if tokens else "did not answer"
         answer.problem = f"{got} within {timeout_s:g} s"
-    except (aiohttp.ClientError, OSError) as error:
+    except OSError as error:
         answer.is_transient = True
         if answer.status:
             answer.problem = f"the connection was cut after {answer.n_token_events} tokens"
@@ -152,14 +146,18 @@ async def ask(
 
 
 async def _read_stream(
-    response: aiohttp.ClientResponse,
+    response: Connection,
     endpoint: Endpoint,
     adapter: Adapter,
     answer: Answer,
     start_s: float,
 ) -> None:
+    packing = endpoint.redact(one_line(response.header("content-encoding")))
+    if packing.lower() not in ("", "identity"):
+        answer.problem = f"answered in {packing} although none was asked for: switch it off there"
+        return
     reader, is_done = EventReader(), False
-    async for data in response.content.iter_any():
+    async for data in response.pieces():
         if not answer.head:
             answer.head = endpoint.redact(one_line(data))
         had = answer.n_token_events
@@ -185,17 +183,6 @@ async def _read_stream(
         answer.is_transient = True
 
 
-async def read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    """The body up to `limit_bytes`, in however many pieces it comes."""
-    body = bytearray()
-    while len(body) < limit_bytes:
-        piece = await response.content.read(limit_bytes - len(body))
-        if not piece:
-            break
-        body += piece
-    return bytes(body)
-
-
 def is_redirect(status: int) -> bool:
     """Whether a status sends the client elsewhere. Probes do not follow: the run would not either,
     and the request's headers are meant for the endpoint alone.
@@ -203,14 +190,14 @@ def is_redirect(status: int) -> bool:
     return 300 <= status < 400
 
 
-def redirected(response: aiohttp.ClientResponse, endpoint: Endpoint) -> str:
-    """Where a redirect leads and what to do about it, in a few words."""
-    location = response.headers.get("location")
-    if location is None:
+def redirected(response: Connection, url: str, endpoint: Endpoint) -> str:
+    """Where a redirect of `url` leads and what to do about it, in a few words."""
+    location = response.header("location").decode("utf-8", "surrogateescape")
+    if not location:
         return f"answers {response.status} without saying where to"
     with suppress(ValueError):  # what is no URL is told as it is
-        location = urljoin(str(response.url), location)
-    where = one_line(location.encode("utf-8", "surrogateescape"))  # as aiohttp decodes headers
+        location = urljoin(url, location)
+    where = one_line(location.encode("utf-8", "surrogateescape"))
     where = endpoint.redact(where)
     return f"answers {response.status} to {where}: use that URL as --target"
 
@@ -292,6 +279,6 @@ def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
 
 
 def reason(error: BaseException, endpoint: Endpoint) -> str:
-    """An error's own words in one short line; aiohttp's quote what the server wrote."""
+    """An error's own words in one short line; `NotHttp` quotes what the server wrote."""
     words = endpoint.redact(strip_controls(" ".join(str(error).split())))
     return words[:120] or type(error).__name__

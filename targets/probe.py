@@ -14,13 +14,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import aiohttp
-
 from loadgen.errors import nearest
-from targets.aiohttp_route import connector
 from targets.base import Adapter, Request, Usage
 from targets.endpoint import Endpoint
 from targets.exchange import Answer, ask, connect, connect_problem, is_redirect
+from targets.http_session import Session
 from targets.preflight import CHECKS, Check, Fit, Preflight, two_point_fit, without_refused
 from targets.served_models import Models, fetch_models
 
@@ -73,7 +71,7 @@ async def preflight(
     probe = _Probe(endpoint, adapter, timeout_s)
     try:
         probe.done("reachable", await probe.reach())
-        async with aiohttp.ClientSession(connector=connector(endpoint.route)) as session:
+        async with Session(endpoint.route) as session:
             await probe.choose_model(session)
             probe.check_length(max_input_tokens, max_output_tokens)
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
@@ -133,7 +131,7 @@ class _Probe:
         through = f" through proxy {proxy.url}" if proxy else ""
         return f"{self.endpoint.url}{through}, connected in {took_s * 1e3:.1f} ms"
 
-    async def choose_model(self, session: aiohttp.ClientSession) -> None:
+    async def choose_model(self, session: Session) -> None:
         """The adapter's model, else the endpoint's, else the first that is served."""
         self.models = await fetch_models(session, self.endpoint, self.timeout_s)
         if self.models.status in (401, 403):
@@ -155,7 +153,7 @@ class _Probe:
         else:
             self.note("models", None, f"{wanted}; GET /v1/models {self.models.problem}")
 
-    async def complete(self, session: aiohttp.ClientSession, prompt: str) -> Answer:
+    async def complete(self, session: Session, prompt: str) -> Answer:
         """One small streamed answer, with whatever the server refuses to be asked switched off."""
         given, failed = self.adapter, 0
         first: Answer | None = None
@@ -241,7 +239,7 @@ class _Probe:
 
     async def fit_prompt(
         self,
-        session: aiohttp.ClientSession,
+        session: Session,
         text_of: Callable[[int], str],
         max_input_tokens: int,
         known: Point | None,
@@ -265,7 +263,7 @@ class _Probe:
         detail = f"{per_token:.2f} characters per token, {self.fit.overhead_tokens:.1f} overhead"
         self.done("prompt_fit", detail)
 
-    async def calibrate(self, session: aiohttp.ClientSession, calibrate: Calibrate) -> None:
+    async def calibrate(self, session: Session, calibrate: Calibrate) -> None:
         """Ask what a calibration wants to know; what it makes of that is the check's result."""
         context_tokens = (self.max_model_len or 2 * _FIT_TOKENS) - _ANSWER_TOKENS
         steps = calibrate(self.fit, min(_FIT_TOKENS, context_tokens))
@@ -282,7 +280,7 @@ class _Probe:
             ok, detail = end.value
             self.note("prompt_fit", ok, detail)
 
-    async def _tokens_of(self, session: aiohttp.ClientSession, words: Words) -> int | None:
+    async def _tokens_of(self, session: Session, words: Words) -> int | None:
         """The server's count of a prompt's tokens; None where it would not say, twice."""
         request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
         for _ in range(2):
@@ -291,10 +289,10 @@ class _Probe:
                 return answer.usage.input_tokens
         return None
 
-    async def _point(self, session: aiohttp.ClientSession, text: str) -> Point | None:
+    async def _point(self, session: Session, text: str) -> Point | None:
         return _point_of(text, await self._ask(session, text, 1))
 
-    async def _ask(self, session: aiohttp.ClientSession, prompt: str, tokens: int) -> Answer:
+    async def _ask(self, session: Session, prompt: str, tokens: int) -> Answer:
         request = Request(prompt=prompt, output_tokens=tokens)
         return await ask(session, self.endpoint, self.adapter, request, self.timeout_s)
 

@@ -13,12 +13,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import aiohttp
-
 from targets.address import parse_metrics_url
-from targets.aiohttp_route import connector, request_options
 from targets.endpoint import Endpoint
-from targets.exchange import read_body, reason
+from targets.exchange import reason
+from targets.http_session import Session
 from targets.preflight import Check
 from targets.route import Route
 from targets.server_metrics import add_up, read_metrics
@@ -29,7 +27,7 @@ _LAST_S = 1.0  # for the scrape after the run
 _MOST_BYTES = 16 << 20
 
 Row = tuple[float, str, float]  # seconds since the run epoch, series, value
-Problem = (aiohttp.ClientError, OSError, ValueError)  # TimeoutError is an OSError
+Problem = (OSError, ValueError)  # TimeoutError is an OSError
 
 
 @dataclass
@@ -51,29 +49,24 @@ class Source:
         self._url, is_own = url, endpoint.is_own(url)
         self._headers = list(endpoint.request_headers()) if is_own else []
         self._route = endpoint.route if is_own else _direct(url, endpoint)
-        self._session: aiohttp.ClientSession | None = None
+        self._session: Session | None = None
 
     async def read(self, timeout_s: float) -> dict[str, float]:
         """What the server says of itself now. Raises one of `Problem`."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=connector(self._route))
-        async with self._session.get(
-            self._url,
-            headers=[*self._headers, ("accept", "text/plain")],
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            allow_redirects=False,  # aiohttp takes extra headers along to another origin
-            **request_options(self._route),
-        ) as answer:
+            self._session = Session(self._route)
+        headers = [*self._headers, ("accept", "text/plain")]
+        async with self._session.request("GET", self._url, headers, b"", timeout_s) as answer:
             if answer.status != 200:
                 raise ValueError(f"answered {answer.status}")
-            body = await read_body(answer, _MOST_BYTES)
-            if not answer.content.at_eof():
+            body = await answer.read(_MOST_BYTES + 1)
+            if len(body) > _MOST_BYTES:
                 raise ValueError(f"more than {_MOST_BYTES >> 20} MiB of metrics")
         return read_metrics(body.decode("utf-8", "replace"))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._session is not None:
-            await self._session.close()
+            self._session.close()
 
 
 class Scraper:
@@ -105,7 +98,8 @@ class Scraper:
             while not self._stopped.wait(self._until_next_s()):
                 runner.run(self._scrape(sources, _TIMEOUT_S))
             runner.run(self._scrape(sources, _LAST_S))
-            runner.run(_close(sources))
+            for source in sources:
+                source.close()
 
     def _until_next_s(self) -> float:
         now_s = self._now_s()
@@ -154,12 +148,7 @@ async def _try(source: Source, endpoint: Endpoint, timeout_s: float) -> dict[str
     except Problem as error:
         return why(error, endpoint, timeout_s)
     finally:
-        await source.close()
-
-
-async def _close(sources: Sequence[Source]) -> None:
-    for source in sources:
-        await source.close()
+        source.close()
 
 
 def _direct(url: str, endpoint: Endpoint) -> Route:

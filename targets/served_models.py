@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from targets.aiohttp_route import request_options
 from targets.endpoint import Endpoint
-from targets.exchange import is_redirect, one_line, read_body, reason, redirected, said
+from targets.exchange import is_redirect, one_line, reason, redirected, said
+from targets.http_session import Session
 from targets.server_text import strip_controls
 
 # vLLM, SGLang and our engine; then hosted gateways.
@@ -30,25 +29,18 @@ class Models:
         return list(self.max_len)
 
 
-async def fetch_models(
-    session: aiohttp.ClientSession, endpoint: Endpoint, timeout_s: float
-) -> Models:
+async def fetch_models(session: Session, endpoint: Endpoint, timeout_s: float) -> Models:
     """Ask once; every way to fail is in the result, none is raised."""
+    url, headers = endpoint.address.http_url + "/v1/models", endpoint.request_headers()
     try:
-        async with session.get(
-            endpoint.address.http_url + "/v1/models",
-            headers=list(endpoint.request_headers()),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            allow_redirects=False,  # aiohttp takes extra headers along to another origin
-            **request_options(endpoint.route),
-        ) as response:
-            body = await read_body(response, 1 << 20)
+        async with session.request("GET", url, headers, b"", timeout_s) as response:
+            body = await response.read(1 << 20)
     except TimeoutError:
         return Models(0, {}, f"no answer within {timeout_s:g} s")
-    except (aiohttp.ClientError, OSError) as error:
+    except OSError as error:
         return Models(0, {}, reason(error, endpoint))
     if is_redirect(response.status):
-        return Models(response.status, {}, redirected(response, endpoint))
+        return Models(response.status, {}, redirected(response, url, endpoint))
     if response.status != 200:
         return Models(
             response.status, {}, f"answered {response.status}: {endpoint.redact(said(body))}"

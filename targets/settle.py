@@ -10,11 +10,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import aiohttp
-
-from targets.aiohttp_route import connector, request_options
 from targets.endpoint import Endpoint
 from targets.exchange import reason
+from targets.http_session import Session
 from targets.preflight import Check
 from targets.scrape import Problem, Source, why
 from targets.server_metrics import add_up
@@ -62,7 +60,7 @@ async def _drained(endpoint: Endpoint, limit_s: float) -> Check:
         return Check("drained", None, f"its metrics {why(error, endpoint, _TIMEOUT_S)}")
     finally:
         for source in sources:
-            await source.close()
+            source.close()
 
 
 async def _in_flight(sources: Sequence[Source]) -> float | None:
@@ -75,18 +73,13 @@ async def _in_flight(sources: Sequence[Source]) -> float | None:
 
 async def _reset(endpoint: Endpoint) -> Check:
     """Ask for an empty prefix cache under each of the names that servers know it by."""
-    async with aiohttp.ClientSession(connector=connector(endpoint.route)) as session:
+    async with Session(endpoint.route) as session:
         for path in RESET_PATHS:
+            url, headers = endpoint.address.http_url + path, endpoint.request_headers()
             try:
-                async with session.post(
-                    endpoint.address.http_url + path,
-                    headers=list(endpoint.request_headers()),
-                    timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
-                    allow_redirects=False,  # aiohttp takes extra headers along to another origin
-                    **request_options(endpoint.route),
-                ) as answer:
+                async with session.request("POST", url, headers, b"", _TIMEOUT_S) as answer:
                     status = answer.status
-            except (aiohttp.ClientError, OSError) as error:
+            except OSError as error:
                 said = reason(error, endpoint)
                 return Check("cache_reset", False, f"POST {path} failed: {said}")
             if status < 300:

@@ -246,6 +246,29 @@ def test_importing_the_load_generator_loads_nothing_heavy():
     assert not {"locust", "gevent", "torch", "pandas", "scipy", "pyarrow"} & set(loaded)
 
 
+# What takes long to import and is not needed before the first question to the server, or not at
+# all by a process that generates load. Its time is the user's: see docs/decisions/0037.
+LATE = {
+    "loadgen.run, targets.probe, targets.openai_chat": {
+        *("aiohttp", "pyarrow", "pandas", "scipy", "jinja2", "uvloop", "rich.live", "rich.table"),
+        *("reports", "loadgen.recording", "loadgen.conclusion", "reference_engine"),
+    },
+    "loadgen.drive.shard": {
+        *("aiohttp", "pyarrow", "pandas", "scipy", "jinja2", "rich", "typer", "yaml"),
+        *("reports", "loadgen.workload.scenario", "loadgen.measure.aggregate", "targets.endpoint"),
+    },
+}
+
+
+@pytest.mark.parametrize("modules", LATE)
+def test_what_is_not_needed_at_once_is_imported_later(modules):
+    import subprocess
+
+    code = f"import sys, {modules}; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not LATE[modules] & set(said.stdout.split())
+
+
 @pytest.mark.parametrize("words", ["--help", "run quickstart --print-scenario"])
 def test_a_command_line_loads_nothing_heavy_before_it_has_something_to_do(words):
     import subprocess

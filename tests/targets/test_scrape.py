@@ -125,7 +125,7 @@ def test_a_server_that_is_gone_costs_readings_and_nothing_else(exporter):
     found = scraper.stop()
     assert found.rows == []
     assert found.n_failed == found.n_scrapes >= 1
-    assert "Cannot connect" in found.reason
+    assert "cannot connect" in found.reason
 
 
 def test_several_sources_are_one_reading(exporter):
