@@ -4,6 +4,7 @@ comes of it."""
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import signal
@@ -20,6 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from loadgen.drive import store
+from loadgen.drive.core_use import Cpu, family_cpu, family_cpu_s
 from loadgen.drive.glimpse import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import Outcome, Shards
@@ -62,6 +64,7 @@ class Recording:
         self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
         self._name = options.name or directory.name
         self._epoch_ns = 0
+        self._family: Cpu = {}
         self._ended, self._end_reason = "completed", ""
         self._ended_s: float | None = None
         self._server_ended_s: float | None = None
@@ -134,11 +137,20 @@ class Recording:
         parts = [store.read_part(t.part_path) for t in tasks if t.part_path.exists()]
         requests, chunks, found = store.merge_parts(self._schedule, parts)
         names = replace(self._names, errors=found.errors, remotes=found.remotes)
-        instrument = {"shards": outcome.instruments}
+        instrument = {"shards": outcome.instruments, "family_s": self._family_s(outcome)}
         return Run(manifest, self._schedule, requests, chunks, self._plan.edges, names, instrument)
+
+    def _family_s(self, outcome: Outcome) -> float:
+        """CPU seconds of this process and of the server that it started, if it did, on the cores
+        that the shards may use."""
+        used = [one.get("cores") or {} for one in outcome.instruments]
+        cores = frozenset(core for one in used for core in one.get("allowed", ()))
+        after = family_cpu(os.getpid(), without=self._shards.pids)
+        return family_cpu_s(self._family, after, cores)
 
     def _on_start(self, epoch_ns: int) -> None:
         self._epoch_ns = epoch_ns
+        self._family = family_cpu(os.getpid(), without=self._shards.pids)
         self._progress.begin()
         if self._scraper is not None:
             self._scraper.start(epoch_ns)

@@ -13,13 +13,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from loadgen.drive.core_use import TICKS_PER_S, core_times, cores_of_thread
+
 _WAKE_UP_S = 50e-6
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
 
 
 class Meter:
-    """CPU share, run-queue delay and throttling of this thread between `start` and `stop`, and what
-    share of the machine's own time its host took away (steal).
+    """CPU share, run-queue delay and throttling of this thread between `start` and `stop`, what
+    share of the machine's own time its host took away (steal), and how the time of the cores that
+    the thread may use was spent.
 
     Source: proc(5) `/proc/<pid>/schedstat` (nanoseconds spent waiting on a run queue, number of
     timeslices) and `/proc/stat`, Linux cgroup `cpu.stat`. `None` where the system does not tell. Of
@@ -29,10 +32,12 @@ class Meter:
     def __init__(self) -> None:
         self._before: dict[str, float | None] = {}
         self._shares: dict[str, Any] = {}
+        self._stat_before = ""
         self.window_s = 0.0  # between `start` and `stop`
 
     def start(self) -> None:
         self._before = _readings()
+        self._stat_before = _proc_stat()
 
     def stop(self) -> None:
         after, before = _readings(), self._before
@@ -48,6 +53,16 @@ class Meter:
             now, then = after[reading], before[reading]
             known = now is not None and then is not None and wall_s > 0
             self._shares[share] = max(0.0, now - then) / wall_s if known else None  # type: ignore[operator]  # both are known
+        self._shares["cores"] = self._core_use((after["cpu_s"] or 0.0) - (before["cpu_s"] or 0.0))
+
+    def _core_use(self, own_s: float) -> dict[str, Any] | None:
+        """Of the cores that the thread may use now; None where the system does not tell."""
+        cores = cores_of_thread()
+        now, then = (core_times(text, cores) for text in (_proc_stat(), self._stat_before))
+        if now is None or then is None:
+            return None
+        spent = {name: round(value, 6) for name, value in now.since(then)._asdict().items()}
+        return {"allowed": sorted(cores), "online": os.cpu_count(), "own_s": own_s, **spent}
 
     def summary(self) -> dict[str, Any]:
         return dict(self._shares)
@@ -108,11 +123,15 @@ def waiting_s(schedstat: str) -> float:
     return delay_ns * 1e-9 - n_slices * _WAKE_UP_S
 
 
-def _stolen_s() -> float | None:
+def _proc_stat() -> str:
     try:
-        return stolen_s(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK"))
+        return Path("/proc/stat").read_text()
     except OSError:
-        return None
+        return ""
+
+
+def _stolen_s() -> float | None:
+    return stolen_s(_proc_stat(), TICKS_PER_S)
 
 
 def stolen_s(proc_stat: str, ticks_per_s: int) -> float | None:

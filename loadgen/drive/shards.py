@@ -94,6 +94,10 @@ class Shards:
     def n(self) -> int:
         return self._n
 
+    @property
+    def pids(self) -> list[int]:
+        return [child.process.pid for child in self._children]
+
     def run(
         self,
         tasks: Sequence[ShardTask],

@@ -26,6 +26,8 @@ READ_BACKLOG_S = 0.0025  # on average; in a burst of reads the last one then wai
 LEAST_WAITING = 20  # connections seen waiting, before their share says anything
 CPU_SHARE = 0.90
 RUN_DELAY_SHARE = 0.01
+OTHERS_SHARE = 0.10  # of the time of the client's cores
+IDLE_SHARE = 0.05  # with as much, there is a core to wake up on
 STIMULUS_TOLERANCE_S = 1e-3
 CACHED_SLACK_TOKENS = 64  # a chat template's own tokens, in whole blocks
 CACHED_REQUESTS_SHARE = 0.01
@@ -72,6 +74,7 @@ def checks(
             lambda shard: shard.get("run_delay_share"),
             float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
         ),
+        _shared_cores(run, shards, float(limits.get("run_delay_share", RUN_DELAY_SHARE))),
         _share(
             "throttling",
             "of the run throttled by the cgroup",
@@ -254,6 +257,34 @@ def _share(
     if value > limit:
         detail = f"client-bound: {detail}; {cause}"
     return Check(name, value <= limit, detail, is_gate=True)
+
+
+def _shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) -> Check:
+    """Cores that the client is confined to and that others keep from ever being idle: it then runs
+    as the scheduler lets it, which run delay need not show. Not those of the whole machine, where
+    the scheduler has the choice, and not against what this run started itself."""
+    name, limit = "shared cores", max(OTHERS_SHARE, limit)
+    known = [shard["cores"] for shard in shards if shard.get("cores")]
+    known = [cores for cores in known if cores["total_s"] > 0]
+    if not known or len(known) < len(shards):
+        return Check(name, None, "not recorded on this platform", is_gate=True)
+    ours_s = sum(cores["own_s"] for cores in known) + float(run.instrument.get("family_s") or 0.0)
+    worst = min(known, key=lambda cores: float(cores["idle_s"] / cores["total_s"]))
+    n = len(worst["allowed"])
+    idle = worst["idle_s"] / worst["total_s"]
+    others = max(0.0, worst["programs_s"] - ours_s) / worst["total_s"]
+    whose = "core" if n == 1 else f"{say_count(n)} cores"
+    detail = (
+        f"other programs took {say_share(others)} of the time of the client's {whose},"
+        f" {say_share(idle)} was idle; limit {say_share(limit)} with under"
+        f" {say_share(IDLE_SHARE)} idle"
+    )
+    if 1 < n == worst["online"]:
+        return Check(name, True, f"{detail}, of cores that it is confined to", is_gate=True)
+    ok = idle >= IDLE_SHARE or others <= limit
+    if not ok:
+        detail = f"client-bound: {detail}; another program never left the client's {whose} alone"
+    return Check(name, ok, detail, is_gate=True)
 
 
 def _of_shard(shard: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> str:

@@ -42,6 +42,60 @@ def test_a_client_that_could_not_keep_up_is_named_with_its_cause(
     assert not summarize(run).validity.trusted
 
 
+def on_cores(
+    programs_s: float, idle_s: float, online: int = 4, n: int = 1, own_s: float = 0.5
+) -> Run:
+    """A run of 10 s whose worker may use n of the machine's cores."""
+    cores = {"allowed": list(range(n)), "online": online, "own_s": own_s, "idle_s": idle_s,
+             "programs_s": programs_s, "total_s": 10.0 * n}  # fmt: skip
+    return with_shard(measured_run(), cores=cores)
+
+
+def test_a_core_that_somebody_else_keeps_busy_is_named_although_nothing_was_delayed() -> None:
+    found = check(on_cores(programs_s=9.99, idle_s=0.0), "shared cores")
+    assert (found.ok, found.is_gate) == (False, True)
+    assert "client-bound: other programs took 94.9 % of the time of the client's core" in (
+        found.detail
+    )
+    assert not summarize(on_cores(programs_s=9.99, idle_s=0.0)).validity.trusted
+    assert check(on_cores(19.9, 0.0, n=2), "shared cores").ok is False
+    assert check(on_cores(9.99, 0.0, online=1), "shared cores").ok is False
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        on_cores(programs_s=0.6, idle_s=9.3),  # alone
+        on_cores(programs_s=9.2, idle_s=0.6),  # others left 6 % of it
+        on_cores(programs_s=9.0, idle_s=0.0, own_s=8.7),  # the client itself; interrupts the rest
+        on_cores(programs_s=0.6, idle_s=0.0),  # the host took 94 %
+        on_cores(programs_s=39.9, idle_s=0.0, n=4),  # free to go to any core of the machine
+    ],
+)
+def test_a_core_with_room_or_one_of_all_is_not_shared(run: Run) -> None:
+    assert check(run, "shared cores").ok is True
+
+
+def test_a_server_that_the_run_started_is_no_stranger_on_its_core() -> None:
+    run = on_cores(programs_s=9.9, idle_s=0.0)
+    ours = replace(run, instrument={**run.instrument, "family_s": 9.0})
+    assert check(ours, "shared cores").ok is True
+
+
+def test_two_workers_on_the_same_cores_are_not_strangers_to_each_other() -> None:
+    run = on_cores(programs_s=9.9, idle_s=0.0, own_s=4.8)
+    shard = run.instrument["shards"][0]
+    both = replace(run, instrument={"shards": [shard, {**shard, "shard": 1}]})
+    assert check(both, "shared cores").ok is True
+    unknown = replace(run, instrument={"shards": [shard, {**shard, "cores": None}]})
+    assert check(unknown, "shared cores").ok is None
+
+
+def test_who_lifts_the_limit_of_run_delay_lifts_that_of_shared_cores() -> None:
+    run = with_manifest(on_cores(9.9, 0.0), instrument_limits={"run_delay_share": 1.0})
+    assert check(run, "shared cores").ok is True
+
+
 def test_a_host_that_takes_the_machine_away_is_named_as_the_cause() -> None:
     lag = {"n": 9, "p50": 0.0, "p99": 0.03, "max": 0.1}
     run = with_shard(measured_run(), loop_lag_s=lag, stolen_share=0.12)

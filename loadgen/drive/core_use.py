@@ -1,0 +1,88 @@
+"""Whose time it was on the cores that the client may use: idle, the client's own, or others'.
+
+A client that the kernel lets in at once, whoever else runs on its core, shows no delay of its own.
+It is there on the scheduler's word all the same, and the cores' own clocks tell it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # of `/proc`'s clocks
+
+Cpu = Mapping[int, float]  # s, by process
+_COMM_END = ") "  # a program's name may hold anything, also blanks and parentheses
+
+
+class CoreTimes(NamedTuple):
+    """Seconds of all the cores asked for together: idle, in programs (user, nice, system), and
+    everything there was (with interrupts and what a virtual machine's host took)."""
+
+    idle_s: float
+    programs_s: float
+    total_s: float
+
+    def since(self, before: CoreTimes) -> CoreTimes:
+        return CoreTimes(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def core_times(proc_stat: str, cores: Collection[int]) -> CoreTimes | None:
+    """Of these cores, from `/proc/stat`; None where it does not list one of them.
+
+    Source: proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
+    """
+    names = {f"cpu{core}" for core in cores}
+    rows = [line.split() for line in proc_stat.splitlines() if line.startswith("cpu")]
+    found = [[int(word) for word in row[1:9]] for row in rows if row[0] in names and len(row) > 8]
+    if not found or len(found) < len(names):
+        return None
+    user, nice, system, idle, iowait, *rest = (sum(column) for column in zip(*found, strict=True))
+    programs, waiting = user + nice + system, idle + iowait
+    times = (waiting, programs, programs + waiting + sum(rest))
+    return CoreTimes(*(ticks / TICKS_PER_S for ticks in times))
+
+
+def cores_of_thread() -> frozenset[int]:
+    """The cores on which the calling thread may run; none where the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def family_cpu(ancestor: int, without: Collection[int] = (), proc: Path = Path("/proc")) -> Cpu:
+    """CPU seconds so far of a process and all its descendants that live, without some of them;
+    empty where there is no `/proc`."""
+    parent_of: dict[int, int] = {}
+    cpu: dict[int, float] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text("utf-8", "replace").rpartition(_COMM_END)[2]
+        except OSError:  # it has ended meanwhile
+            continue
+        words = fields.split()
+        pid = int(folder.name)
+        parent_of[pid], cpu[pid] = int(words[1]), (int(words[11]) + int(words[12])) / TICKS_PER_S
+
+    def is_family(pid: int) -> bool:
+        while pid > 1 and pid != ancestor:
+            pid = parent_of.get(pid, 0)
+        return pid == ancestor
+
+    return {pid: seconds for pid, seconds in cpu.items() if is_family(pid) and pid not in without}
+
+
+def family_cpu_s(before: Cpu, after: Cpu, cores: frozenset[int]) -> float:
+    """What the processes of `after` have used since `before` on these cores, s: of one that may run
+    elsewhere, too, as large a share as these are of its cores."""
+    return sum(
+        (seconds - before.get(pid, 0.0)) * _share_on(pid, cores) for pid, seconds in after.items()
+    )
+
+
+def _share_on(pid: int, cores: frozenset[int]) -> float:
+    try:
+        allowed = os.sched_getaffinity(pid)
+    except (AttributeError, OSError):  # another platform; or it has ended
+        return 1.0
+    return len(allowed & cores) / len(allowed)

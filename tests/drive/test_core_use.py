@@ -1,0 +1,77 @@
+"""Whose time it was on the client's cores, as the kernel's clocks tell it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.drive.core_use import TICKS_PER_S, core_times, family_cpu, family_cpu_s
+
+#        user nice system idle iowait irq softirq steal guest
+STAT = """\
+cpu  33 0 0 0 0 0 0 0 0 0
+cpu0 100 10 40 500 50 1 2 30 7 0
+cpu1 200 0 60 0 0 3 4 5 0 0
+cpu11 1 1 1 1 1 1 1 1 1 1
+intr 12345
+"""
+
+
+def test_the_clocks_of_the_asked_cores_are_added():
+    tick_s = 1 / TICKS_PER_S
+    assert core_times(STAT, {0}) == pytest.approx((550 * tick_s, 150 * tick_s, 733 * tick_s))
+    assert core_times(STAT, {0, 1}) == pytest.approx((550 * tick_s, 410 * tick_s, 1005 * tick_s))
+
+
+@pytest.mark.parametrize(
+    ("stat", "cores"), [(STAT, {2}), (STAT, {0, 2}), (STAT, set()), ("", {0}), ("cpu0 1 2\n", {0})]
+)
+def test_a_core_that_is_not_listed_is_not_known(stat, cores):
+    assert core_times(stat, cores) is None
+
+
+def write(proc: Path, pid: int, name: str, parent: int, user: int, system: int):
+    (proc / str(pid)).mkdir()
+    fields = f"{pid} ({name}) S {parent} 1 1 0 -1 4194304 9 9 9 9 {user} {system} 77 77 20 0 1 0 5"
+    (proc / str(pid) / "stat").write_text(fields)
+
+
+def test_a_family_is_a_process_and_all_that_come_from_it(tmp_path):
+    write(tmp_path, 1, "init", 0, 9, 9)
+    write(tmp_path, 10, "slobench", 1, TICKS_PER_S, 0)
+    write(tmp_path, 11, "shard", 10, 5, 5)
+    write(tmp_path, 12, "server) S 1 (", 10, 0, 2 * TICKS_PER_S)
+    write(tmp_path, 20, "worker", 12, TICKS_PER_S, TICKS_PER_S)
+    write(tmp_path, 30, "stranger", 1, 999, 999)
+    (tmp_path / "40").mkdir()  # it ended while we looked
+    (tmp_path / "self").mkdir()
+    assert family_cpu(10, without=[11], proc=tmp_path) == {10: 1.0, 12: 2.0, 20: 2.0}
+    assert family_cpu(10, proc=tmp_path / "nowhere") == {}
+
+
+def test_what_was_used_before_does_not_count_and_new_processes_do():
+    gone = 2**22 + 1  # above what Linux numbers processes with: where it may run is not known
+    used_s = family_cpu_s({gone: 1.0, 7: 5.0}, {gone: 1.5, gone + 1: 2.0}, frozenset({0}))
+    assert used_s == pytest.approx(2.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen as on Linux")
+def test_of_a_process_that_may_run_elsewhere_too_only_a_share_counts():
+    allowed = os.sched_getaffinity(0)
+    me, one = os.getpid(), frozenset({min(allowed)})
+    assert family_cpu_s({}, {me: 6.0}, one) == pytest.approx(6.0 / len(allowed))
+    assert family_cpu_s({}, {me: 6.0}, frozenset(allowed)) == pytest.approx(6.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="`/proc` is Linux'")
+def test_a_real_child_is_of_the_family_until_it_ends():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert {os.getpid(), child.pid} <= set(family_cpu(os.getpid()))
+        assert child.pid not in family_cpu(os.getpid(), without=[child.pid])
+        assert os.getpid() not in family_cpu(child.pid)
+    finally:
+        child.communicate(b"\n")
+    assert child.pid not in family_cpu(os.getpid())
