@@ -68,6 +68,9 @@ class AiohttpClient:
         task = self._loop.create_task(self._run(exchange, payload, session, is_last))
         self._running[row] = (exchange, task)
 
+    def sent_ns(self, row: int) -> int:
+        return self._running[row][0].sent_ns
+
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         if row not in self._running:
             return

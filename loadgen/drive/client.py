@@ -171,6 +171,11 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """The one in flight."""
+        return self._exchange
+
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
@@ -261,6 +266,12 @@ class Client:
         keep_key = -1 if self._mode == "never" or (key and is_last) else key
         task = self._loop.create_task(self._connect_and_start(exchange, payload, keep_key))
         self._connecting[row] = (exchange, task)
+
+    def sent_ns(self, row: int) -> int:
+        connection = self._busy.get(row)
+        exchange = self._connecting[row][0] if connection is None else connection.exchange
+        assert exchange is not None, f"request {row} is not in flight"
+        return exchange.sent_ns
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         if (connection := self._busy.get(row)) is not None:

@@ -26,6 +26,10 @@ class Sender(Protocol):
     """What the dispatcher needs of a client; every `send` is answered by `Dispatcher.ended`."""
 
     def send(self, row: int) -> None: ...
+
+    def sent_s(self, row: int) -> float:
+        """When a row in flight was sent; may grow until its first byte is on a connection."""
+
     def abort(self, row: int, outcome: Status, reason: str) -> None: ...
 
 
@@ -155,10 +159,18 @@ class Dispatcher:
         while self._cancels and self._cancels[0][0] <= now_s:
             row = heapq.heappop(self._cancels)[1]
             if row in self._in_flight:
-                self._sender.abort(row, Status.cancelled, ON_PURPOSE)
+                self._cancel(row, now_s)
         self._expire(now_s)
         if now_s >= self._end_s:
             self._give_up_everything()
+
+    def _cancel(self, row: int, now_s: float) -> None:
+        """Unless it was sent later than we asked for, and has that much time left."""
+        due_s = self._sender.sent_s(row) + self._cancel_after_s[row]
+        if due_s > now_s:
+            heapq.heappush(self._cancels, (due_s, row))
+        else:
+            self._sender.abort(row, Status.cancelled, ON_PURPOSE)
 
     def _next_s(self) -> float:
         while (

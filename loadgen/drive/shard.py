@@ -181,6 +181,9 @@ class Shard:
         if row in self._children:
             self._loop.call_soon(self._prepare, row)
 
+    def sent_s(self, row: int) -> float:
+        return self._seconds(self._client.sent_ns(row))
+
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         self._client.abort(row, outcome, reason)
 

@@ -37,6 +37,10 @@ class Transport(Protocol):
     def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
         """Send now. `is_last`: no later request of this session will want the connection."""
 
+    def sent_ns(self, row: int) -> int:
+        """When a request in flight was sent (monotonic), as its exchange will say unless it still
+        waits for a connection."""
+
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         """End a request from our side; one that is already over is left as it is."""
 

@@ -179,6 +179,9 @@ class VirtualClient:
         else:
             self._live[row], self._row[request], self._received_s[request] = request, row, []
 
+    def sent_s(self, row: int) -> float:
+        return float(self.rows["sent_s"][row])
+
     def abort(self, row: int, outcome: Status, reason: str) -> None:
         assert self._engine is not None, "only a sent row is aborted"
         request = self._live.pop(row)

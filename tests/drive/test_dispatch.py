@@ -19,7 +19,7 @@ class World:
         cancel_after_s=0.0, **bounds
     ):  # fmt: skip
         n = len(scheduled_s)
-        self.clock, self.queue = VirtualClock(), []
+        self.clock, self.queue, self.late_s = VirtualClock(), [], 0.0
         self.alarm: Any = None  # (instant, callback)
         self.service_s, self.status = service_s, status or {}
         self.releases, self.sent, self.outcome, self.n_finished = {}, {}, {}, 0
@@ -59,8 +59,11 @@ class World:
         self.alarm = (at_s, callback)
 
     def send(self, row):
-        self.sent[row] = self.now_s()
+        self.sent[row] = self.now_s() + self.late_s
         heapq.heappush(self.queue, (self.now_s() + self.service_s[row], row))
+
+    def sent_s(self, row):
+        return self.sent[row]
 
     def abort(self, row, outcome, reason):
         self.queue = [item for item in self.queue if item[1] != row]
@@ -131,6 +134,15 @@ def test_a_cancel_counts_from_the_sending_of_a_row_that_waited():
     ).run()
     assert world.sent[1] == 4.0
     assert world.outcome[1] == (Status.cancelled, ON_PURPOSE, 6.0)
+
+
+def test_a_cancel_counts_from_the_instant_at_which_a_late_client_really_sent():
+    """Stopped for 0.3 s between being asked to send and sending."""
+    world = World([0.0, 4.0], [9.0, 2.1], cancel_after_s=2.0)
+    world.late_s = 0.25
+    world.run()
+    assert world.outcome[0] == (Status.cancelled, ON_PURPOSE, 2.25)
+    assert world.outcome[1][0] is Status.ok
 
 
 def test_a_cancel_frees_its_slot_and_ends_the_conversation():

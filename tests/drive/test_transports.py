@@ -320,7 +320,9 @@ def test_both_close_the_connection_of_a_request_that_is_given_up():
             client.on_end = ended.append
             client.send(0, request())
             await asyncio.wait_for(begun.wait(), 5)
+            sent_ns = client.sent_ns(0)
             client.abort(0, Status.cancelled, "enough")
+            assert [e.sent_ns for e in ended] == [sent_ns]
             assert [(e.outcome, e.error) for e in ended] == [(Status.cancelled, "enough")]
             await asyncio.wait_for(left.wait(), 5)
             client.abort(0, Status.cancelled, "again")  # over already: nothing happens

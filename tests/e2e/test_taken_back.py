@@ -31,8 +31,7 @@ def test_the_server_sees_the_cancelled_requests_go(cli, tmp_path, transport):
     assert (rows["status"] == Status.cancelled).all()
     assert {run.names.errors[i] for i in rows["error_id"]} == {ON_PURPOSE}
     ran_s = rows["done_s"] - rows["sent_s"]
-    assert ran_s.min() >= 0.199
-    assert np.median(ran_s) == pytest.approx(0.2, abs=0.05)
+    assert ran_s.min() >= 0.2 - 1e-6
     with (tmp_path / "run" / "logs" / "truth.csv").open() as lines:
         outcome = {int(row["seq"]): row["outcome"] for row in csv.DictReader(lines)}
     seen = [outcome[request_id] for request_id in run.request_rows["request_id"].tolist()]
