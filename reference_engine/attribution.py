@@ -129,7 +129,7 @@ class Attributor:
         )
 
     def _own_fault(self, entry: Account, promise: Promise) -> tuple[Blame, str, str] | None:
-        own_s = _of(alone(entry, self._plant), promise)
+        own_s = _of(at_most(alone(entry, self._plant), entry), promise)
         if own_s is None or own_s <= promise.seconds:
             return None
         return Blame.request, f"even alone it takes {own_s:.3g} s", ""
@@ -220,6 +220,17 @@ def alone(entry: Account, plant: Plant) -> Timing:
     return Timing(ttft_s, tpot_s if n_more else None, ttft_s + n_more * tpot_s)
 
 
+def at_most(estimate: Timing, entry: Account) -> Timing:
+    """An estimate for the request alone, and no more than it took in company once it was let in:
+    step costs of a machine that stood still meanwhile are too high for what was served besides."""
+    was, queue_s = timing(entry), entry.queue_s
+    return Timing(
+        _capped(estimate.ttft_s, was.ttft_s, queue_s),
+        _capped(estimate.tpot_s, was.tpot_s),
+        _capped(estimate.e2e_s, was.e2e_s, queue_s),
+    )
+
+
 def capacity_tokens_per_s(entries: Sequence[Account], plant: Plant) -> float | None:
     """Tokens (prompt, not cached, and output) per second of the fullest batch that holds requests
     of this mean size: as many decode as slots and KV admit, and each step reads as much prompt as
@@ -280,6 +291,10 @@ def _planned_s(record: StepRecord) -> float:
 
 def _asked_tokens(entry: Account) -> int:
     return entry.input_tokens - entry.cached_tokens + entry.output_tokens
+
+
+def _capped(said_s: float | None, was_s: float | None, queue_s: float = 0.0) -> float | None:
+    return said_s if said_s is None or was_s is None else min(said_s, max(was_s - queue_s, 0.0))
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -74,6 +74,24 @@ def test_what_could_not_be_kept_alone_is_the_requests_own_fault():
     ]
 
 
+def test_alone_a_request_takes_no_longer_than_it_took_in_company_once_it_was_let_in():
+    """Steps that the machine stood still in make the estimate 1.7 s; it had its token in 0.5 s."""
+    slow = replace(PLANT, cost=StepCost(step_s=0.1, added_token_s=0.01))
+    entry = BASE._replace(ttft_slo_s=0.4, deadline_s=100.9, tpot_slo_s=0.045)
+    found = Attributor([entry], slow).attribute(entry)
+    assert [miss.sentence() for miss in found] == [
+        "TTFT 1.5 s, 0.4 s promised: even alone it takes 0.5 s",
+        "TPOT 0.05 s, 0.045 s promised: even alone it takes 0.05 s",
+        "E2E 2 s, 0.9 s promised: even alone it takes 1 s",
+    ]
+    kept = BASE._replace(ttft_slo_s=0.6, deadline_s=101.1)
+    found = Attributor([kept], slow).attribute(kept)
+    assert [(miss.promise.metric, miss.blame) for miss in found] == [
+        ("ttft", Blame.interference),
+        ("e2e", Blame.interference),
+    ]
+
+
 def test_capacity_is_the_fullest_batch_of_such_requests():
     # 150 prompt tokens for 11 of output: 100 tokens a step are 6.83 decodes and 93.2 of prompts,
     # in 10 ms + 7 ms + 93 ms.
