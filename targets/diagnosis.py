@@ -15,6 +15,7 @@ EXAMINED = ("round_trip", "http", "connections", "chunking", "prefix_cache")
 
 FAR_S = 0.02  # a round trip from which TTFT is no longer the server's alone
 UNSTEADY_S = 0.005
+BLOCK = 2.0  # chunks per read, from which on something holds them back
 _ONE = 1.05  # tokens per chunk, chunks per read: as good as one
 _CACHED_TTFT = 0.7  # of the TTFT without a cache
 _CACHED_TOKENS = 64  # of a prompt never sent before: a template's own blocks
@@ -153,26 +154,32 @@ def connections(seen: Connections) -> Check:
 
 def chunking(seen: Chunking) -> Check:
     """How tokens are packed into chunks, and chunks into reads."""
-    per_read = seen.chunks / max(1, seen.reads)
+    each_read = per_read(seen.chunks, seen.reads)
     if seen.tokens is None:
         packed, counted = "an unknown number of tokens", False
     else:
         each = seen.tokens / max(1, seen.chunks)
         packed, counted = f"{each:.3g} tokens", seen.is_counted or each <= _ONE
     detail = (
-        f"{packed} per chunk, {per_read:.3g} chunks per read ({seen.chunks} chunks in "
+        f"{packed} per chunk, {each_read:.3g} chunks per read ({seen.chunks} chunks in "
         f"{seen.reads} reads)"
     )
-    if per_read > 2 and seen.reads < seen.chunks / 2:
-        held = (
-            "chunks come in blocks: something on the way holds them back (a proxy's buffer, a slow "
-            "server loop), or the server is faster than the network; ITL shows the blocks"
-        )
-        return Check("chunking", None, detail, held)
+    consequences = []
     if not counted:
-        uncounted = "ITL is per chunk, not per token; TPOT is right where usage is sent"
-        return Check("chunking", False, detail, uncounted)
-    return Check("chunking", True, detail)
+        consequences.append("ITL is per chunk, not per token; TPOT is right where usage is sent")
+    if each_read > BLOCK:
+        consequences.append(
+            "chunks come in blocks: something on the way holds them back (a proxy's buffer, a slow "
+            "server loop, a busy client), or the server is faster than the network; ITL shows the "
+            "blocks"
+        )
+    ok = False if not counted else None if consequences else True
+    return Check("chunking", ok, detail, "; ".join(consequences))
+
+
+def per_read(chunks: int, reads: int) -> float:
+    """Chunks that came in one read."""
+    return chunks / max(1, reads)
 
 
 def prefix_cache(seen: Repeats) -> Check:

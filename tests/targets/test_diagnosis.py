@@ -77,6 +77,7 @@ def test_several_faults_are_all_told():
         (Chunking(64, 16, 16, True), True, "4 tokens per chunk"),
         (Chunking(64, 16, 16, False), False, "4 tokens per chunk"),
         (Chunking(None, 64, 64, False), False, "an unknown number of tokens per chunk"),
+        (Chunking(64, 16, 3, False), False, "4 tokens per chunk, 5.33 chunks per read"),
         (Chunking(64, 64, 3, True), None, "21.3 chunks per read"),
     ],
 )
@@ -84,6 +85,12 @@ def test_tokens_come_in_chunks_and_chunks_in_reads(seen, ok, detail):
     check = diagnosis.chunking(seen)
     assert (check.ok, bool(check.consequence)) == (ok, ok is not True)
     assert detail in check.detail
+
+
+def test_packed_tokens_that_also_come_in_blocks_are_both_told():
+    check = diagnosis.chunking(Chunking(64, 16, 3, False))
+    assert check.consequence.startswith("ITL is per chunk, not per token")
+    assert "; chunks come in blocks" in check.consequence
 
 
 @pytest.mark.parametrize(
