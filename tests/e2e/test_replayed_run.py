@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import subprocess
@@ -41,9 +42,33 @@ async def one(session, draw):
             await response.read()
 
 
+async def leave(session):
+    """Closes connections after the first token of a long answer, until the engine has not got to
+    the end of one. At 200 steps of a millisecond only a machine that stands still needs a second.
+    """
+    state = ""
+    for attempt in itertools.count():
+        name = f"left-{attempt}"
+        body = {"prompt": "long", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        headers = {"x-request-id": name}
+        async with session.post("/v1/completions", json=body, headers=headers) as response:
+            await response.content.readline()
+            response.close()
+        while not state.startswith("finished"):
+            async with session.get(f"/debug/requests/{name}") as response:
+                state = (await response.json())["state"]
+        if state == "finished_abort":
+            return
+        state = ""
+
+
 async def load(url, switch_to, seed):
     draw = random.Random(seed)
     async with aiohttp.ClientSession(url) as session:
+        await leave(session)
+        body = {"prompt": "short", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+        async with session.post("/v1/completions", json=body) as response:  # a step for each token
+            assert response.status == 200
         asked = [asyncio.create_task(one(session, draw)) for _ in range(60)]
         for mode in switch_to:
             async with session.put("/debug/policy", json={"mode": mode}) as response:
