@@ -41,8 +41,15 @@ SCHEDULE = np.dtype(
         ("after_failure", "?"),  # released also when a parent failed: the next request of a user
         ("temperature", "f4"),
         ("cancel_after_s", "f4"),  # cancelled on purpose so long after it was sent; 0 = not
+        ("ttft_slo_s", "f8"),  # what this request was promised; 0 = what its class was
+        ("tpot_slo_s", "f8"),
+        ("e2e_slo_s", "f8"),
     ]
 )
+OWN_SLO = {"ttft_s": "ttft_slo_s", "tpot_s": "tpot_slo_s", "e2e_s": "e2e_slo_s"}
+"""Metric → the column of the schedule that holds each request's own limit of it."""
+LATER = ("cancel_after_s", *OWN_SLO.values())
+"""Columns that older schedules lack: 0 there, and out of the fingerprint where all of one are 0."""
 EDGES = np.dtype([("request_id", "u4"), ("after", "u4")])
 REQUESTS = np.dtype(
     [
@@ -131,6 +138,14 @@ class FinishReason(IntEnum):
     tool_calls = 3
     content_filter = 4
     other = 5
+
+
+def own_limits(schedule: Schedule) -> dict[int, tuple[float, ...]]:
+    """By row, for rows that brought promises of their own: their limits in the order of `OWN_SLO`,
+    seconds, 0 for none."""
+    columns = np.column_stack([schedule[name] for name in OWN_SLO.values()])
+    rows = np.flatnonzero(columns.any(axis=1))
+    return {int(row): tuple(columns[row].tolist()) for row in rows}
 
 
 @dataclass(frozen=True)

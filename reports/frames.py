@@ -158,7 +158,7 @@ def _worth_along(population: Population, tails: NDArray[np.float64]) -> NDArray[
 def _limits(summary: Summary) -> dict[str, list[Record]]:
     limits: dict[str, list[Record]] = {name: [] for name in SPECTRUM_METRICS}
     for result in summary.slo:
-        if result.metric in limits:
+        if result.metric in limits and math.isfinite(result.limit):
             slo = parse_slo(result.text)
             limits[result.metric].append(
                 {

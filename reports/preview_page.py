@@ -38,7 +38,7 @@ def render(
         duration=format_duration(facts["duration_s"]),
         arrivals=_arrivals(facts["arrivals"]),
         lengths=_lengths(facts),
-        promises=_promises(facts["slo"]),
+        promises=[*map(_own, facts["own_slo"]), *_promises(facts["slo"])],
         captions=_CAPTIONS,
         raster_note=shown_note(facts),
         scenario_text=scenario_text,
@@ -69,6 +69,13 @@ def _lengths(facts: Mapping[str, Any]) -> list[list[str]]:
         ]
         for word in ("input", "output")
     ]
+
+
+def _own(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """The same of a promise that requests of a trace bring themselves."""
+    low, middle, high = (format_duration(one[end]) for end in ("min_s", "p50_s", "max_s"))
+    limits = f"{one['text']} ({low} to {high}, half of them at most {middle})"
+    return limits, "–", f"{one['n']} have one", ""
 
 
 def _promises(promises: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:

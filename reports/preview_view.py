@@ -22,7 +22,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
         f"{facts['n_measured']} of them in the measured window",
         f" ({facts['n_withdrawn']} to be cancelled on purpose)" if facts["n_withdrawn"] else "",
     )
-    return Group(title, "", _arrivals(arrivals), "", _lengths(facts), "", _promises(facts["slo"]))
+    return Group(title, "", _arrivals(arrivals), "", _lengths(facts), "", _promises(facts))
 
 
 def _arrivals(arrivals: Mapping[str, Any]) -> Table:
@@ -53,9 +53,20 @@ def _lengths(facts: Mapping[str, Any]) -> Table:
     return table
 
 
-def _promises(promises: list[Mapping[str, Any]]) -> Table | Text:
+def _promises(facts: Mapping[str, Any]) -> Group | Table | Text:
+    promises, own = facts["slo"], facts["own_slo"]
+    if own:
+        table = _table("promise of the trace", "requests", "min", "p50", "max")
+        for one in own:
+            ends = (format_duration(one[end]) for end in ("min_s", "p50_s", "max_s"))
+            table.add_row(one["text"], str(one["n"]), *ends)
+        return Group(table, "", _stated(promises)) if promises else table
     if not promises:
         return Text("no promise (slo) is made: the run will have no verdict", style="yellow")
+    return _stated(promises)
+
+
+def _stated(promises: list[Mapping[str, Any]]) -> Table:
     table = _table("promise", "requests needed to prove it", "in this window", "minutes needed")
     for promise in promises:
         needed, minutes = promise["n_needed"], promise["minutes_needed"]

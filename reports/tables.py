@@ -77,7 +77,7 @@ SLO_HEAD = ("promise", "measured", "at that confidence", "n", "verdict", "proven
 
 def _slo_row(result: SloResult, k: int) -> list[Cell]:
     path = f"slo.{k}"
-    text = f"{result.text} (implied)" if result.is_implied else result.text
+    text = f"{result.shown} (implied)" if result.is_implied else result.shown
     value = Cell(say(result.value, result.unit), f"{path}.value", result.unit)
     n = Cell(say_count(result.n), f"{path}.n")
     if result.scope == "request":

@@ -25,7 +25,8 @@ class Request:
 
     `output_tokens` is exact where the server accepts `ignore_eos`, at most otherwise. `messages`,
     when given, replaces `prompt` (multi-turn); each is (role, content). `priority` 0 and an empty
-    `tenant` are not sent: not every server knows these words.
+    `tenant` are not sent: not every server knows these words. `…_slo_s` is what this request was
+    promised by itself, None for nothing.
     """
 
     prompt: str
@@ -35,6 +36,9 @@ class Request:
     messages: tuple[tuple[str, str], ...] = ()
     priority: int = 0
     tenant: str = ""
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    e2e_slo_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +128,15 @@ class Adapter(Plugin, ABC):
 
     `model` is the API's model field. `ignore_eos` asks for exact output lengths, `include_usage`
     for token counts at the end of the stream, `continuous_usage` for running counts on every chunk.
-    `extra_body` is merged last (`merge_body`).
+    `sends_promises` tells the server what a request was promised by itself (the bundled engine
+    schedules by it; others may refuse the words). `extra_body` is merged last (`merge_body`).
     """
 
     model: str = ""
     ignore_eos: bool = True
     include_usage: bool = True
     continuous_usage: bool = False
+    sends_promises: bool = False
     extra_body: dict[str, Any] = Field(default_factory=dict)
 
     @abstractmethod

@@ -205,6 +205,8 @@ def common_body(adapter: Adapter, request: Request, limit_field: str) -> dict[st
         body["priority"] = request.priority
     if request.tenant:
         body["tenant"] = request.tenant
+    if adapter.sends_promises:
+        body |= _promises_ms(request)
     if adapter.include_usage:
         options = {"include_usage": True}
         if adapter.continuous_usage:
@@ -214,6 +216,16 @@ def common_body(adapter: Adapter, request: Request, limit_field: str) -> dict[st
         body["ignore_eos"] = True
         body["min_tokens"] = request.output_tokens
     return body
+
+
+def _promises_ms(request: Request) -> dict[str, float]:
+    """What the request was promised by itself, in the bundled engine's words."""
+    named = {
+        "ttft_slo_ms": request.ttft_slo_s,
+        "tpot_slo_ms": request.tpot_slo_s,
+        "deadline_ms": request.e2e_slo_s,
+    }
+    return {name: round(limit_s * 1e3, 6) for name, limit_s in named.items() if limit_s is not None}
 
 
 def merge_body(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Models:
     status: int
     max_len: dict[str, int | None]
     problem: str | None = None
+    is_bundled: bool = False  # served by slobench's own engine
 
     @property
     def ids(self) -> list[str]:
@@ -46,7 +47,7 @@ async def fetch_models(session: Session, endpoint: Endpoint, timeout_s: float) -
             response.status, {}, f"answered {response.status}: {endpoint.redact(said(body))}"
         )
     try:
-        return Models(200, parse_models(body))
+        return Models(200, parse_models(body), is_bundled=_is_bundled(body))
     except ValueError:
         head = endpoint.redact(one_line(body))[:80]
         return Models(200, {}, f"answered no list of models but {head!r}")
@@ -65,6 +66,12 @@ def parse_models(body: bytes) -> dict[str, int | None]:
         raise ValueError("no 'data' list")
     models = [m for m in data if isinstance(m, dict) and "id" in m]
     return {strip_controls(str(m["id"])): _length(m) for m in models}
+
+
+def _is_bundled(body: bytes) -> bool:
+    """Whether a list that `parse_models` could read is the bundled engine's."""
+    models = msgspec.json.decode(body)["data"]
+    return any(isinstance(m, dict) and m.get("owned_by") == "slobench" for m in models)
 
 
 def _length(model: dict[str, Any]) -> int | None:

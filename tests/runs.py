@@ -142,6 +142,14 @@ def with_manifest(run: Run, /, **changes: Any) -> Run:
     return replace(run, manifest={**run.manifest, **changes})
 
 
+def replace_schedule(run: Run, **columns: Any) -> Run:
+    """The run with some columns of its schedule replaced."""
+    schedule = run.schedule_rows.copy()
+    for name, values in columns.items():
+        schedule[name] = values
+    return replace(run, schedule_rows=schedule)
+
+
 def with_shard(run: Run, **changes: Any) -> Run:
     """The run with some readings of its only shard replaced."""
     shards = [{**run.instrument["shards"][0], **changes}]

@@ -224,10 +224,11 @@ def test_from_python(asked, tmp_path):
     assert len(found.probes) >= 1
 
 
-def ended(status=Status.ok, ttft_s=0.1):
+def ended(status=Status.ok, ttft_s=0.1, own=None):
     return {
         "class_id": 0, "status": status, "ttft_s": ttft_s, "lateness_s": 0.0, "tpot_s": 0.01,
         "e2e_s": 1.0, "close_s": 1.0, "max_stall_s": 0.02, "duration_s": 1.0, "n_events": 9,
+        "own_slo_s": own,
     }  # fmt: skip
 
 

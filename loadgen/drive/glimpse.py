@@ -7,7 +7,7 @@ look, and the events in them. The report's numbers come from the decoded rows in
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.drive.exchange import Exchange
-from loadgen.records import Status
+from loadgen.records import Schedule, Status, own_limits
 
 GAP_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
@@ -37,16 +37,19 @@ class Gaps:
 
 
 class Glimpses:
-    """Everything since the last `take`. `class_ids` is a class per row."""
+    """Everything since the last `take`."""
 
-    def __init__(self, class_ids: Sequence[int], looks_like_token: Callable[[bytes], bool]) -> None:
-        self._class_ids, self._looks_like_token = class_ids, looks_like_token
+    def __init__(self, schedule: Schedule, looks_like_token: Callable[[bytes], bool]) -> None:
+        self._class_ids: list[int] = schedule["class_id"].tolist()
+        self._looks_like_token = looks_like_token
+        self._own_slo_s = own_limits(schedule)
         self._ended: list[list[Any]] = []
         self._gaps: dict[int, Gaps] = {}
 
     def unsent(self, row: int, status: Status) -> None:
         """A row that never went out."""
-        self._ended.append([self._class_ids[row], int(status), *[None] * 7, 0])
+        own_slo_s = self._own_slo_s.get(row)
+        self._ended.append([self._class_ids[row], int(status), *[None] * 7, 0, own_slo_s])
 
     def ended(self, exchange: Exchange, status: Status, released_ns: int) -> None:
         """A row that did. Instants are nanoseconds on the exchange's clock."""
@@ -65,6 +68,7 @@ class Glimpses:
                 _seconds(longest_ns) if longest_ns else None,
                 _seconds(exchange.done_ns - exchange.sent_ns),
                 n_events,
+                self._own_slo_s.get(exchange.row),
             ]
         )
 
@@ -119,8 +123,10 @@ FIELDS = (
     "max_stall_s",
     "duration_s",
     "n_events",
+    "own_slo_s",
 )
-"""What the entries of a glimpse are; latencies from the release, `duration_s` from the send."""
+"""What the entries of a glimpse are; latencies from the release, `duration_s` from the send.
+`own_slo_s` are the limits a request brought itself, in the order of `records.OWN_SLO`, or None."""
 
 
 def _seconds(ns: int) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from loadgen.records import Schedule
+from loadgen.records import Schedule, own_limits
 from targets.base import Adapter, Request
 from targets.server_text import redact
 
@@ -91,6 +91,7 @@ class Payloads:
         self._ready: dict[int, bytes] = {}
         self._answers: dict[int, Callable[[], str]] = {}  # parent's row: its answer, to be read
         self._taken: set[int] = set()
+        self._own_slo_s = own_limits(schedule)
         self._next = 0
         self.n_late = 0
         n_bytes = int(schedule["input_tokens"].sum(dtype="u8")) / tokens_per_char
@@ -148,6 +149,9 @@ class Payloads:
             priority=int(plan["priority"]),
             tenant=self._tenants[int(plan["tenant_id"])],
         )
+        if own_s := self._own_slo_s.get(row):
+            ttft_s, tpot_s, e2e_s = (limit_s or None for limit_s in own_s)
+            request = replace(request, ttft_slo_s=ttft_s, tpot_slo_s=tpot_s, e2e_slo_s=e2e_s)
         http = self._adapter.encode(request)
         own = (
             *http.headers,

@@ -87,8 +87,7 @@ class Shard:
         self._live = _Live()
         self._glimpses: Glimpses | None = None
         if task.is_watched:
-            class_ids: list[int] = task.schedule["class_id"].tolist()
-            self._glimpses = Glimpses(class_ids, task.adapter.looks_like_token)
+            self._glimpses = Glimpses(task.schedule, task.adapter.looks_like_token)
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]

@@ -22,6 +22,7 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import (
     CHUNKS,
     EDGES,
+    LATER,
     NAMED,
     REQUESTS,
     SCHEDULE,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
-_ADDED = ("cancel_after_s",)  # columns that older files of this schema lack; 0 there
 Part = tuple[Requests, Chunks, Names]
 
 
@@ -237,7 +237,7 @@ def _read_table(path: Path, dtype: np.dtype[Any], names: Names) -> tuple[NDArray
             known += [text for text in words if text not in known]
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
-        elif field in table.column_names or field not in _ADDED:
+        elif field in table.column_names or field not in LATER:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names
 

@@ -19,6 +19,7 @@ from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import (
     CHUNKS,
     ON_PURPOSE,
+    OWN_SLO,
     Chunks,
     FinishReason,
     Names,
@@ -26,6 +27,7 @@ from loadgen.records import (
     Status,
     TokenSource,
     empty_requests,
+    own_limits,
 )
 from loadgen.run_options import Early
 from loadgen.workload.scenario import Scenario
@@ -84,7 +86,7 @@ class VirtualClient:
     ) -> None:
         self._schedule, self._names = plan.schedule, scenario.names()
         self._declared_max_tokens = declared_max_tokens
-        self._promises = _promises(scenario)
+        self._promises, self._own_slo_s = _promises(scenario), own_limits(plan.schedule)
         self._prompts = PromptIds(plan)
         self._timer = VirtualTimer()
         self._engine: Simulator | None = None
@@ -229,7 +231,12 @@ class VirtualClient:
     def _request(self, row: int, now_s: float) -> Request:
         planned = self._schedule[row]
         n_output = max(1, int(planned["output_tokens"]))
-        ttft_slo_s, tpot_slo_s, e2e_slo_s = self._promises[int(planned["class_id"])]
+        ttft_slo_s, tpot_slo_s, e2e_slo_s = (
+            float(planned[own]) or everybodys
+            for own, everybodys in zip(
+                OWN_SLO.values(), self._promises[int(planned["class_id"])], strict=True
+            )
+        )
         return Request(
             id=self._name(row),
             tokens=self._prompts.of(row),
@@ -313,6 +320,7 @@ class VirtualClient:
             "max_stall_s": max(gaps_s, default=None),
             "duration_s": done_s - float(rows["sent_s"][row]),
             "n_events": n,
+            "own_slo_s": self._own_slo_s.get(row),
         }
 
     def _check(self, now_s: float) -> None:
@@ -352,7 +360,7 @@ def _promises(scenario: Scenario) -> list[tuple[float | None, float | None, floa
     limits: list[Any] = []
     for asked in scenario.traffic().values():
         slos = [*shared, *(parse_slo(text) for text in asked.slo_texts())]
-        limits.append(tuple(_tightest(slos, name) for name in ("ttft_s", "tpot_s", "e2e_s")))
+        limits.append(tuple(_tightest(slos, name) for name in OWN_SLO))
     return limits
 
 

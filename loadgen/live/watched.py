@@ -13,8 +13,8 @@ import numpy as np
 from loadgen.drive.glimpse import FIELDS
 from loadgen.live.series import SERIES, Labels, Reading, Tally
 from loadgen.measure.catalog import PASSES_UNDEFINED
-from loadgen.measure.slo import Slo
-from loadgen.records import Schedule, Status
+from loadgen.measure.slo import Slo, for_one
+from loadgen.records import OWN_SLO, Schedule, Status
 
 Values = dict[str, Mapping[Labels, float | Tally]]
 _SUMMED = ("released", "sent", "in_flight", "waiting")
@@ -119,8 +119,11 @@ class Watched:
 
 def kept(ended: Mapping[str, Any], promises: Sequence[Slo]) -> bool:
     """Whether an answer that ended well kept all of the per-request promises, as far as undecoded
-    bytes tell. `ended` has the `FIELDS` of a glimpse."""
-    return all(_keeps(slo, ended) for slo in promises)
+    bytes tell, and the limits it brought itself. `ended` has the `FIELDS` of a glimpse."""
+    asked = promises
+    if own_slo_s := ended["own_slo_s"]:
+        asked = for_one(promises, dict(zip(OWN_SLO, own_slo_s, strict=True)))
+    return all(_keeps(slo, ended) for slo in asked)
 
 
 def _keeps(slo: Slo, ended: Mapping[str, Any]) -> bool:

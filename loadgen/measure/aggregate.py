@@ -28,11 +28,11 @@ from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
 from loadgen.measure.load import load_through
-from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.per_request import Mask, PerRequest, per_request, without_own
 from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
 from loadgen.measure.server import server_findings, server_summary
-from loadgen.measure.slo import Slo, parse_slo, ungrounded
+from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
 from loadgen.measure.stats import Interval, Percentile, wilson
 from loadgen.measure.stimulus import stimulus
@@ -77,9 +77,12 @@ def summarize(
     slos = [parse_slo(text) for text in own_texts] if slo is None else _other_slos(slo)
     by_class = promises_by_class(run)
     if slo is not None:
-        by_class = {name: [] for name in by_class}
-    everything = [*slos, *(own for promised in by_class.values() for own in promised)]
+        run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
+    everything = [*slos, *(own for promised in by_class.values() for own in promised)]
+    stated = {one.metric for one in everything if one.scope == "request"}
+    slos += [own_slo(metric) for metric in columns.own_slo_s if metric not in stated]
+    everything += _tightest_own(columns, due)
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
     load = load_through(run, columns, due, window)
     found = checks(run, columns, due, everything, load)
@@ -120,6 +123,16 @@ def summarize(
         backends=addresses,
         stimulus=sent,
     )
+
+
+def _tightest_own(columns: PerRequest, due: Mask) -> list[Slo]:
+    """One promise per metric that requests brought limits of: the strictest of those."""
+    found = []
+    for metric, own_s in columns.own_slo_s.items():
+        limits_s = own_s[due & (own_s > 0)]
+        if len(limits_s):
+            found.append(dataclasses.replace(own_slo(metric), limit=float(limits_s.min())))
+    return found
 
 
 def _other_slos(texts: Sequence[str]) -> list[Slo]:
@@ -290,8 +303,14 @@ def _judge(
     def judge(slo: Slo) -> SloResult:
         metric = METRICS[slo.metric]
         if slo.scope == "request":
-            n_kept = int(np.count_nonzero(due & keeps(columns, slo)))
-            return judge_request_slo(slo, n_kept, n_due, confidence)
+            own_s = columns.own_slo_s.get(slo.metric)
+            has_own = due & (own_s > 0) if own_s is not None else due & False
+            asked = has_own if math.isinf(slo.limit) else due
+            n_kept, n_asked = (
+                int(np.count_nonzero(m)) for m in (asked & keeps(columns, slo), asked)
+            )
+            n_own = int(np.count_nonzero(has_own))
+            return judge_request_slo(slo, n_kept, n_asked, confidence, n_own)
         if slo.quantile is not None:
             return judge_percentile(slo, samples.of(metric, with_failures=True), confidence)
         if slo.aggregate == "mean":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.per_request import Mask, PerRequest, per_request
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo, own_slo, parse_slo
 from loadgen.measure.stalls import stalled_rows
 from loadgen.records import Phase, Run, Status
 
@@ -75,23 +75,29 @@ def _came_due(run: Run) -> Mask:
 
 
 def keeps(columns: PerRequest, slo: Slo) -> Mask:
-    """Rows that kept one per-request promise.
+    """Rows that kept one per-request promise: by its limit, or that which they brought themselves.
 
     Only an answer that ended well and held a token keeps any. An undefined metric is a miss, but
     for those an answer may be too short to have (`PASSES_UNDEFINED`).
     """
-    values = columns.column(slo.metric)
-    within = values <= slo.limit if slo.operator == "<=" else values >= slo.limit
+    values, limit = columns.column(slo.metric), _limits(columns, slo)
+    within = values <= limit if slo.operator == "<=" else values >= limit
     if slo.metric in PASSES_UNDEFINED:
         within |= np.isnan(values)
     kept: Mask = within & columns.is_ok & columns.has_token
     return kept
 
 
+def _limits(columns: PerRequest, slo: Slo) -> float | NDArray[np.float64]:
+    own_s = columns.own_slo_s.get(slo.metric)
+    return slo.limit if own_s is None else np.where(own_s > 0, own_s, slo.limit)
+
+
 def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
-    """Rows that kept every per-request promise among `slos`; without any, those that ended well."""
+    """Rows that kept every per-request promise among `slos` and those they brought themselves;
+    without any, those that ended well."""
     met = columns.is_ok & columns.has_token
-    for slo in slos:
+    for slo in (*slos, *map(own_slo, columns.own_slo_s)):
         if slo.scope == "request":
             met = met & keeps(columns, slo)
     return met

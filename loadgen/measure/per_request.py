@@ -6,14 +6,15 @@ One entry per row of `run.request_rows`, failed and warm-up rows included; who c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
 from loadgen.measure.groups import BLOCK
-from loadgen.records import Chunks, Requests, Run, Schedule, Status, TokenSource
+from loadgen.records import OWN_SLO, Chunks, Requests, Run, Schedule, Status, TokenSource
 
 Seconds = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -64,6 +65,7 @@ class PerRequest:
     """Columns of shape [n_requests], float64 seconds, named and defined as in the catalogue.
 
     `output_tokens` is n: as counted by whoever `token_source` names, else one per chunk.
+    `own_slo_s`: by metric, the limits that requests brought themselves, where any did (0: none).
     """
 
     is_ok: Mask
@@ -83,6 +85,7 @@ class PerRequest:
     connect_s: Seconds
     lateness_s: Seconds
     gaps: Gaps
+    own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
     def column(self, metric: str) -> Seconds:
         """A per-request metric by its catalogue name."""
@@ -123,7 +126,20 @@ def per_request(run: Run) -> PerRequest:
         connect_s=np.where(opened, _column(rows, "connected_s") - sent_s, np.nan),
         lateness_s=_lateness_s(schedule, sent_s - released_s),
         gaps=gaps,
+        own_slo_s={
+            metric: _column(schedule, name)
+            for metric, name in OWN_SLO.items()
+            if schedule[name].any()
+        },
     )
+
+
+def without_own(run: Run) -> Run:
+    """The run as if no request had brought promises of its own."""
+    schedule = run.schedule_rows.copy()
+    for name in OWN_SLO.values():
+        schedule[name] = 0.0
+    return replace(run, schedule_rows=schedule)
 
 
 def _column(rows: Requests, name: str) -> Seconds:

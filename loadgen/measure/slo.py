@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.errors import nearest
@@ -101,6 +102,20 @@ def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:
         )
     _check_scope(metric, aggregate, text)
     return metric, aggregate, quantile
+
+
+def own_slo(metric: str) -> Slo:
+    """That each request keeps the limit of a metric which it brought itself, if it did."""
+    text = f"{METRICS[metric].slo} <= the request's own"
+    return Slo(text, scope="request", metric=metric, operator="<=", limit=math.inf)
+
+
+def for_one(slos: Sequence[Slo], own_s: Mapping[str, float]) -> list[Slo]:
+    """What one request was promised: of a metric that it brought a limit of (`own_s`, seconds, 0 is
+    none), that limit in place of everybody's."""
+    own = {metric: limit_s for metric, limit_s in own_s.items() if limit_s > 0}
+    everybodys = [slo for slo in slos if slo.scope == "request" and slo.metric not in own]
+    return everybodys + [replace(own_slo(m), limit=limit_s) for m, limit_s in own.items()]
 
 
 def from_goodput(pairs: Iterable[str]) -> list[str]:

@@ -27,7 +27,8 @@ class SloResult:
     its side keeps it too; else `n_needed` samples would tell, if nothing else changes.
     `scope` request: `value` is the *share* of due requests that kept it, with Wilson's interval;
     such promises are judged together through attainment, so `met` and `proven` are None.
-    `is_implied`: nobody wrote it; see `promises`.
+    `is_implied`: nobody wrote it; see `promises`. `n_own` of the `n` requests were asked the limit
+    that they brought themselves.
     """
 
     text: str
@@ -42,6 +43,14 @@ class SloResult:
     proven: bool | None
     n_needed: int | None
     is_implied: bool = False
+    n_own: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The promise, and how many requests it was not asked of because they brought their own."""
+        if not self.n_own:
+            return self.text
+        return f"{self.text} ({say_count(self.n_own)} of {say_count(self.n)} by their own limit)"
 
     @property
     def unit(self) -> Literal["s", "per_s", "share"]:
@@ -71,12 +80,14 @@ def promises(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
     return stated + [(parse_slo(IMPLIED_ATTAINMENT), True)] * (asks_each and not states_share)
 
 
-def judge_request_slo(slo: Slo, n_kept: int, due: int, confidence: float) -> SloResult:
-    """How many of the due requests kept a per-request promise."""
+def judge_request_slo(
+    slo: Slo, n_kept: int, due: int, confidence: float, n_own: int = 0
+) -> SloResult:
+    """How many of the due requests kept a per-request promise; `n_own` by their own limit."""
     share = wilson(n_kept, due, confidence)
     return SloResult(
         slo.text, "request", slo.metric, slo.limit, share.value, share.low, share.high, due,
-        met=None, proven=None, n_needed=None,
+        met=None, proven=None, n_needed=None, n_own=n_own,
     )  # fmt: skip
 
 

@@ -47,6 +47,10 @@ class Arrivals(Plugin, ABC):
         know more."""
         return Traffic(self.times(rng, horizon_s))
 
+    def promised(self) -> tuple[str, ...]:
+        """The per-request metrics of which arrivals may bring a limit of their own."""
+        return ()
+
     def pause(self) -> Durations | None:
         """Closed loop: how long each source waits after its last answer before it asks again, and
         `times` are the first instants only. None: an open loop, every instant is in `times`."""

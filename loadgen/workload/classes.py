@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Val
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.errors import nearest
-from loadgen.measure.slo import parse_slo, ungrounded
+from loadgen.measure.slo import own_slo, parse_slo, ungrounded
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
@@ -53,13 +53,6 @@ SloEntry = Annotated[
     PlainSerializer(_written),
 ]
 SloList = Annotated[tuple[SloEntry, ...], Field(strict=False)]
-
-
-def _grounded(slo: tuple[str | SloPreset, ...]) -> tuple[str | SloPreset, ...]:
-    problem = ungrounded(parse_slo(text) for text in expanded(slo))
-    if problem is not None:
-        raise ValueError(problem)
-    return slo
 
 
 class Session(Strict):
@@ -120,7 +113,7 @@ class TrafficClass(Strict):
     requests: Requests | None = None
     session: Session | None = None
     chain: Chain = ()
-    slo: Annotated[SloList, AfterValidator(_grounded)] = ()
+    slo: SloList = ()
     priority: Annotated[int, Field(ge=-32768, le=32767)] = 0
     tenant: Annotated[str, Field(min_length=1, max_length=64)] = DEFAULT_TENANT
 
@@ -153,6 +146,10 @@ class TrafficClass(Strict):
             yield ("requests",), "this key is required"
         for path, requests in self._asked():
             yield from _missing(path, requests, is_replay or has_texts)
+        brought = map(own_slo, () if arrivals is None else arrivals.promised())
+        lonely = ungrounded((parse_slo(text) for text in self.slo_texts()), elsewhere=brought)
+        if lonely is not None:
+            yield ("slo",), lonely
 
     def _asked(self) -> Iterator[tuple[tuple[str | int, ...], Requests]]:
         if self.requests is not None:

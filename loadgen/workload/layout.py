@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError
-from loadgen.records import SCHEDULE, Schedule, Times
+from loadgen.records import OWN_SLO, SCHEDULE, Schedule, Times
 from loadgen.workload.classes import Step, TrafficClass
 from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
@@ -84,6 +84,9 @@ def lay_out(
     for number, step in enumerate(steps):
         mine = places(place == number) if asked.chain else row_numbers(n_rows)
         _ask(rows, mine, unit[mine], step, traffic, owner, is_step=bool(asked.chain))
+    for column in OWN_SLO.values():
+        if (promised_s := getattr(traffic, column)) is not None:
+            rows[column] = promised_s[unit_source[unit]]
     child, parent = _edges_within(asked, first, place)
     _think(asked, rows, place, owner)
     if asked.session is not None:

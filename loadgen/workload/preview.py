@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from loadgen.measure.arrival_stats import describe_arrivals
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo, own_slo, parse_slo
 from loadgen.measure.stats import least_n
-from loadgen.records import Edges, Phase, Schedule
+from loadgen.records import OWN_SLO, Edges, Phase, Schedule
 from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.pairs import mean_pair
@@ -64,12 +64,25 @@ def preview(
             _proof(slo, n_measured - n_withdrawn, scenario.phases.measure, confidence)
             for slo in scenario.promises()
         ],
+        "own_slo": _own_promises(schedule),
         "classes": {
             name: _class(name, schedule[schedule["class_id"] == number], scenario, confidence)
             for number, name in enumerate(classes)
             if scenario.classes
         },
     }
+
+
+def _own_promises(rows: Schedule) -> list[dict[str, Any]]:
+    """What requests of the measured window brought themselves: how many, and limits in seconds."""
+    found = []
+    for metric, column in OWN_SLO.items():
+        limits_s = rows[column][(rows["phase"] == Phase.measure) & (rows[column] > 0)]
+        if len(limits_s):
+            p50_s = float(np.quantile(limits_s, 0.5, method="inverted_cdf"))
+            ends = {"min_s": float(limits_s.min()), "p50_s": p50_s, "max_s": float(limits_s.max())}
+            found.append({"text": own_slo(metric).text, "n": len(limits_s), **ends})
+    return found
 
 
 def _measured(rows: Schedule) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from pydantic import (
 
 from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
-from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
+from loadgen.measure.slo import Slo, lateness_limit_s, own_slo, parse_slo, ungrounded
 from loadgen.records import Names
 from loadgen.units import Seconds, Share
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
@@ -153,6 +153,7 @@ class Scenario(Strict):
                     yield (key,), "with classes this stands in each class; move it there"
             yield from self._problems_of_classes(has_texts)
         of_classes = [parse_slo(t) for c in self.classes.values() for t in c.slo_texts()]
+        of_classes += map(own_slo, self.promised())
         lonely = ungrounded(self.promises(), elsewhere=of_classes)
         if lonely is not None:
             yield ("slo",), lonely
@@ -202,6 +203,11 @@ class Scenario(Strict):
     def promises(self) -> tuple[Slo, ...]:
         """The SLO expressions about all traffic, parsed, in the order they are written."""
         return tuple(parse_slo(text) for text in self.slo_texts())
+
+    def promised(self) -> tuple[str, ...]:
+        """The per-request metrics of which requests may bring a limit of their own."""
+        kinds = (self.arrivals, *(one.arrivals for one in self.classes.values()))
+        return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.promised()))
 
     @property
     def lateness_limit_s(self) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError, nearest
-from loadgen.records import EDGES, SCHEDULE, Edges, Phase, Schedule
+from loadgen.records import EDGES, LATER, SCHEDULE, Edges, Phase, Schedule
 from loadgen.workload.arrivals import Arrivals
 from loadgen.workload.classes import TrafficClass
 from loadgen.workload.durations import Durations
@@ -27,7 +27,7 @@ from loadgen.workload.streams import Purpose, stream
 from loadgen.workload.traffic import Traffic
 
 MAX_REQUESTS = 20_000_000
-"""About 1.4 GB of schedule; more is a mistyped rate."""
+"""About 1.8 GB of schedule; more is a mistyped rate."""
 
 
 class Plan(NamedTuple):
@@ -104,22 +104,22 @@ def merge(parts: Sequence[Schedule]) -> Schedule:
 
 
 def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
-    """The fingerprint by which two runs are known to have sent the same requests (hex); edges and
-    cancels, where there are any, are part of it (a plan without them has the fingerprint that it
-    had before they existed).
+    """The fingerprint by which two runs are known to have sent the same requests (hex); edges,
+    cancels and requests' own promises, where there are any, are part of it (a plan without them has
+    the fingerprint that it had before they existed).
 
     Across machine types compare recorded files: the last bit of a logarithm may differ.
     """
-    has_cancels = bool(schedule["cancel_after_s"].any())
-    kept = schedule if has_cancels else _without(schedule, "cancel_after_s")
+    unused = [name for name in LATER if not schedule[name].any()]
+    kept = _without(schedule, unused) if unused else schedule
     digest = hashlib.sha256(np.ascontiguousarray(kept).tobytes())
     if edges is not None:
         digest.update(np.ascontiguousarray(edges).tobytes())
     return digest.hexdigest()
 
 
-def _without(schedule: Schedule, column: str) -> NDArray[np.void]:
-    names = [name for name in schedule.dtype.names or () if name != column]
+def _without(schedule: Schedule, columns: Sequence[str]) -> NDArray[np.void]:
+    names = [name for name in schedule.dtype.names or () if name not in columns]
     rows = np.empty(len(schedule), [(name, schedule.dtype[name]) for name in names])
     for name in names:
         rows[name] = schedule[name]

@@ -49,7 +49,7 @@ class _Cycle:
 
 
 class TraceArrivals(Arrivals):
-    """The instants, lengths, shared prefixes and sessions of a recorded trace, row by row.
+    """Instants, lengths, shared prefixes, sessions and promises of a recorded trace, row by row.
 
     In this order: `only` keeps some of the file's classes, `window` cuts a part out, `thin` keeps
     each request with that probability p, independently (a dispersion of I becomes 1 + p(I − 1)),
@@ -112,7 +112,11 @@ class TraceArrivals(Arrivals):
             class_name=np.array(trace.classes)[trace.class_ids[rows]]
             if len(trace.classes) > 1
             else None,
+            **{column: limits_s[rows] for column, limits_s in trace.slo_s.items()},
         )
+
+    def promised(self) -> tuple[str, ...]:
+        return self.format.promised()
 
     def notes(self) -> tuple[str, ...]:
         """What reading the file dropped, reordered or approximated."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from loadgen.records import Times
 
 Column = NDArray[np.uint32]
+Limits = NDArray[np.float64]  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Traffic:
     `scheduled_s`: seconds, sorted, in [0, horizon). `input_tokens` counts the whole prompt, its
     `prefix_tokens` included; rows with one `prefix_id` (from 1; 0 = none) begin with the same text,
     as far as the shorter of their prefixes goes. Rows with one `session_id` belong together and are
-    never split over load generators. `class_name` names a class of the scenario.
+    never split over load generators. `class_name` names a class of the scenario. `…_slo_s` is what
+    each request was promised, in seconds; 0 where it was nothing of its own.
     """
 
     scheduled_s: Times
@@ -30,6 +32,9 @@ class Traffic:
     prefix_tokens: Column | None = None
     session_id: Column | None = None
     class_name: NDArray[np.str_] | None = None
+    ttft_slo_s: Limits | None = None
+    tpot_slo_s: Limits | None = None
+    e2e_slo_s: Limits | None = None
 
     def __len__(self) -> int:
         return len(self.scheduled_s)

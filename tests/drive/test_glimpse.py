@@ -6,6 +6,7 @@ from loadgen.drive.exchange import Exchange
 from loadgen.drive.glimpse import FIELDS, GAP_BOUNDS_S, Glimpses
 from loadgen.records import Status
 from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
+from tests.runs import schedule_rows
 
 MS = 1_000_000
 
@@ -20,8 +21,8 @@ def answered(*reads, row=0):
     return made
 
 
-def told(*exchanges, class_ids=(0, 0, 0), status=Status.ok):
-    glimpses = Glimpses(class_ids, ADAPTER.looks_like_token)
+def told(*exchanges, status=Status.ok):
+    glimpses = Glimpses(schedule_rows([0.0, 0.1, 0.2]), ADAPTER.looks_like_token)
     for exchange in exchanges:
         glimpses.ended(exchange, status, 1000 * MS)
     beat = glimpses.take()
@@ -72,12 +73,15 @@ def test_one_token_has_no_gap_and_no_answer_has_no_first_token():
 
 
 def test_classes_are_told_apart_and_everything_is_told_once():
-    glimpses = Glimpses((1, 0, 1), ADAPTER.looks_like_token)
+    rows = schedule_rows([0.0, 0.1, 0.2])
+    rows["class_id"], rows["tpot_slo_s"][1] = (1, 0, 1), 0.05
+    glimpses = Glimpses(rows, ADAPTER.looks_like_token)
     for row in (0, 1):
         glimpses.ended(answered(token("a"), token("b"), row=row), Status.ok, 1000 * MS)
     glimpses.unsent(2, Status.dropped)
     beat = glimpses.take()
     assert [line[:2] for line in beat["ended"]] == [[1, 0], [0, 0], [1, Status.dropped]]
+    assert [line[-1] for line in beat["ended"]] == [None, (0.0, 0.05, 0.0), None]
     assert [len(line) for line in beat["ended"]] == [len(FIELDS)] * 3
     assert sorted(entry[0] for entry in beat["gaps"]) == [0, 1]
     assert glimpses.take() == {"ended": [], "gaps": []}

@@ -122,3 +122,17 @@ def test_priority_tenant_and_temperature_are_those_of_the_row():
     assert [body.get("priority") for body in bodies] == [2, -1, None]
     assert [body.get("tenant") for body in bodies] == ["web", None, "web"]
     assert [body["temperature"] for body in bodies] == [0.7] * 3
+
+
+def test_a_promise_of_its_own_is_told_to_a_server_that_schedules_by_it():
+    rows = plan(1)
+    rows["ttft_slo_s"], rows["e2e_slo_s"] = 0.3, 4.5
+    talk = Talk(is_real=False)
+    knows = OpenAIChat(model="m", sends_promises=True)
+    bodies = [
+        said(Payloads(rows, talk.ask, adapter, HEAD, "run").take(0))
+        for adapter in (knows, OpenAIChat(model="m"))
+    ]
+    told, silent = ({k: v for k, v in b.items() if k.endswith("_ms")} for b in bodies)
+    assert told == {"ttft_slo_ms": 300.0, "deadline_ms": 4500.0}
+    assert silent == {}

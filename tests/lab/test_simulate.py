@@ -233,3 +233,21 @@ def test_planning_ahead_wastes_a_row_for_each_answer_that_stops_by_itself():
     n_wasted = ahead.manifest["engine"]["padding_tokens"]
     assert len(ahead.request_rows) - 1 <= n_wasted <= len(ahead.request_rows)
     assert simulate(scenario, declared_max_tokens=50).manifest["engine"]["padding_tokens"] == 0
+
+
+def test_a_request_is_scheduled_by_the_promise_it_brought(tmp_path):
+    """Ten long prompts at once before a short one that was promised more: it goes first."""
+    lines = [f"0.{k:03},4000,2,{20000 if k < 10 else 500}" for k in range(11)]
+    trace = tmp_path / "t.csv"
+    trace.write_text("\n".join(["when,in,out,first", *lines, "20,10,1,"]) + "\n")
+    columns = {"kind": "columns", "time": "when", "input_tokens": "in", "output_tokens": "out"}
+
+    def ttft_s(**more):
+        arrivals = {"kind": "trace", "path": str(trace), "format": {**columns, **more}}
+        run = simulate(
+            on_a_grid(n_in=1, arrivals=arrivals, requests=None), mode="deadline", shape="8b"
+        )
+        rows = run.request_rows
+        return (rows["first_token_s"] - rows["released_s"])[10]
+
+    assert ttft_s(ttft_slo="first") < 0.5 * ttft_s()

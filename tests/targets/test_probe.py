@@ -16,7 +16,7 @@ from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import CHECKS, two_point_fit, without_refused
 from targets.probe import preflight
-from targets.served_models import parse_models
+from targets.served_models import _is_bundled, parse_models
 
 TEXT = "many words of the workload's own text " * 200
 
@@ -48,6 +48,12 @@ def test_a_healthy_server_passes_every_check(mock_url):
     assert found.adapter.continuous_usage
     assert found.is_output_exact
     assert "on every chunk" in check(found, "usage").detail
+
+
+def test_only_our_own_servers_are_told_what_a_request_was_promised(mock_url):
+    """`mock` calls itself ours as the bundled engine does; a launched stranger does not."""
+    assert probe(mock_url).adapter.sends_promises
+    assert not _is_bundled(b'{"data": [{"id": "m", "owned_by": "vllm"}, {"id": "n"}]}')
 
 
 def test_both_apis_are_probed_and_fitted(mock_url):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from loadgen.records import OWN_SLO
 from loadgen.workload.traces.json_lines import read_json_table
 from loadgen.workload.traces.table import first_line, read_csv
 from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
@@ -18,7 +19,9 @@ class Named(TraceFormat):
     """A CSV file with a header, or flat JSON lines, whose columns are named here.
 
     `time` may hold numbers (of `unit`) or dates with times (ISO 8601); `session` and `class` name
-    optional columns. Which of the two a file is shows in its first character.
+    optional columns. `ttft_slo`, `tpot_slo` and `e2e_slo` name columns of what each request was
+    promised, numbers of `slo_unit`; an empty cell or 0 is no promise of its own. Which of the two a
+    file is shows in its first character.
     """
 
     kind = "columns"
@@ -28,11 +31,16 @@ class Named(TraceFormat):
     session: ColumnName | None = None
     class_column: Annotated[ColumnName | None, Field(alias="class")] = None
     unit: Literal["s", "ms", "us", "ns"] = "s"
+    ttft_slo: ColumnName | None = None
+    tpot_slo: ColumnName | None = None
+    e2e_slo: ColumnName | None = None
+    slo_unit: Literal["s", "ms", "us"] = "ms"
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
 
     def parse(self, content: bytes, source: str) -> Trace:
         names = (self.time, self.input_tokens, self.output_tokens, self.session, self.class_column)
-        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        limits = self._limits()
+        wanted = list(dict.fromkeys(n for n in (*names, *limits.values()) if n is not None))
         table = (
             read_json_table(content, source, wanted)
             if first_line(content)[0][:1] == b"{"
@@ -51,5 +59,14 @@ class Named(TraceFormat):
             output_tokens=table.whole_numbers(self.output_tokens),
             session_ids=sessions,
             classes=None if self.class_column is None else table.words(self.class_column),
+            slo_s={OWN_SLO[m]: table.seconds(n, self.slo_unit) for m, n in limits.items()},
         )
         return build_trace(source, self.kind, columns)
+
+    def promised(self) -> tuple[str, ...]:
+        return tuple(self._limits())
+
+    def _limits(self) -> dict[str, str]:
+        """Metric → the column with each row's limit of it."""
+        named = {"ttft_s": self.ttft_slo, "tpot_s": self.tpot_slo, "e2e_s": self.e2e_slo}
+        return {metric: name for metric, name in named.items() if name is not None}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _FARTHEST_S = 8_800_000_000  # from 1970; beyond, nanoseconds would overflow 64 bits
+_LONGEST_S = 86_400.0
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _DECIMAL = r"^\+?(?P<whole>-?\d+)(?:\.(?P<part>\d{0,9})\d*)?$"
 _INSTANT = (
@@ -62,6 +63,11 @@ class Table:
         """
         first: dict[bool, int] = {}  # row of the first value with a zone, and of the first without
         return np.concatenate([self._instants(name, first, *part) for part in self._parts(name)])
+
+    def seconds(self, name: str, unit: str) -> NDArray[np.float64]:
+        """A column of durations of a unit (s, ms, us) in seconds, 0 to a day; 0 for an empty
+        cell."""
+        return np.concatenate([self._seconds(name, unit, *part) for part in self._parts(name)])
 
     def words(self, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         """A column of names as (index of each row's, names in order of first use)."""
@@ -106,6 +112,17 @@ class Table:
         if bad.size:
             self._refuse(name, text, int(bad[0]), row, _TOKEN_COUNT)
         return values
+
+    def _seconds(self, name: str, unit: str, text: Any, row: int) -> NDArray[np.float64]:
+        import pyarrow.compute as pc
+
+        expected = f"{unit}, from 0 to a day, or nothing"
+        filled = pc.if_else(pc.equal(text, ""), "0", text)
+        seconds_s = self._floats(name, filled, row, expected) / (10**9 // NS_PER_UNIT[unit])
+        bad = np.flatnonzero((seconds_s < 0) | (seconds_s > _LONGEST_S))
+        if bad.size:
+            self._refuse(name, text, int(bad[0]), row, expected)
+        return seconds_s
 
     def _floats(self, name: str, text: Any, row: int, expected: str) -> NDArray[np.float64]:
         import pyarrow as pa

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,9 @@ class Trace:
     `times_s` counts from the first request, and is NaN throughout where the file has no times.
     `prefix_ids` and `prefix_tokens` say which text a prompt begins with and how much of it: two
     rows of one id share the smaller of their two prefixes. `session_ids` number conversations from
-    1. `parents` is the row that a row answers, −1 for none. `class_ids` index `classes`. `notes`
-    say what was dropped, reordered or approximated, and how much of it.
+    1. `parents` is the row that a row answers, −1 for none. `class_ids` index `classes`. `slo_s`
+    are the promises that rows carry, by the schedule's column (0: none). `notes` say what was
+    dropped, reordered or approximated, and how much of it.
     """
 
     source: str
@@ -43,6 +44,7 @@ class Trace:
     parents: Parents
     class_ids: NDArray[np.uint16]
     classes: tuple[str, ...] = ("default",)
+    slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -67,6 +69,7 @@ class Columns:
     session_ids: Ids | None = None
     parents: NDArray[np.int64] | None = None
     classes: tuple[NDArray[np.integer], tuple[str, ...]] | None = None
+    slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -79,6 +82,10 @@ class TraceFormat(Plugin, ABC):
     def is_mine(cls, fields: Collection[str]) -> bool:
         """Whether a file whose first record has these columns or keys is of this format."""
         return False
+
+    def promised(self) -> tuple[str, ...]:
+        """The per-request metrics of which rows state a limit of their own."""
+        return ()
 
     @abstractmethod
     def parse(self, content: bytes, source: str) -> Trace:
@@ -136,6 +143,7 @@ def build_trace(source: str, kind: str, columns: Columns) -> Trace:
         parents=_moved(columns.parents, order, n, n_kept),
         class_ids=class_ids[order].astype(np.uint16, copy=False),
         classes=classes,
+        slo_s={column: limits_s[order] for column, limits_s in columns.slo_s.items()},
         notes=tuple(notes),
     )
 
