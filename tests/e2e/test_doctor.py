@@ -25,6 +25,7 @@ def doctor(cli, cwd, *words, **environ):
     return facts, result.stderr
 
 
+@pytest.mark.alone
 def test_this_machine_has_a_ceiling_or_a_reason(cli, tmp_path, truth_cache):
     facts, told = doctor(cli, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert {"cores", "timer", "open files"} <= {check["check"] for check in facts["checks"]}
@@ -42,6 +43,7 @@ def test_this_machine_has_a_ceiling_or_a_reason(cli, tmp_path, truth_cache):
         )
 
 
+@pytest.mark.alone
 def test_the_proof_holds_a_run_against_the_servers_own_log(cli, tmp_path, truth_cache):
     facts, _ = doctor(cli, tmp_path, "--prove")
     trial = facts["trials"][0]

@@ -124,6 +124,7 @@ def test_two_workers_rows_are_the_servers_rows_once_each(measured):
     assert len(run.instrument["shards"]) == 2
 
 
+@pytest.mark.alone
 def test_a_busy_loop_on_the_clients_core_is_invalid_and_named(cli, tmp_path, truth_cache):
     """However soon the kernel lets the client in, the core is never idle."""
     loop = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(1, flush=True)\n"
