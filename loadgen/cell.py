@@ -7,14 +7,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.manifest import version, without_key
 from loadgen.run_directory import free
-from loadgen.run_options import RunOptions
+from loadgen.run_options import RunOptions, Watch
 from loadgen.workload.scenario import Scenario
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=@+-]{0,119}")
@@ -33,6 +33,10 @@ class Cell:
     target: str
     options: RunOptions
     factors: Mapping[str, str] = field(default_factory=dict)
+
+    def watched(self, watch: Watch) -> Cell:
+        """The same, watched while its runs go on."""
+        return replace(self, options=replace(self.options, watch=watch))
 
     @property
     def server_key(self) -> tuple[object, ...]:

@@ -27,6 +27,7 @@ from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import SlobenchError
 from loadgen.records import Run
 from loadgen.run import SIMULATED, Finished, execute
+from loadgen.run_options import NOBODY
 from loadgen.target import Server, finish, tell
 from loadgen.workload.scenario import Scenario
 from targets.preflight import Check
@@ -155,7 +156,8 @@ def _run(turn: Turn, servers: CellServer, console: Console, between: Between) ->
     options = replace(
         cell.options, out_dir=turn.directory, force=False, name=f"{cell.name}-r{turn.repeat}"
     )
-    if cell.target == SIMULATED:  # a new engine every time
+    if cell.target == SIMULATED:  # a new engine every time, in a time that nobody can watch
+        options = replace(options, watch=NOBODY)
         return execute(scenario, cell.target, options, console)
     begin_s = time.monotonic()
     server = servers.open(cell)

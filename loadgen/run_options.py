@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -11,15 +11,20 @@ from typing import Any, Literal, Protocol
 @dataclass(frozen=True)
 class Watch:
     """How a run can be watched from outside: a Prometheus endpoint at `host:port` (0: a free port),
-    and OpenTelemetry to a collector, "" meaning the one that the OTEL_… variables name."""
+    and OpenTelemetry to a collector, "" meaning the one that the OTEL_… variables name. `show` is
+    given what is to be shown of each run where several share an endpoint (`live.watching`)."""
 
     port: int | None = None
     host: str = "127.0.0.1"
     otlp: str | None = None
+    show: Callable[[Any], None] | None = None
 
     @property
     def is_on(self) -> bool:
-        return self.port is not None or self.otlp is not None
+        return self.port is not None or self.otlp is not None or self.show is not None
+
+
+NOBODY = Watch()
 
 
 class Early(Protocol):

@@ -4,8 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from loadgen.command.asked import read_watch
+from loadgen.command.asked import read_watch, watched_together
 from loadgen.errors import UsageError
+from loadgen.run_options import NOBODY, Watch
 
 INSTALLED = find_spec("opentelemetry") is not None
 URL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
@@ -33,3 +34,10 @@ def test_the_flag_wins_and_says_what_is_missing():
             read_watch(None, "127.0.0.1", "http://a:4318", URL)
         return
     assert read_watch(None, "127.0.0.1", "http://a:4318", URL).otlp == "http://a:4318"
+
+
+def test_runs_that_are_all_simulated_cannot_be_watched():
+    with pytest.raises(UsageError, match="virtual time"), watched_together(Watch(port=0), ["sim"]):
+        raise AssertionError("was begun")
+    with watched_together(Watch(), ["sim"]) as each:
+        assert each == NOBODY

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import typer
+
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
-from loadgen.run_options import Watch
+from loadgen.run_options import NOBODY, Watch
 from loadgen.units import parse_duration_s, parse_share
 
 if TYPE_CHECKING:
@@ -106,6 +110,31 @@ def read_confidence(value: float | None) -> float | None:
     if value is not None and not 0.5 <= value < 1:
         raise UsageError(f"--confidence {value}: expected a value from 0.5 to below 1, e.g. 0.95")
     return value
+
+
+def watch_flags(port: int | None, host: str, otlp: str | None) -> Watch:
+    """The flags as they were typed, for `watched_together`."""
+    return Watch(port, host, otlp)
+
+
+@contextlib.contextmanager
+def watched_together(flags: Watch, targets: Iterable[str]) -> Iterator[Watch]:
+    """How each of several runs, one after the other, is watched: as the `flags` say and the
+    environment, at one endpoint for all. Raises UsageError where a flag asks for it and every
+    target is simulated."""
+    from loadgen.live.watching import one_endpoint
+
+    if all(target == "sim" for target in targets):
+        if flags.is_on:
+            raise UsageError(
+                "--metrics-port and --otlp: the simulator runs in virtual time, which nobody can "
+                "watch"
+            )
+        yield NOBODY
+        return
+    watch = read_watch(flags.port, flags.host, flags.otlp, os.environ)
+    with one_endpoint(watch, lambda line: typer.echo(line, err=True)) as each:
+        yield each
 
 
 def read_watch(port: int | None, host: str, otlp: str | None, environ: Mapping[str, str]) -> Watch:

@@ -6,17 +6,25 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from loadgen.command.asked import cache_dir, read_duration_s, read_share, read_workers
+from loadgen.command.asked import (
+    cache_dir,
+    read_duration_s,
+    read_share,
+    read_workers,
+    watched_together,
+)
 from loadgen.command.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 from loadgen.units import parse_rate_per_s
 
 if TYPE_CHECKING:
+    from loadgen.run_options import Watch
     from loadgen.workload.scaling import Over
     from loadgen.workload.scenario import Scenario
 
@@ -36,6 +44,7 @@ def capacity(
     engine: str,
     workers: str,
     plugins: Sequence[Path],
+    watch: Watch,
     as_json: bool,
 ) -> int:
     """Search, print the probes and the answer; the exit code."""
@@ -72,7 +81,10 @@ def capacity(
         confidence=_inside("--confidence", confidence, 0.5, 0.999),
         precision=_inside("--precision", precision, 0.002, 0.5),
     )
-    answer = search(asked, out, Console(stderr=True, highlight=False), resume=resume)
+    console = Console(stderr=True, highlight=False)
+    with watched_together(watch, [chosen]) as each:
+        asked = replace(asked, options=replace(options, watch=each))
+        answer = search(asked, out, console, resume=resume)
     if as_json:
         print_json(answer.to_json())
     else:

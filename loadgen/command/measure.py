@@ -24,12 +24,11 @@ from loadgen.command.guard import INTERRUPTED
 from loadgen.command.terminal import print_json, stdout, tell
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
-from loadgen.run_options import Watch
+from loadgen.run_options import NOBODY, Watch
 
 if TYPE_CHECKING:
     from loadgen.workload.scenario import Scenario
 
-NOBODY = Watch()
 Exports = Sequence[tuple[str, Path | None]]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from loadgen.command.asked import cache_dir
+from loadgen.command.asked import cache_dir, watched_together
 from loadgen.command.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 from loadgen.measure.judgement import FAIL_ON
@@ -20,6 +20,7 @@ from loadgen.plugins import load_plugin
 
 if TYPE_CHECKING:
     from loadgen.nightly.night import Night
+    from loadgen.run_options import Watch
 
 _INTERRUPTED = 130
 
@@ -33,6 +34,7 @@ def nightly(
     fail_on: str | None,
     accepts: bool,
     plugins: Sequence[Path],
+    watch: Watch,
     as_json: bool,
 ) -> int:
     """Measure and judge a night, or accept the last one's level; the exit code."""
@@ -57,7 +59,8 @@ def nightly(
         return _accept(asked.accept(now), as_json)
     directory = out or Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}"
     try:
-        night = asked.run(Console(stderr=True, highlight=False), now, directory)
+        with watched_together(watch, [cell.cell.target for cell in asked.cells]) as each:
+            night = asked.run(Console(stderr=True, highlight=False), now, directory, each)
     except KeyboardInterrupt:
         typer.echo(
             f"interrupted: nothing was judged; what was measured stays, and goes on with: slobench "

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
-from loadgen.command.asked import cache_dir, choose_scenario, read_workers
+from loadgen.command.asked import cache_dir, choose_scenario, read_workers, watched_together
 from loadgen.command.guard import INTERRUPTED, NO_VERDICT
 from loadgen.command.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from loadgen.run_options import Watch
     from loadgen.sweep.asked import Asked, SweepFile
     from loadgen.sweep.points import Base
     from loadgen.sweep.sweep import Swept
@@ -37,6 +39,7 @@ def sweep(
     fail_on: str | None,
     workers: str,
     plugins: Sequence[Path],
+    watch: Watch,
     as_json: bool,
 ) -> int:
     """Run what is not there yet, tell of all of it, and return the exit code. `asked_keys` are
@@ -57,7 +60,9 @@ def sweep(
         return _forecast(asked, directory, as_json)
     prepare(directory, file, base, asked)
     console = Console(stderr=True, highlight=False)
-    swept = run_sweep(asked, base.scenario, directory, console, base.options.command)
+    with watched_together(watch, [cell.target for cell in asked.cells]) as each:
+        asked = replace(asked, cells=[cell.watched(each) for cell in asked.cells])
+        swept = run_sweep(asked, base.scenario, directory, console, base.options.command)
     write_all(swept, base.options.cache_dir)
     if as_json:
         print_json(swept.facts)

@@ -3,7 +3,7 @@ process answers; the load-generating processes know nothing of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -22,17 +22,20 @@ from loadgen.live.watched import Watched
 
 
 class RunCollector(Collector):
-    """Readings of a run as that library's metrics."""
+    """Readings of a run as that library's metrics; `shown` says of which, None for none yet."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    def __init__(self, shown: Callable[[], Watched | None]) -> None:
+        self._shown = shown
 
     def collect(self) -> Iterator[Metric]:
-        about = self._watched.about
+        watched = self._shown()
+        if watched is None:
+            return
+        about = watched.about
         info = GaugeMetricFamily(INFO, "Which run this is.", labels=INFO_LABELS)
         info.add_metric([str(getattr(about, label)) for label in INFO_LABELS], 1)
         yield info
-        for reading in self._watched.read():
+        for reading in watched.read():
             yield _family(reading)
 
 
@@ -55,13 +58,13 @@ def _family(reading: Reading) -> Metric:
 
 
 @contextmanager
-def prometheus_endpoint(watched: Watched, host: str, port: int) -> Iterator[str]:
+def prometheus_endpoint(shown: Callable[[], Watched | None], host: str, port: int) -> Iterator[str]:
     """Serves inside the `with` block and yields the URL; port 0 takes a free one.
 
     Raises UsageError where the address cannot be had.
     """
     registry = CollectorRegistry()
-    registry.register(RunCollector(watched))
+    registry.register(RunCollector(shown))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
@@ -69,8 +72,8 @@ def prometheus_endpoint(watched: Watched, host: str, port: int) -> Iterator[str]
             f"--metrics-port {port}: {host}:{port} cannot be had: {error.strerror or error}"
         ) from None
     try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{server.server_port}/metrics"
+        address = f"[{host}]" if ":" in host else host
+        yield f"http://{address}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from loadgen.live.watched import About, Watched
 from loadgen.measure.slo import Slo, parse_slo
@@ -42,14 +43,38 @@ def watching(watched: Watched | None, watch: Watch, note: Callable[[str], None])
     if watched is None:
         yield
         return
+    if watch.show is not None:
+        watch.show(watched)
     with ExitStack() as stack:
         if watch.port is not None:
             from loadgen.live.prometheus import prometheus_endpoint
 
-            url = stack.enter_context(prometheus_endpoint(watched, watch.host, watch.port))
+            url = stack.enter_context(prometheus_endpoint(lambda: watched, watch.host, watch.port))
             note(f"metrics: {url}")
         if watch.otlp is not None:
             from loadgen.live.otlp import otlp_export
 
             stack.enter_context(otlp_export(watched, watch.otlp, note))
         yield
+
+
+@contextmanager
+def one_endpoint(watch: Watch, note: Callable[[str], None]) -> Iterator[Watch]:
+    """How each of several runs is to be watched, so that all are read at one address.
+
+    The endpoint stands for the length of the `with` block. Between two runs it shows the one before
+    to its end, so that a reader misses nothing; a new run starts its counters at 0.
+    """
+    if watch.port is None:
+        yield watch
+        return
+    from loadgen.live.prometheus import prometheus_endpoint
+
+    shown: list[Watched] = []  # the last one counts
+
+    def show(watched: Watched) -> None:
+        shown[:] = [watched]
+
+    with prometheus_endpoint(lambda: shown[0] if shown else None, watch.host, watch.port) as url:
+        note(f"metrics: {url}")
+        yield replace(watch, port=None, show=show)

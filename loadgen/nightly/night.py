@@ -23,7 +23,7 @@ from loadgen.measure.night_verdict import CellVerdict, History, judge_night, nig
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells
 from loadgen.nightly.nightly_file import load_nightly
-from loadgen.run_options import RunOptions
+from loadgen.run_options import NOBODY, RunOptions, Watch
 
 _BEGINNING = "night.json"
 _MUST_AGREE = ("target.model", "target.api")
@@ -75,7 +75,7 @@ class Nightly:
         now_utc = now.isoformat(timespec="seconds")
         return {cell.name: self.store.accept(cell, now_utc) for cell in self.cells}
 
-    def run(self, console: Console, now: datetime, directory: Path) -> Night:
+    def run(self, console: Console, now: datetime, directory: Path, watch: Watch = NOBODY) -> Night:
         """Measure, judge and keep a night; goes on with one that was interrupted in `directory`.
 
         Raises UsageError before anything runs for a damaged baseline or a `directory` whose night
@@ -90,7 +90,7 @@ class Nightly:
         for cell in self.cells:
             self._tell_new(cell, histories[cell.name], console)
         _write_beginning(directory, began)
-        nights = self._measure(directory, began, histories, console)
+        nights = self._measure(directory, began, histories, console, watch)
         judged = judge_night(nights, histories, self.file.options())
         verdict = night_word(judged)
         for cell, night, found in zip(self.cells, nights, judged, strict=True):
@@ -105,13 +105,14 @@ class Nightly:
         began: Mapping[str, str],
         histories: Mapping[str, History],
         console: Console,
+        watch: Watch,
     ) -> list[CellNight]:
         cells = {cell.name: cell for cell in self.cells}
         done: dict[str, list[CellRun]] = {name: [] for name in cells}
         missing: dict[str, list[str]] = {name: [] for name in cells}
         numbers: dict[str, list[RunNumbers]] = {name: [] for name in cells}
         for found in run_cells(
-            [cell.cell for cell in self.cells],
+            [cell.cell.watched(watch) for cell in self.cells],
             directory,
             repeats=self.file.repeats,
             console=console,

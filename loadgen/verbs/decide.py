@@ -9,8 +9,20 @@ import typer
 
 from loadgen.command import capacity as capacity_command
 from loadgen.command import decide as command
-from loadgen.command.asked import choose_scenario, promises
-from loadgen.verbs.options import Confidence, Goodput, Json, Plugin, Scenario, Seed, Set, Slo
+from loadgen.command.asked import choose_scenario, promises, watch_flags
+from loadgen.verbs.options import (
+    Confidence,
+    Goodput,
+    Json,
+    MetricsHost,
+    MetricsPort,
+    Otlp,
+    Plugin,
+    Scenario,
+    Seed,
+    Set,
+    Slo,
+)
 
 PANEL = "Decide"
 verbs = typer.Typer()
@@ -132,6 +144,9 @@ def nightly(
         ),
     ] = False,
     plugin: Plugin = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    otlp: Otlp = None,
     json: Json = False,
 ) -> None:
     """Measure what is measured every night, and say what changed since the nights before."""
@@ -139,7 +154,8 @@ def nightly(
 
     raise typer.Exit(
         command.nightly(
-            file, out, baseline, engine, repeats, fail_on, accept, plugin or [], json
+            file, out, baseline, engine, repeats, fail_on, accept, plugin or [],
+            watch_flags(metrics_port, metrics_host, otlp), json,
         )
     )  # fmt: skip
 
@@ -195,6 +211,9 @@ def capacity(
     seed: Seed = None,
     set_: Set = None,
     plugin: Plugin = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    otlp: Otlp = None,
     json: Json = False,
 ) -> None:
     """Find the highest load at which the promises are kept, with an interval."""
@@ -204,6 +223,7 @@ def capacity(
     raise typer.Exit(
         capacity_command.capacity(
             chosen, target, attainment, over, between, budget, confidence, precision, out,
-            resume, model, engine, workers, plugin or [], json,
+            resume, model, engine, workers, plugin or [],
+            watch_flags(metrics_port, metrics_host, otlp), json,
         )
     )  # fmt: skip

@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from loadgen.command.asked import watch_flags
 from loadgen.command.sweep import sweep as run_sweep
 from loadgen.verbs.options import (
     Concurrency,
     Duration,
     InputLen,
     Json,
+    MetricsHost,
+    MetricsPort,
+    Otlp,
     OutputLen,
     Plugin,
     Rate,
@@ -107,6 +111,9 @@ def sweep(
     ] = None,
     workers: Annotated[str, typer.Option(help="Load-generating processes, or auto.")] = "auto",
     plugin: Plugin = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    otlp: Otlp = None,
     json: Json = False,
 ) -> None:
     """Run many cells in turns and show which trade latency for throughput best."""
@@ -122,6 +129,6 @@ def sweep(
     }  # fmt: skip
     exit_code = run_sweep(
         scenario, over or [], asked_keys, scenario_flags, set_ or [], out, resume, dry_run,
-        fail_on, workers, plugin or [], json,
+        fail_on, workers, plugin or [], watch_flags(metrics_port, metrics_host, otlp), json,
     )  # fmt: skip
     raise typer.Exit(exit_code)

@@ -3,6 +3,7 @@
 import json
 import re
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from loadgen.live.grafana import dashboard
 from loadgen.live.prometheus import prometheus_endpoint
 from loadgen.live.series import INFO, INFO_LABELS, SERIES, Tally
 from loadgen.live.watched import About, Watched
+from loadgen.live.watching import one_endpoint, watching
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Status
+from loadgen.run_options import Watch
 from tests.runs import schedule_rows
 
 ROOT = Path(__file__).parents[2]
@@ -137,10 +140,10 @@ def scraped(url):
 
 
 def test_prometheus_reads_it_over_http():
-    with prometheus_endpoint(watched(), "127.0.0.1", 0) as url:
+    with prometheus_endpoint(watched, "127.0.0.1", 0) as url:
         found = scraped(url)
         busy = int(url.split(":")[2].split("/")[0])
-        second = prometheus_endpoint(watched(), "127.0.0.1", busy)
+        second = prometheus_endpoint(watched, "127.0.0.1", busy)
         with pytest.raises(UsageError, match=rf"--metrics-port {busy}: .* cannot be had"):
             second.__enter__()
     assert found["slobench_sent_total"] == {(): 7}
@@ -186,3 +189,37 @@ def test_every_series_is_in_the_docs_with_its_meaning():
     for name, one in SERIES.items():
         labels = ", ".join(f"`{label}`" for label in one.labels) or "–"
         assert f"| `{name}` | `{one.otel}` | {one.kind} | {labels} | {one.help} |" in page
+
+
+def test_several_runs_are_read_at_one_address_each_from_its_beginning():
+    lines: list[str] = []
+    with one_endpoint(Watch(port=0), lines.append) as each:
+        (url,) = (line.removeprefix("metrics: ") for line in lines)
+
+        def requests_ended():
+            text = urllib.request.urlopen(url, timeout=30).read().decode()
+            families = {one.name: one for one in text_string_to_metric_families(text)}
+            if "slobench_requests" not in families:
+                return None
+            (info,) = families[INFO].samples
+            return info.labels["run"], sum(
+                one.value for one in families["slobench_requests"].samples
+            )
+
+        assert requests_ended() is None  # nothing runs yet
+        assert (each.port, each.is_on) == (None, True)
+        with watching(watched(), each, lines.append):
+            assert requests_ended() == ("evening-1", 4)
+        assert requests_ended() == ("evening-1", 4)  # until the next one begins
+        second = replace(about(), run="evening-2")
+        with watching(Watched(second, schedule_rows([0.0])), each, lines.append):
+            assert requests_ended() == ("evening-2", 0)
+    assert len(lines) == 1
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=30)
+
+
+def test_who_did_not_ask_for_a_port_gets_none():
+    asked = Watch(otlp="http://collector:4318")
+    with one_endpoint(asked, print) as each:
+        assert each is asked
