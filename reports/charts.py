@@ -19,6 +19,7 @@ Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
 BLUE, ORANGE, RED, GREEN, GREY = "#3a86c8", "#d08020", "#d1495b", "#2a9d78", "#85878c"
 PANEL_HEIGHT = 110
+LABEL_PX = 130
 TAIL_TICKS = (math.log10(2), 1.0, 2.0, 3.0, 4.0, 5.0)
 WIDE_RANGE = 30.0  # largest over median above which latencies get a logarithmic axis
 FAR = 3.0  # an SLO this many times above the largest value is named, not drawn
@@ -66,9 +67,11 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
         "scale": {"domain": [ANSWERED, WITH_FAILURES], "range": [BLUE, RED]},
         "legend": legend if has_failures else None,
     }
+    has_clocks = len({r["clock"] for r in records}) > 1
+    of_clock = [{"filter": "datum.clock === clock"}] if has_clocks else []
     layers: list[Spec] = [
         {
-            "transform": [{"filter": "isValid(datum.high)"}],
+            "transform": [*of_clock, {"filter": "isValid(datum.high)"}],
             "mark": {"type": "area", "opacity": 0.2, "interpolate": "step-before"},
             "encoding": {
                 "x": x,
@@ -78,6 +81,7 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
             },
         },
         {
+            "transform": of_clock,
             "mark": {"type": "line", "interpolate": "step-before", "strokeWidth": 2},
             "encoding": {
                 "x": x,
@@ -89,14 +93,14 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
                 },
             },
         },
-        _spectrum_tooltips(x, y, unit),
+        {"transform": of_clock, **_spectrum_tooltips(x, y, unit)},
         *_limit_layers([s for s in limits if s["limit"] <= reach_s], per_s, x, y),
         *_far_limit_layers([s for s in limits if s["limit"] > reach_s]),
     ]
-    return standalone(
-        {"height": 230, "width": "container", "data": {"values": rows}, "layer": layers},
-        f"{METRICS[metric].title} at every percentile, in {unit}",
-    )
+    spec = {"height": 230, "width": "container", "data": {"values": rows}, "layer": layers}
+    if has_clocks:
+        spec["params"] = [{"name": "clock", "value": "released"}]
+    return standalone(spec, f"{METRICS[metric].title} at every percentile, in {unit}")
 
 
 def _spectrum_tooltips(x: Spec, y: Spec, unit: str) -> Spec:
@@ -120,13 +124,17 @@ def _spectrum_tooltips(x: Spec, y: Spec, unit: str) -> Spec:
 def _limit_layers(limits: Sequence[Record], per_s: float, x: Spec, y: Spec) -> list[Spec]:
     """A line per SLO with its text, and a ring at the percentile it is about."""
     layers: list[Spec] = []
-    for limit in limits:
+    for place, limit in enumerate(sorted(limits, key=lambda limit: -limit["limit"])):
         data = {"values": [{**_scaled(limit, per_s, "limit"), "start": 0}]}
         at = {**y, "field": "limit"}
         rule = {"type": "rule", "color": ORANGE, "strokeDash": [6, 3], "strokeWidth": 1.5}
         encoding = {"y": at, "x": {**x, "field": "start"}, "text": {"field": "text"}}
         layers.append({"data": data, "mark": rule, "encoding": {"y": at}})
-        layers.append({"data": data, "mark": _TEXT, "encoding": encoding})
+        text = {
+            **_TEXT,
+            "dx": 4 + LABEL_PX * place,
+        }  # beside each other, however near the lines are
+        layers.append({"data": data, "mark": text, "encoding": encoding})
         if limit["tail"] is not None and limit["tail"] <= x["scale"]["domain"][1]:
             ring = {"type": "point", "shape": "circle", "size": 90, "color": ORANGE}
             encoding = {"y": at, "x": {**x, "field": "tail"}}
@@ -145,15 +153,18 @@ def _far_limit_layers(limits: Sequence[Record]) -> list[Spec]:
 
 
 def timeline(frames: Frames) -> Spec:
-    """Arrivals, requests in flight, TTFT, tokens and, where the server tells them, its queue and KV
-    use over one time axis; the top strip zooms all."""
+    """Arrivals, requests in flight, TTFT, gaps, tokens, goodput and, where the server tells them,
+    its queue and KV use over one time axis; the top strip zooms all."""
     has_server = bool(frames.server)
     tokens = _step("output_tokens", "tokens/s", GREEN)
+    kept = "kept their promises" if frames.has_promises else "ended well"
     panels = [
         _panel(frames, "arrivals per s", _arrivals(), is_overview=True),
         _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
         _ttft_panel(frames),
-        _panel(frames, "output tokens per s", tokens, not has_server),
+        *([_gap_panel(frames)] if frames.gaps else []),
+        _panel(frames, "output tokens per s", tokens),
+        _panel(frames, f"goodput: {kept} per s", _goodput(kept), not has_server),
         *(_server_panels(frames) if has_server else []),
     ]
     spec: Spec = {
@@ -302,6 +313,48 @@ def _arrivals() -> list[Spec]:
             "encoding": {"y": {**y, "field": "sent"}, "tooltip": tooltip},
         },
     ]
+
+
+def _goodput(word: str) -> list[Spec]:
+    """Asked as a filled step, kept as a line upon it: a gap between them are misses."""
+    asked, line = _arrivals()
+    for layer in (asked, line):
+        layer["encoding"]["y"] |= {"title": "asked ▆  kept —"}
+    line["mark"] |= {"color": GREEN}
+    line["encoding"]["y"] |= {"field": "kept"}
+    line["encoding"]["tooltip"][2] = {
+        "field": "kept", "type": "quantitative", "title": f"{word} per s", "format": ".4~g",
+    }  # fmt: skip
+    return [asked, line]
+
+
+def _gap_panel(frames: Frames) -> Spec:
+    """The worst freeze of each answer, at its planned instant."""
+    unit, per_s = time_unit(max(gap["gap_s"] for gap in frames.gaps))
+    rows = [_scaled(gap, per_s, "gap_s") for gap in frames.gaps]
+    points: Spec = {
+        "data": {"values": rows},
+        "mark": {"type": "point", "clip": True, "size": 16, "color": GREEN, "shape": "diamond"},
+        "encoding": {
+            "x": {**_time_axis(frames, False, True), "field": "released_s"},
+            "y": {**_latency_axis([r["gap_s"] for r in rows], unit), "field": "gap_s"},
+            "tooltip": [
+                {"field": "released_s", "title": "released at s", "format": ".4~g"},
+                {"field": "gap_s", "title": f"longest gap, {unit}", "format": ".4~g"},
+            ],
+        },
+    }
+    return {
+        "height": PANEL_HEIGHT,
+        "width": "fit",
+        "title": {
+            "text": "longest gap between tokens of each answer",
+            "anchor": "start",
+            "fontSize": 12,
+            "offset": 4,
+        },
+        "layer": [points, *_phases(_time_axis(frames, False, True))],
+    }
 
 
 def _step(field: str, title: str, color: str) -> list[Spec]:

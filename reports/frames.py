@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.attainment import due_rows
+from loadgen.measure.attainment import due_rows, meets_own
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import mean_in_flight
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.population import Population
 from loadgen.measure.samples import Samples
 from loadgen.measure.server import points
-from loadgen.measure.slo import parse_slo
+from loadgen.measure.slo import Slo, parse_slo
 from loadgen.measure.stats import percentile
 from loadgen.measure.summary import PERCENTILES, Summary
+from loadgen.measure.verdict import SloResult
 from loadgen.records import Run, Status
 from reports.redaction import redact
 
@@ -27,8 +28,10 @@ Record = dict[str, Any]
 
 SERVER_SERIES = ("running", "waiting", "kv_usage")
 SPECTRUM_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+FROM_SEND = {"ttft_s": "ttft_from_send_s", "e2e_s": "e2e_from_send_s"}
 MAX_BINS = 600
 MAX_POINTS = 3000
+MAX_GAPS = 2000
 MAX_FAILED_POINTS = 1000
 MAX_FAILURE_KINDS = 20
 N_QUANTILES = 100
@@ -52,11 +55,13 @@ class Failures:
 class Frames:
     """What the figures draw. Records are flat and JSON-ready; seconds and per second throughout.
 
-    `spectra[metric]`: tail (= log10 1/(1−q)), quantile, value, low, high, series. `seconds`: per
-    time bin from_s, to_s, asked, sent (per second), in_flight (mean), output_tokens (per second).
+    `spectra[metric]`: tail (= log10 1/(1−q)), quantile, value, low, high, series, clock (released
+    or sent). `seconds`: per time bin from_s, to_s, asked, sent, kept (due requests that kept their
+    promises, by their planned instants), in_flight (mean), output_tokens; rates per second.
     `server`: the server's own account in the same bins, from_s, to_s, running, waiting, kv_usage
     (the largest of each bin, None where nothing was read); empty where it tells nothing.
-    `points`: released_s, ttft_s, status; failures stand at the time they were given up.
+    `points`: released_s, ttft_s, status; failures stand at the time they were given up. `gaps`:
+    released_s and gap_s, the longest of each answer.
     `limits[metric]`: the SLOs a spectrum shows, quantile None where asked of each request.
     """
 
@@ -70,6 +75,8 @@ class Frames:
     end_s: float
     failures: Sequence[Failures]
     server: Sequence[Record] = ()
+    gaps: Sequence[Record] = ()
+    has_promises: bool = False
 
 
 def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
@@ -81,7 +88,7 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
     return Frames(
         spectra={name: _spectrum(samples, name, summary.confidence) for name in SPECTRUM_METRICS},
         limits=_limits(summary),
-        seconds=_seconds(run, columns, end_s),
+        seconds=_seconds(run, columns, kept_rows(run, summary, columns, due), end_s),
         points=points,
         n_points=n_points,
         n_failed_points=n_failed,
@@ -89,6 +96,8 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
         end_s=end_s,
         failures=_failures(run, due),
         server=_server(run, end_s),
+        gaps=_gaps(run, columns),
+        has_promises=any(r.scope == "request" for r in _promises(summary)),
     )
 
 
@@ -105,12 +114,42 @@ def _end_s(run: Run, summary: Summary) -> float:
 
 
 def _spectrum(samples: Samples, name: str, confidence: float) -> list[Record]:
-    metric = METRICS[name]
-    plain, whole = samples.of(metric), samples.of(metric, with_failures=True)
-    records = _curve(plain, ANSWERED, confidence)
-    if whole.n_infinite:
-        records += _curve(whole, WITH_FAILURES, confidence)
+    """From the planned instant and, where it counts from there, from the instant of sending."""
+    records = []
+    clocks = {"released": name, **({"sent": FROM_SEND[name]} if name in FROM_SEND else {})}
+    for clock, metric in ((clock, METRICS[n]) for clock, n in clocks.items()):
+        plain, whole = samples.of(metric), samples.of(metric, with_failures=True)
+        found = _curve(plain, ANSWERED, confidence)
+        if whole.n_infinite:
+            found += _curve(whole, WITH_FAILURES, confidence)
+        records += [{**record, "clock": clock} for record in found]
     return records
+
+
+def _promises(summary: Summary) -> list[SloResult]:
+    return [*summary.slo, *(r for one in summary.classes.values() for r in one.slo)]
+
+
+def kept_rows(run: Run, summary: Summary, columns: PerRequest, due: Mask) -> Mask:
+    """Due requests that kept every promise made to them."""
+    own = {name: _stated(one.slo) for name, one in summary.classes.items()}
+    return due & meets_own(run, columns, _stated(summary.slo), own)
+
+
+def _stated(results: Sequence[SloResult]) -> list[Slo]:
+    """The promises with a limit; those that requests brought themselves stand in their columns."""
+    return [parse_slo(result.text) for result in results if math.isfinite(result.limit)]
+
+
+def _gaps(run: Run, columns: PerRequest) -> list[Record]:
+    """The longest gap of each answer that has one, thinned out."""
+    has_gap = np.flatnonzero(columns.is_ok & np.isfinite(columns.max_stall_s))
+    shown = _thinned(has_gap, columns.max_stall_s[has_gap], MAX_GAPS)
+    released_s = run.request_rows["released_s"]
+    return [
+        {"released_s": float(released_s[row]), "gap_s": float(columns.max_stall_s[row])}
+        for row in shown.tolist()
+    ]
 
 
 def _curve(population: Population, series: str, confidence: float) -> list[Record]:
@@ -171,14 +210,16 @@ def _limits(summary: Summary) -> dict[str, list[Record]]:
     return limits
 
 
-def _seconds(run: Run, columns: PerRequest, end_s: float) -> list[Record]:
+def _seconds(run: Run, columns: PerRequest, kept: Mask, end_s: float) -> list[Record]:
     """Rates per time bin of at least a second; the last bin may reach beyond the end."""
     width_s, n_bins = _bins(end_s)
     rows = run.request_rows
     planned_s = np.where(
         run.schedule_rows["n_parents"] == 0, run.schedule_rows["scheduled_s"], rows["released_s"]
     )
-    asked, sent = (_histogram(t, n_bins, width_s) for t in (planned_s, rows["sent_s"]))
+    asked, sent, good = (
+        _histogram(t, n_bins, width_s) for t in (planned_s, rows["sent_s"], planned_s[kept])
+    )
     tokens = _tokens_per_bin(run, columns, n_bins, width_s)
     edges = np.arange(n_bins + 1, dtype=np.float64) * np.float64(width_s)
     flight = mean_in_flight(run, edges)
@@ -188,6 +229,7 @@ def _seconds(run: Run, columns: PerRequest, end_s: float) -> list[Record]:
             "to_s": float(edges[k + 1]),
             "asked": float(asked[k]) / width_s,
             "sent": float(sent[k]) / width_s,
+            "kept": float(good[k]) / width_s,
             "in_flight": float(flight[k]),
             "output_tokens": float(tokens[k]) / width_s,
         }

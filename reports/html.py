@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run
 from reports import tables
+from reports.advice import next_steps
 from reports.charts import figures
+from reports.embedded_rows import embedded_rows
 from reports.frames import Frames, frames
 from reports.page import render_page
 from reports.redaction import redact
@@ -38,7 +40,7 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
     columns = per_request(run)
     seen = frames(run, summary, columns)
     reasons = whys(run, summary, columns)
-    worst = slowest(run, columns)
+    worst, rows = slowest(run, columns), embedded_rows(run, summary, columns)
     drawn = {**figures(seen), **{why.name: why.spec for why in reasons}}
     if worst.order:
         drawn["slowest"] = gantt(worst)
@@ -46,7 +48,10 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
         "report.html.j2",
         drawn,
         cache_dir,
-        data={"summary": summary.to_json()},
+        data={"summary": summary.to_json(), **({"rows": rows} if rows else {})},
+        scripts=("static/rescore.js",),
+        rescoring=rows,
+        next_steps=next_steps(summary, *_again(run)),
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,
         summary=summary,
@@ -97,6 +102,26 @@ def _subject(run: Run) -> str:
     name = resolved.get("name") or scenario.get("name") or scenario.get("source") or ""
     parts = (name, target.get("model"), target.get("url"), run.manifest.get("started_utc"))
     return " · ".join(redact(str(part)) for part in parts if part)
+
+
+def _again(run: Run) -> tuple[str, str]:
+    """Words that ask for the same scenario and the same target on a command line; a scenario made
+    of flags has none."""
+    command = [str(word) for word in run.manifest.get("command") or []]
+    where = [f"{flag} {shlex.quote(redact(_flag(command, flag)))}"
+             for flag in ("--target", "--engine") if _flag(command, flag)]  # fmt: skip
+    source = str(_of(run, "scenario").get("source") or "")
+    return shlex.quote(redact(source)) if source else "", " ".join(where)
+
+
+def _flag(command: Sequence[str], flag: str) -> str:
+    """The value of a flag on a command line, "" without."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == flag:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return ""
 
 
 def _window(summary: Summary) -> str:

@@ -17,6 +17,7 @@ from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Sum
 from loadgen.measure.verdict import SloResult
 from loadgen.measure.wording import say, say_count, say_number
 from loadgen.records import Status
+from reports.advice import is_inconclusive
 
 Tone = Literal["met", "missed", "unknown", "invalid"]
 
@@ -56,6 +57,9 @@ def banner(summary: Summary) -> Banner:
         return Banner(
             "invalid", "INVALID: NO VERDICT", "the run cannot be trusted", summary.reasons
         )
+    if is_inconclusive(summary):
+        unsettled = f"these samples do not settle it at {level}"
+        return Banner("unknown", "INCONCLUSIVE", unsettled, summary.reasons)
     if summary.verdict == "no_verdict":
         return Banner("unknown", "NO VERDICT", "", summary.reasons)
     word = "MET" if summary.verdict == "met" else "MISSED"

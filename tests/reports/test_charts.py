@@ -53,7 +53,7 @@ def test_a_spectrum_shows_its_limit_in_the_words_it_was_written_in() -> None:
 
 def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
     run = measured_run()
-    assert len(figures_of(run)["timeline"]["vconcat"]) == 4
+    assert len(figures_of(run)["timeline"]["vconcat"]) == 6
     rows = [(t, 0, 5.0) for t in range(20)] + [(t, 1, 0.5) for t in range(20)]
     told = replace(
         run,
@@ -61,7 +61,7 @@ def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
         names=replace(run.names, series=("waiting", "kv_usage")),
     )
     timeline = figures_of(told)["timeline"]
-    titles = [panel["title"]["text"] for panel in timeline["vconcat"][4:]]
+    titles = [panel["title"]["text"] for panel in timeline["vconcat"][6:]]
     assert titles == ["in the server: running, waiting", "in the server: KV cache in use"]
     values = timeline["datasets"]["server"]
     assert [v["waiting"] for v in values[:20]] == [5.0] * 20
@@ -73,7 +73,7 @@ def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
 
 def test_the_timeline_marks_as_many_points_as_there_are_requests() -> None:
     svg = drawn(figures_of(measured_run(n_failed=7))["timeline"])
-    assert len(re.findall(r'aria-roledescription="point"', svg)) == 220
+    assert len(re.findall(r'aria-roledescription="point"', svg)) == 220 + 213  # and gaps
 
 
 def test_latencies_of_seconds_are_shown_in_seconds_and_wide_tails_on_a_log_scale() -> None:

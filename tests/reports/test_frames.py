@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
 from loadgen.measure.summary import PERCENTILES
 from loadgen.records import Run
+from reports.embedded_rows import embedded_rows
 from reports.frames import (
     ANSWERED,
     MAX_BINS,
@@ -15,6 +17,7 @@ from reports.frames import (
     WITH_FAILURES,
     Frames,
     frames,
+    kept_rows,
     tail_position,
 )
 from tests.runs import measured_run, with_manifest
@@ -28,7 +31,8 @@ def frames_of(run: Run) -> Frames:
 def test_a_spectrum_passes_through_the_percentiles_of_the_summary(metric: str) -> None:
     run = measured_run(620, n_failed=6, manifest={"window": {"warmup_s": 2.0, "measure_s": 60.0}})
     summary = summarize(run)
-    seen = frames(run, summary, per_request(run)).spectra[metric]
+    drawn = frames(run, summary, per_request(run)).spectra[metric]
+    seen = [record for record in drawn if record["clock"] == "released"]
     for series, percentiles in (
         (ANSWERED, summary.metrics[metric].percentiles),
         (WITH_FAILURES, summary.metrics[metric].with_failures),
@@ -48,12 +52,43 @@ def test_the_tail_axis_gives_each_nine_the_same_room() -> None:
 
 
 def test_a_spectrum_rises_and_stops_where_failures_begin() -> None:
-    seen = frames_of(measured_run(n_failed=20)).spectra["ttft_s"]
+    drawn = frames_of(measured_run(n_failed=20)).spectra["ttft_s"]
+    seen = [record for record in drawn if record["clock"] == "released"]
     for series in (ANSWERED, WITH_FAILURES):
         values = [r["value"] for r in seen if r["series"] == series]
         assert values == sorted(values)
     assert max(r["quantile"] for r in seen if r["series"] == WITH_FAILURES) <= 0.9
     assert max(r["quantile"] for r in seen if r["series"] == ANSWERED) > 0.99
+
+
+def test_the_other_clock_counts_from_the_instant_of_sending() -> None:
+    run = measured_run()
+    run.request_rows["sent_s"] = run.request_rows["released_s"] + 0.05
+    seen = frames_of(run).spectra
+    for name in ("ttft_s", "e2e_s"):
+        medians = {
+            r["clock"]: r["value"] for r in seen[name] if r["quantile"] == PERCENTILES["p50"]
+        }
+        assert medians["released"] - medians["sent"] == pytest.approx(0.05)
+    assert {r["clock"] for r in seen["tpot_s"]} == {"released"}
+
+
+def test_what_kept_its_promises_stands_in_the_second_it_was_asked_for() -> None:
+    run = measured_run(slo=["ttft <= 150ms"])
+    run.request_rows["first_token_s"][100:105] += 1.0
+    kept = [r["kept"] for r in frames_of(run).seconds]
+    assert kept[0] == kept[1] == 0.0, "warm-up"
+    assert kept[10] <= 5.0
+    assert sum(kept) == summarize(run).attainment.met
+
+
+def test_a_request_that_brought_its_own_limit_is_judged_by_it() -> None:
+    run = measured_run(slo=["ttft <= 1s"])
+    run.schedule_rows["ttft_slo_s"][50:60] = 1e-3
+    found, columns = summarize(run), per_request(run)
+    kept = kept_rows(run, found, columns, due_rows(run))
+    assert np.flatnonzero(due_rows(run) & ~kept).tolist() == list(range(50, 60))
+    assert embedded_rows(run, found, columns) is not None
 
 
 def test_without_failures_there_is_one_curve() -> None:

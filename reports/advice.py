@@ -1,0 +1,131 @@
+"""What to do next, as a page says it below its verdict: sentences, and commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadgen.measure.summary import Summary
+from loadgen.measure.verdict import SloResult, sentence
+from loadgen.measure.wording import say, say_count
+
+_MANY_FAILURES = 0.01  # of the due requests
+_CLIENT_CHECKS = ("lateness", "event loop", "read backlog", "client CPU", "run delay", "throttling")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do, and the command that does it ("" where none does)."""
+
+    text: str
+    command: str = ""
+
+
+def is_inconclusive(summary: Summary) -> bool:
+    """Whether the run can be believed and its verdict only lacks samples: a promise is kept or
+    missed by the estimate, and the asked confidence leaves it open."""
+    if summary.verdict != "no_verdict" or not summary.validity.trusted:
+        return False
+    unsettled = [r for r in promised(summary) if r.met is not None and r.proven is False]
+    told = {f"{sentence(result, summary.confidence)}." for result in unsettled}
+    return bool(summary.reasons) and all(
+        reason in told or reason.partition(": ")[2] in told for reason in summary.reasons
+    )
+
+
+def promised(summary: Summary) -> list[SloResult]:
+    """The promises about the run, those of its classes included."""
+    every = [*summary.slo, *(r for one in summary.classes.values() for r in one.slo)]
+    return [result for result in every if result.scope == "run"]
+
+
+def next_steps(summary: Summary, scenario: str, target: str) -> list[Step]:
+    """What follows from a verdict. `scenario` and `target` are words of a command line, '' where
+    there are none that another run could be asked for with."""
+    if not summary.validity.trusted:
+        return _repair(summary)
+    if summary.verdict == "no_verdict" and not is_inconclusive(summary):
+        return _nothing_known(summary)
+    steps = [*_failures(summary), *_longer(summary)]
+    if summary.verdict == "missed":
+        steps += _missed(summary)
+    if scenario and summary.verdict != "no_verdict":
+        more = "" if summary.verdict == "missed" else " more"
+        command = f"slobench capacity {scenario} {target}".rstrip()
+        steps.append(Step(f"Find how much{more} it can take:", command))
+    return steps
+
+
+def _repair(summary: Summary) -> list[Step]:
+    failed = {c.name for c in summary.validity.checks if c.is_gate and c.ok is False}
+    steps = []
+    if failed & set(_CLIENT_CHECKS):
+        steps.append(
+            Step(
+                "The load generator was the bottleneck, not the server: give it a machine of its"
+                " own or more processes (--workers), or ask for a lower rate. What this machine can"
+                " measure truly:",
+                "slobench doctor",
+            )
+        )
+    if failed - set(_CLIENT_CHECKS):
+        steps.append(Step("Read what the failed checks below found, and measure again."))
+    return steps
+
+
+def _nothing_known(summary: Summary) -> list[Step]:
+    if summary.exit_code == 0:
+        return [
+            Step(
+                "State a promise, e.g. --slo 'p99(ttft) <= 500ms'; this run can be judged by it"
+                " without measuring again:",
+                f"slobench rescore {summary.run} --slo 'p99(ttft) <= 500ms'",
+            )
+        ]
+    return [Step("See below how requests failed and what the checks found, and measure again.")]
+
+
+def _failures(summary: Summary) -> list[Step]:
+    due, ok = summary.counts["due"], summary.counts["ok"]
+    if due - ok <= _MANY_FAILURES * due:
+        return []
+    failed = f"{say_count(due - ok)} of {say_count(due)} requests failed"
+    return [Step(f"{failed}: look at how they failed before anything else.")]
+
+
+def _longer(summary: Summary) -> list[Step]:
+    """How long a run would settle what this one leaves open."""
+    needed = [r.n_needed for r in promised(summary) if r.proven is False and r.n_needed]
+    rate = summary.offered_rate_per_s
+    if not needed or rate <= 0:
+        return []
+    length_s = max(needed) / rate
+    return [
+        Step(
+            f"Measure for about {say(length_s, 's')} (n ≈ {say_count(max(needed))}) to prove what"
+            f" this run leaves open: set phases.measure to {_whole_minutes(length_s)}."
+        )
+    ]
+
+
+def _whole_minutes(length_s: float) -> str:
+    return f"{-int(-length_s // 60)}m"
+
+
+def _missed(summary: Summary) -> list[Step]:
+    """The part of a request that grew most among the slowest, where the run could be split."""
+    split = {} if summary.drivers is None else summary.drivers.split
+    if len(split) < 2:
+        return []
+    groups = list(split.values())
+    parts = {
+        "waited in the client: raise its connections or its concurrency cap": "client_queue_s",
+        "waited in the server's queue: it needs more capacity, or less traffic": "server_queue_s",
+        "waited for the first token: shorten prompts, or speed up or split prefills": "prefill_s",
+        "decoded: shorten answers, or run fewer of them at once": "decode_s",
+    }
+    grown = {
+        word: (getattr(groups[-1], part) or 0.0) - (getattr(groups[0], part) or 0.0)
+        for word, part in parts.items()
+    }
+    most = max(grown, key=lambda word: grown[word])
+    return [Step(f"The slowest requests mostly {most}.")] if grown[most] > 0 else []

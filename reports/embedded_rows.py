@@ -1,0 +1,96 @@
+"""The due requests as compressed columns inside a page, so that it can judge them again by other
+promises without the run's files.
+
+A column is deflated byte plane by byte plane (the first bytes of all values, then the second, …)
+and written in base64. Instants and durations that promises are held against keep all their bits,
+so a limit decides the same here and there.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.attainment import due_rows
+from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED
+from loadgen.measure.per_request import PerRequest
+from loadgen.measure.summary import Summary
+from loadgen.records import Run, Status
+from reports.redaction import redact
+
+ALWAYS = ("ttft_s", "tpot_s", "e2e_s")
+MOST_BYTES = 4_600_000  # of base64; what 100 000 requests need stays below
+_TYPES = {"<f8": "f8", "<f4": "f4", "<u4": "u4", "<u2": "u2", "|u1": "u1"}
+
+
+def embedded_rows(run: Run, summary: Summary, columns: PerRequest) -> dict[str, Any] | None:
+    """`columns` by name, the `limits` one may ask for (in ms; None: not asked now), and what rates
+    and intervals need. None where no request was due, or where they would make the page too large.
+    """
+    due = due_rows(run)
+    if not due.any():
+        return None
+    asked = _asked(summary)
+    metrics = sorted({*ALWAYS, *asked}, key=list(METRICS).index)
+    packed = {
+        "request_id": _packed(run.request_rows["request_id"][due].astype("<u4")),
+        "class_id": _packed(run.schedule_rows["class_id"][due].astype("<u2")),
+        "status": _packed(run.request_rows["status"][due].astype("u1")),
+        "answered": _packed((columns.is_ok & columns.has_token)[due].astype("u1")),
+        "released_s": _packed(run.request_rows["released_s"][due].astype("<f4")),
+        "output_tokens": _packed(columns.output_tokens[due].astype("<u4")),
+        **{name: _packed(columns.column(name)[due].astype("<f8")) for name in metrics},
+    }
+    if sum(len(column["data"]) for column in packed.values()) > MOST_BYTES:
+        return None
+    well = due & columns.is_ok & columns.has_token
+    return {
+        "run": redact(summary.run),
+        "n": int(np.count_nonzero(due)),
+        "length_s": summary.window.length_s,
+        "z": NormalDist().inv_cdf((1 + summary.confidence) / 2),
+        "classes": [redact(name) for name in run.names.classes],
+        "statuses": [status.name for status in Status],
+        "limits": [_limit(name, asked.get(name), columns.column(name)[well]) for name in metrics],
+        "columns": packed,
+    }
+
+
+def _packed(values: NDArray[Any]) -> dict[str, str]:
+    planes = values.view(np.uint8).reshape(len(values), values.itemsize).T
+    data = base64.b64encode(zlib.compress(np.ascontiguousarray(planes).tobytes(), 6))
+    return {"type": _TYPES[values.dtype.str], "data": data.decode()}
+
+
+def _asked(summary: Summary) -> Mapping[str, float]:
+    """The tightest limit that all requests were promised, by metric (s)."""
+    asked: dict[str, float] = {}
+    for result in summary.slo:
+        is_stated = result.scope == "request" and np.isfinite(result.limit)
+        if is_stated and METRICS[result.metric].direction == "lower":
+            asked[result.metric] = min(result.limit, asked.get(result.metric, np.inf))
+    return asked
+
+
+def _limit(name: str, asked_s: float | None, values_s: NDArray[np.float64]) -> dict[str, Any]:
+    """The range of a slider: twice beyond everything measured, and beyond what is asked."""
+    known = values_s[values_s > 0]
+    ends = [float(known.min()), float(known.max())] if len(known) else []
+    ends += [] if asked_s is None else [asked_s]
+    least, most = (min(ends), max(ends)) if ends else (0.01, 1.0)
+    metric = METRICS[name]
+    return {
+        "metric": name,
+        "word": metric.slo,
+        "title": metric.title,
+        "asked_ms": None if asked_s is None else asked_s * 1e3,
+        "least_ms": least * 0.5e3,
+        "most_ms": most * 2e3,
+        "passes_undefined": name in PASSES_UNDEFINED,
+    }

@@ -1,0 +1,147 @@
+// Judges the page's requests again by other limits; #rows holds them, see embedded_rows.py.
+"use strict";
+(() => {
+  const section = document.getElementById("rescoring");
+  if (!section) return;
+  const held = JSON.parse(document.getElementById("rows").textContent);
+  const arrays = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
+  const STEPS = 1000;
+
+  async function unpacked({ type, data }) {
+    const deflated = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+    const stream = new Blob([deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+    const size = arrays[type].BYTES_PER_ELEMENT;
+    const n = planes.length / size;
+    const bytes = new Uint8Array(planes.length);
+    for (let plane = 0; plane < size; plane++) {
+      for (let k = 0; k < n; k++) bytes[k * size + plane] = planes[plane * n + k];
+    }
+    return new arrays[type](bytes.buffer);
+  }
+
+  function kept(columns, limits, k) {
+    return columns.answered[k] === 1 && limits.every((limit) => {
+      const value = columns[limit.metric][k];
+      return value <= limit.ms * 1e-3 || (limit.passes_undefined && Number.isNaN(value));
+    });
+  }
+
+  // Wilson's score interval, as `stats.wilson` has it.
+  function share(met, due) {
+    const z2 = held.z ** 2, p = met / due;
+    const centre = (p + z2 / (2 * due)) / (1 + z2 / due);
+    const half = (held.z / (1 + z2 / due)) * Math.sqrt((p * (1 - p)) / due + z2 / (4 * due * due));
+    return [p, met === 0 ? 0 : centre - half, met === due ? 1 : centre + half];
+  }
+
+  const three = (value) => String(Number(value.toPrecision(3)));
+  const percent = (value) => `${three(100 * value)} %`;
+
+  function row(name, met, due) {
+    const [value, low, high] = share(met, due);
+    const goodput = met / held.length_s;
+    const cells = [
+      ["th", name],
+      ["td", met, met],
+      ["td", due, due],
+      ["td", percent(value), value],
+      ["td", `[${percent(low)}, ${percent(high)}]`],
+      ["td", `${three(goodput)}/s`, goodput],
+    ];
+    const line = document.createElement("tr");
+    for (const [tag, text, exact] of cells) {
+      const cell = document.createElement(tag);
+      if (tag === "th") cell.scope = "row";
+      if (exact !== undefined) cell.dataset.value = exact;
+      cell.textContent = text;
+      line.append(cell);
+    }
+    return line;
+  }
+
+  function judged(columns, limits) {
+    const groups = held.classes.map(() => ({ met: 0, due: 0 }));
+    for (let k = 0; k < held.n; k++) {
+      const group = groups[columns.class_id[k]];
+      group.due += 1;
+      group.met += kept(columns, limits, k);
+    }
+    const all = groups.reduce((sum, g) => ({ met: sum.met + g.met, due: sum.due + g.due }));
+    const lines = [row("all requests", all.met, all.due)];
+    if (groups.length > 1) {
+      groups.forEach((g, k) => { if (g.due) lines.push(row(held.classes[k], g.met, g.due)); });
+    }
+    return lines;
+  }
+
+  function csv(columns, limits) {
+    const names = ["released_s", ...held.limits.map((limit) => limit.metric), "output_tokens"];
+    const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
+    const lines = [["request_id", "class", "status", ...names, "kept"].join(",")];
+    for (let k = 0; k < held.n; k++) {
+      const values = names.map((name) => (Number.isNaN(columns[name][k]) ? "" : columns[name][k]));
+      const words = [columns.request_id[k], quoted(held.classes[columns.class_id[k]])];
+      lines.push([...words, held.statuses[columns.status[k]], ...values, kept(columns, limits, k)].join(","));
+    }
+    return `${lines.join("\n")}\n`;
+  }
+
+  function save(name, type, text) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  // A slider's places are even on a logarithmic scale; the number beside it is what counts.
+  function connect(limit, changed) {
+    const [box, slider, number] = section.querySelectorAll(`[data-metric="${limit.metric}"] input`);
+    const span = Math.log(limit.most_ms / limit.least_ms);
+    const place = (ms) => Math.round((STEPS * Math.log(ms / limit.least_ms)) / span);
+    const start = limit.asked_ms ?? Math.sqrt(limit.least_ms * limit.most_ms);
+    number.value = limit.asked_ms === null ? three(start) : Number(start.toPrecision(12));
+    slider.max = STEPS;
+    slider.value = place(start);
+    slider.addEventListener("input", () => {
+      number.value = three(limit.least_ms * Math.exp((span * slider.value) / STEPS));
+      box.checked = true;
+      changed();
+    });
+    number.addEventListener("input", () => {
+      if (number.valueAsNumber > 0) slider.value = place(number.valueAsNumber);
+      box.checked = number.valueAsNumber > 0;
+      changed();
+    });
+    box.addEventListener("change", changed);
+    return () => (box.checked ? [{ ...limit, ms: number.valueAsNumber }] : []);
+  }
+
+  async function begin() {
+    const names = Object.keys(held.columns);
+    const arraysOf = await Promise.all(names.map((name) => unpacked(held.columns[name])));
+    const columns = Object.fromEntries(names.map((name, k) => [name, arraysOf[k]]));
+    const body = section.querySelector("tbody");
+    const command = section.querySelector("[data-command]");
+    let limits = [];
+    function update() {
+      limits = asked.flatMap((ask) => ask());
+      body.replaceChildren(...judged(columns, limits));
+      const flags = limits.map((limit) => ` --slo '${limit.word} <= ${limit.ms}ms'`).join("");
+      command.textContent = `slobench rescore ${held.run}${flags}`;
+    }
+    const asked = held.limits.map((limit) => connect(limit, update));
+    section.querySelector("[data-save=csv]").addEventListener("click", () => {
+      save(`${held.run}.csv`, "text/csv", csv(columns, limits));
+    });
+    section.querySelector("[data-save=json]").addEventListener("click", () => {
+      save(`${held.run}.json`, "application/json", document.getElementById("summary").textContent);
+    });
+    update();
+    section.hidden = false;
+    document.documentElement.dataset.rescored = "ready";
+  }
+
+  begin().catch((problem) => console.error("the requests could not be read", problem));
+})();

@@ -1,0 +1,138 @@
+"""The page of a run in a real browser: whole, reachable, and right when asked again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # has no types
+
+from loadgen.measure.aggregate import summarize
+from reports.html import render
+from tests.browser import Watched, chromium, needs_chromium
+from tests.runs import measured_run, two_classes, with_shard
+
+pytestmark = [pytest.mark.e2e, needs_chromium]
+SLO = ["ttft <= 150ms", "attainment >= 95%", "p99(ttft) <= 300ms", "p99(itl) <= 20ms"]
+OTHERS = ["ttft <= 97.5ms", "tpot <= 10ms"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def run():
+    return two_classes(slo=SLO, rag=["p50(e2e) <= 5s"], n_failed=5)
+
+
+@pytest.fixture(scope="module")
+def path(run, cache, tmp_path_factory):
+    path: Path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render(run, summarize(run), cache))
+    return path
+
+
+def serious(page):
+    found = Axe().run(page).response["violations"]
+    return [(v["id"], [n["target"] for n in v["nodes"]]) for v in found
+            if v["impact"] in ("serious", "critical")]  # fmt: skip
+
+
+def test_the_page_is_whole_quiet_and_accessible(browser, run, path):
+    watched = Watched(browser, offline=True)
+    page = watched.open(path)
+    page.wait_for_selector("html[data-drawn][data-rescored]")
+    charts = page.locator(".chart")
+    names = set(json.loads(str(page.locator("#figures").text_content())))
+    assert {charts.nth(k).get_attribute("id") for k in range(charts.count())} == names
+    for name in names:
+        assert page.locator(f"#{name} svg .mark-group path, #{name} svg .mark-symbol path").count()
+    assert page.get_by_text("could not be drawn").count() == 0
+    assert serious(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert serious(page) == []
+    assert watched.complaints == []
+    assert watched.requests == [path.as_uri()]
+    watched.close()
+
+
+def test_other_promises_are_judged_in_the_page_as_by_rescore(browser, run, path, tmp_path):
+    watched = Watched(browser, viewport={"width": 390, "height": 800}, accept_downloads=True)
+    page = watched.open(path)
+    page.wait_for_selector("html[data-rescored]")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+    def shown():
+        cells = page.locator("#rescoring tbody tr:first-child [data-value]").all()
+        return [float(str(cell.get_attribute("data-value"))) for cell in cells]
+
+    def judged(slo):
+        found = summarize(run, slo=slo)
+        whole = found.attainment
+        return [whole.met, whole.due, whole.value, found.goodput.requests_per_s.value]
+
+    assert shown() == judged(["ttft <= 150ms"])
+    for metric, limit in (("ttft_s", "97.5"), ("tpot_s", "10")):
+        page.locator(f'[data-metric="{metric}"] input[type=number]').fill(limit)
+    assert shown() == judged(OTHERS)
+    command = page.locator("[data-command]").text_content()
+    assert command == "slobench rescore evening-chat-1 --slo 'ttft <= 97.5ms' --slo 'tpot <= 10ms'"
+    slider = page.get_by_label("E2E limit")
+    slider.focus()
+    page.keyboard.press("Home")
+    assert shown()[0] == 0  # half of the quickest: nobody keeps it
+    page.keyboard.press("End")
+    assert shown() == judged(OTHERS)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").press("Enter")
+    saved.value.save_as(tmp_path / "rows.csv")
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert len(lines) == 1 + shown()[1]
+    assert sum(line.endswith(",true") for line in lines) == shown()[0]
+    assert watched.complaints == []
+    watched.close()
+
+
+def test_the_clock_is_switched_from_the_keyboard(browser, path):
+    watched = Watched(browser)
+    page = watched.open(path)
+    page.wait_for_selector("html[data-drawn]")
+
+    def curve(name):
+        return page.locator(f"#{name} .mark-line path").first.get_attribute("d")
+
+    before = {name: curve(name) for name in ("spectrum-ttft", "spectrum-tpot")}
+    page.get_by_role("radio", name="the planned instant").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(
+        "before => document.querySelector('#spectrum-ttft .mark-line path').getAttribute('d')"
+        " !== before",
+        arg=before["spectrum-ttft"],
+    )
+    assert curve("spectrum-tpot") == before["spectrum-tpot"]  # it has one clock only
+    watched.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "confidence", "words"),
+    [
+        (measured_run(slo=["ttft <= 1s"]), None, "MET"),
+        (measured_run(slo=["p50(ttft) <= 1ms"]), None, "MISSED proven at 95 %"),
+        (with_shard(measured_run(slo=SLO), cpu_share=0.99), None, "INVALID: NO VERDICT"),
+        (measured_run(slo=["p99(ttft) <= 300ms"]), 0.95, "INCONCLUSIVE these samples do not"),
+    ],
+    ids=["met", "missed", "invalid", "inconclusive"],
+)
+def test_the_verdict_is_the_first_thing_seen(browser, cache, tmp_path, kind, confidence, words):
+    path = tmp_path / "report.html"
+    path.write_text(render(kind, summarize(kind, confidence=confidence), cache))
+    watched = Watched(browser, viewport={"width": 390, "height": 600}, java_script_enabled=False)
+    page = watched.open(path)
+    heading = page.locator("#verdict")
+    assert words in heading.inner_text().replace("\n", " ")
+    box = heading.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 600
+    watched.close()
