@@ -25,6 +25,7 @@ from targets.served_models import Models, fetch_models
 _TOKENS = 16  # of the probe's answer
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring
 _FIT_CHARS = 128  # of the shorter prompt
+_LONGER = 4  # times that, of the longer one at least
 _FIT_TOKENS = 2000  # about, of the longer prompt at most
 _ANSWER_TOKENS = 64  # room left for a template and an answer where the context is short
 _CALIBRATION_S = 60.0  # a server that takes longer over a dozen small prompts is not calibrated
@@ -245,15 +246,17 @@ class _Probe:
         max_input_tokens: int,
         known: Point | None,
     ) -> None:
-        """Two prompts of different lengths give the line from characters to prompt tokens; `known`,
-        the completion's, stands in as the shorter one where no longer one is taken.
+        """Two prompts of different lengths, asked together, give the line from characters to prompt
+        tokens; where the workload's prompts are longer still, one more. `known`, the completion's,
+        stands in as the shorter one where no longer one is taken.
         """
-        first = await self._point(session, text_of(_FIT_CHARS))
-        longer: Point | None = None
+        texts = (text_of(_FIT_CHARS), text_of(_LONGER * _FIT_CHARS))
+        first, longer = await asyncio.gather(*(self._point(session, text) for text in texts))
         if first is not None:
             target = max(1, min(max_input_tokens, _FIT_TOKENS))
-            n_chars = max(4 * _FIT_CHARS, target * first[0] // max(1, first[1]))
-            longer = await self._point(session, text_of(n_chars))
+            n_chars = target * first[0] // max(1, first[1])
+            if n_chars > _LONGER * _FIT_CHARS:
+                longer = await self._point(session, text_of(n_chars)) or longer
             longer = longer or await self._point(session, text_of(2 * _FIT_CHARS))
         shorter, longer = (known, first) if longer is None else (first, longer)
         self.fit = two_point_fit(shorter, longer)
