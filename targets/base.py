@@ -17,6 +17,8 @@ from loadgen.records import FinishReason
 from loadgen.registry import Plugin, Registry
 
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
+_MOST_DIGITS = 9
+_ZERO = ord("0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +90,79 @@ class Delta(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What most events of one answer look like: `before`, a text, `after`. Every event with a text
-    of characters that stand for themselves in JSON says what `says` says, but for the text."""
+    """What most events of one answer look like: `before`, a text, and `behind` it pieces with a
+    whole number between each two. Every event with a text of characters that stand for themselves
+    in JSON, and with numbers up to 999 999 999, says what `says` says, but for the text and, where
+    `counts` tells which of the numbers it is (from 0), the output tokens so far.
+    """
 
     before: bytes
-    after: bytes
+    behind: tuple[bytes, ...]
     says: Delta
+    counts: int | None = None
 
-    def fits(self, events: Sequence[bytes]) -> list[bool]:
-        """Which of the events are of this shape."""
-        before, after = self.before, self.after
+    def read(self, events: Sequence[bytes]) -> list[int | None]:
+        """Of each event the output tokens it counts, 0 where it counts none; None for an event that
+        is not of this shape."""
+        texts, counts = self._counted(events) if self.behind[1:] else self._uncounted(events)
+        joined = b",".join(texts)  # nearly always there is no special character in any of them
+        try:
+            joined.decode()
+            is_literal_all = not _SPECIAL.search(joined)
+        except UnicodeDecodeError:
+            is_literal_all = False
+        good = texts if is_literal_all else [text if is_literal(text) else b"" for text in texts]
+        return [count if text else None for text, count in zip(good, counts, strict=True)]
+
+    def _uncounted(self, events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+        """The text of each event, empty where it is not of this shape, and no counts."""
+        before, after = self.before, self.behind[0]
         start, stop = len(before), -len(after)
         texts = [
             event[start:stop] if event.startswith(before) and event.endswith(after) else b""
             for event in events
         ]
-        found = b",".join(texts)
-        try:
-            found.decode()
-            if not _SPECIAL.search(found):
-                return list(map(bool, texts))
-        except UnicodeDecodeError:
-            pass
-        return list(map(is_literal, texts))
+        return texts, [0] * len(texts)
+
+    def _counted(self, events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+        """The same with counts. Nearly always every number is one more than in the event before:
+        what is behind the text is then compared, and not taken apart."""
+        before, start = self.before, len(self.before)
+        form = b"%d".join(piece.replace(b"%", b"%%") for piece in self.behind)
+        numbers: tuple[int, ...] = ()
+        texts, counts = [], []
+        for event in events:
+            text, count = b"", 0
+            if event.startswith(before):
+                numbers = tuple([number + 1 for number in numbers])
+                if numbers and event.endswith(after := form % numbers):
+                    text = event[start : -len(after)]
+                else:
+                    text, numbers = self._apart(event)
+                if numbers and self.counts is not None:
+                    count = numbers[self.counts]
+            texts.append(text)
+            counts.append(count)
+        return texts, counts
+
+    def _apart(self, event: bytes) -> tuple[bytes, tuple[int, ...]]:
+        """The text and the numbers of an event; nothing where it is not of this shape."""
+        end = event.find(b'"', len(self.before))
+        rest, numbers = event[end:], []
+        if not rest.startswith(self.behind[0]):
+            return b"", ()
+        rest = rest[len(self.behind[0]) :]
+        for piece in self.behind[1:]:
+            number, _, rest = rest.partition(piece)
+            if not _is_number(number):
+                return b"", ()
+            numbers.append(int(number))
+        return (b"", ()) if rest else (event[len(self.before) : end], tuple(numbers))
+
+
+def _is_number(text: bytes) -> bool:
+    """Whether it is a whole number as JSON writes them (RFC 8259 section 6), and not too long."""
+    return text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != _ZERO or len(text) == 1)
 
 
 def is_literal(text: bytes) -> bool:

@@ -10,7 +10,9 @@ table, text is valid UTF-8.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -78,6 +80,9 @@ class Event(msgspec.Struct, Generic[Choice]):
     message: Any = None
 
 
+_WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
+_TRIED = 987_654_321
+
 EventT = TypeVar("EventT")
 
 
@@ -113,27 +118,67 @@ def parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes])
 
 
 def shape_of(decode: Callable[[bytes], Delta], first: bytes, second: bytes) -> Shape | None:
-    """The shape of two events that differ in one string alone, which is their text.
+    """The shape of two events that differ in one string alone, which is their text, and behind it
+    perhaps in whole numbers, one of which may be the tokens so far.
 
     It is that for any other text, too: bytes between two quotes that may be either of two texts and
     stay JSON are a whole string of it, and a codec that tells both of them as the text of an event
-    that is the same otherwise copies that string.
+    that is the same otherwise copies that string. What the numbers mean is tried: an event with
+    quite other numbers in their places must say the same but for the count.
     """
-    said, other = decode(first), decode(second)
-    if not said.is_token or said.text == other.text:
-        return None
-    if msgspec.structs.replace(other, text=said.text) != said:
+    said = decode(first)
+    if not said.is_token or (other := decode(second)).text == said.text:
         return None
     text, other_text = said.text.encode(), other.text.encode()
     if not is_literal(text) or not is_literal(other_text):
         return None
     at = first.find(b'"' + text + b'"')
     while at >= 0:
-        before, after = first[: at + 1], first[at + 1 + len(text) :]
-        if second == before + other_text + after:
-            return Shape(before, after, said)
+        start, end = at + 1, at + 1 + len(text)
+        if second.startswith(first[:start] + other_text + b'"'):
+            behind = _around_numbers(first[end:], second[start + len(other_text) :])
+            if behind is not None:
+                return _proven(decode, Shape(first[:start], behind, said), text, other)
         at = first.find(b'"' + text + b'"', at + 1)
     return None
+
+
+def _around_numbers(one: bytes, other: bytes) -> tuple[bytes, ...] | None:
+    """What is around the numbers in which two texts differ; None where they differ otherwise."""
+    if one == other:
+        return (one,)
+    pieces, others = _WHOLE_NUMBER.split(one), _WHOLE_NUMBER.split(other)
+    if len(pieces) != len(others):
+        return None
+    behind = [b""]
+    for place, (piece, twin) in enumerate(zip(pieces, others, strict=True)):
+        if piece == twin:
+            behind[-1] += piece
+        elif place % 2:  # a number
+            behind.append(b"")
+        else:
+            return None
+    return tuple(behind)
+
+
+def _proven(
+    decode: Callable[[bytes], Delta], shape: Shape, text: bytes, other: Delta
+) -> Shape | None:
+    """The shape with what it counts, if an event with quite other numbers says the same but for
+    that count; where nothing but the text varies, if the other event does."""
+    said, n_numbers = shape.says, len(shape.behind) - 1
+    if n_numbers == 0:
+        return shape if msgspec.structs.replace(other, text=said.text) == said else None
+    numbers = [_TRIED - which for which in range(n_numbers)]
+    written = (b"%d%b" % pair for pair in zip(numbers, shape.behind[1:], strict=True))
+    found = decode(b"".join([shape.before, text, shape.behind[0], *written]))
+    counted = None if found.usage is None else found.usage.output_tokens
+    if counted not in numbers or said.usage is None:
+        return shape if found == said else None
+    usage = msgspec.structs.replace(said.usage, output_tokens=counted)
+    if msgspec.structs.replace(said, usage=usage) != found:
+        return None
+    return replace(shape, says=found, counts=numbers.index(counted))
 
 
 def split_done(events: Sequence[bytes]) -> tuple[Sequence[bytes], list[Delta]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby, pairwise
-from operator import itemgetter
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import msgspec
 
 from loadgen.drive.body import Body
 from loadgen.drive.exchange import Exchange
@@ -17,8 +19,14 @@ from targets.base import Adapter, Delta, Shape
 _EXCERPT = 200
 _SHAPED_BY = 4  # parts at the beginning: a role, perhaps, and two tokens with different texts
 
-Said = tuple[list[int], Delta]
-"""When each of some events came that follow each other and say the same but for their text."""
+
+class Said(NamedTuple):
+    """Events that follow each other and say the same but for their text: when each came, what the
+    last of them says, and of each the tokens so far, where they say the same but for that, too."""
+
+    received_ns: list[int]
+    delta: Delta
+    running: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -86,7 +94,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     usage_tokens: int | None = None
     is_done = False
     said = _by_shape(body, adapter) or _at_once(body, adapter) or _one_by_one(body, adapter, result)
-    for received_ns, delta in said:
+    for received_ns, delta, running in said:
         if delta.usage is not None:
             usage = delta.usage
             result.input_tokens = usage.input_tokens or result.input_tokens
@@ -97,8 +105,8 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             if delta.is_answer and not result.first_answer_ns:
                 result.first_answer_ns = received_ns[0]
             result.chunk_ns += received_ns
-            running = usage_tokens if delta.usage and usage_tokens else 0
-            running_tokens += [running] * len(received_ns)
+            stated = usage_tokens if delta.usage and usage_tokens else 0
+            running_tokens += running or [stated] * len(received_ns)
         else:
             is_done = is_done or delta.is_done
         if delta.error is not None:
@@ -119,20 +127,34 @@ def _by_shape(body: Body, adapter: Adapter) -> list[Said] | None:
     shape = _shape(body.parts[:_SHAPED_BY], adapter)
     if shape is None:
         return None
-    said: list[Said] = []
+    counts = shape.read(body.parts)
+    others = [place for place, count in enumerate(counts) if count is None]
+    asked = [plain_events(body.parts[place]) for place in others]
     try:
-        is_like = shape.fits(body.parts)
-        for like, run in groupby(zip(is_like, body.times, body.parts, strict=True), itemgetter(0)):
-            if like:
-                said.append(([at_ns for _, at_ns, _ in run], shape.says))
-                continue
-            for _, at_ns, part in run:
-                if (events := plain_events(part)) is None:
-                    return None
-                said += [([at_ns], delta) for delta in adapter.decode_all(events)]
+        deltas = iter(adapter.decode_all([event for events in asked for event in events or ()]))
     except ValueError:
         return None
+    said: list[Said] = []
+    start = 0
+    for place, events in zip(others, asked, strict=True):
+        if events is None:
+            return None
+        if place > start:
+            said.append(_alike(shape, body.times[start:place], counts[start:place]))
+        said += [Said([body.times[place]], next(deltas)) for _ in events]
+        start = place + 1
+    if start < len(counts):
+        said.append(_alike(shape, body.times[start:], counts[start:]))
     return said
+
+
+def _alike(shape: Shape, received_ns: list[int], counts: Sequence[int | None]) -> Said:
+    """A run of events of one shape."""
+    says, running = shape.says, [count or 0 for count in counts]
+    if shape.counts is None or says.usage is None:
+        return Said(received_ns, says)
+    usage = msgspec.structs.replace(says.usage, output_tokens=running[-1])
+    return Said(received_ns, msgspec.structs.replace(says, usage=usage), running)
 
 
 def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
@@ -142,7 +164,8 @@ def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
         if one is not None and other is not None and len(one) == len(other) == 1:
             shape = adapter.shape(one[0], other[0])
             if shape is not None:
-                return replace(shape, before=BEFORE + shape.before, after=shape.after + BEHIND)
+                *behind, last = shape.behind
+                return replace(shape, before=BEFORE + shape.before, behind=(*behind, last + BEHIND))
     return None
 
 
@@ -160,7 +183,7 @@ def _at_once(body: Body, adapter: Adapter) -> list[Said] | None:
     part_ends = list(accumulate(map(len, body.parts)))
     ends = accumulate(len(event) + N_FRAMING for event in events)
     parts = (bisect_left(part_ends, end) for end in ends)
-    return [([body.times[part]], delta) for part, delta in zip(parts, deltas, strict=True)]
+    return [Said([body.times[part]], delta) for part, delta in zip(parts, deltas, strict=True)]
 
 
 def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Said]:
@@ -169,10 +192,10 @@ def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Said]
     for received_ns, part in zip(body.times, body.parts, strict=True):
         for event in sse.feed(part):
             if (delta := _delta(event, adapter, result)) is not None:
-                yield [received_ns], delta
+                yield Said([received_ns], delta)
     last = sse.flush() if body.times else None
     if last is not None and (delta := _delta(last, adapter, result)) is not None:
-        yield [body.times[-1]], delta
+        yield Said([body.times[-1]], delta)
 
 
 def _delta(event: Event, adapter: Adapter, result: Decoded) -> Delta | None:

@@ -34,13 +34,15 @@ TEXTS = st.one_of(
 )
 
 
-def event(kind, text, ascii_only=True, api="chat", **fields):
+def event(kind, text, ascii_only=True, api="chat", tokens=1, total=4, **fields):
     """One event as servers write them; `fields` are laid over it."""
     says = {"delta": {"content": text}} if api == "chat" else {"text": text}
     choice = {"index": 0, **says, "finish_reason": None}
     chunk = {"id": "m", "model": "m", "choices": [choice], **fields}
     if kind == "reasoning":
         choice["delta"] = {"content": "", "reasoning": text}
+    if kind == "counted":
+        chunk["usage"] = {"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": total}
     if kind == "usage":
         chunk["usage"] = {"prompt_tokens": 3, "completion_tokens": 1}
     if kind == "finish":
@@ -50,13 +52,21 @@ def event(kind, text, ascii_only=True, api="chat", **fields):
     return json.dumps(chunk, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
 
 
-KINDS = st.sampled_from(["token"] * 12 + ["reasoning", "usage", "finish", "two"])
+RARE = ["reasoning", "usage", "finish", "two"]
+ONES = st.just(1)
+KINDS = st.one_of(*(st.just([kind] * 12 + RARE) for kind in ("token", "counted")))
+TOKENS = st.one_of(st.integers(0, 20), st.sampled_from([2**31 - 1, 2**31, 10**9 - 1, -1, 1.5]))
 
 
-def events(api):
-    ids = st.sampled_from(["m", "m", "m", "n"])
-    one = st.builds(event, KINDS, TEXTS, st.booleans(), st.just(api), id=ids)
-    return st.lists(one, min_size=2, max_size=12)
+@st.composite
+def events(draw, api):
+    kinds = st.sampled_from(draw(KINDS))
+    ids, tokens = (
+        st.sampled_from(["m", "m", "m", "n"]),
+        draw(st.sampled_from([TOKENS, TOKENS, ONES])),
+    )
+    one = st.builds(event, kinds, TEXTS, st.booleans(), st.just(api), tokens, TOKENS, id=ids)
+    return draw(st.lists(one, min_size=2, max_size=12))
 
 
 def exchange(parts):
@@ -103,13 +113,23 @@ def test_a_shape_is_found_where_another_string_reads_like_the_text():
     shape = codec.shape(event("token", "m"), event("token", "x"))
     assert shape is not None
     assert shape.before.endswith(b'"content": "')
-    assert shape.fits([event("token", "y"), event("token", ""), event("token", '"')]) == [
-        True,
-        False,
-        False,
-    ]
+    asked = [event("token", "y"), event("token", ""), event("token", '"')]
+    assert shape.read(asked) == [0, None, None]
     both = [event("token", text, id=text) for text in ("m", "x")]
     assert codec.shape(*both) is None  # the id varies with it
+
+
+@pytest.mark.parametrize("codec", [fast for fast, _ in PAIRS])
+def test_running_counts_are_read_without_decoding(codec):
+    """Prompt tokens stay, the total grows along, and only completion tokens are counted."""
+    counts = [1, 2, 7, 900_000_000]
+    made = [event("counted", f"t{n}", True, codec.kind, n, n + 3) for n in counts]
+    shape = codec.shape(*made[:2])
+    assert shape is not None
+    assert shape.counts == 0
+    assert shape.read(made) == counts
+    wrong = [made[0].replace(b": 1,", b": " + other + b",") for other in (b"01", b"1.5", b"1e3")]
+    assert shape.read([*wrong, made[0][:-1], made[0] + b" "]) == [None] * 5
 
 
 def test_codecs_that_read_events_their_own_way_have_no_shapes():
