@@ -82,7 +82,7 @@ class Glimpses:
         return told
 
     def _tokens(self, exchange: Exchange, class_id: int) -> tuple[int, int, int, int, int]:
-        """First and last instant of a token, events after the first read, longest gap, events."""
+        """First and last instant of a token, events after the first, longest gap, events."""
         times, parts = exchange.times, exchange.parts
         if not exchange.first_guess_ns:
             return 0, 0, 0, 0, 0
@@ -96,14 +96,15 @@ class Glimpses:
             events = [self._events(part) for part in parts[first : last + 1]]
         gaps = self._gaps.setdefault(class_id, Gaps())
         n_events, span_ns = sum(events), times[last] - times[first]
+        gaps.counts[0] += events[0] - 1  # came with the first one
         if last == first:
-            return times[first], times[last], n_events - events[0], 0, n_events
+            return times[first], times[last], n_events - 1, 0, n_events
         gap_ns = np.diff(np.array(times[first : last + 1]))
         shared = np.array(events[1:])
         buckets = np.searchsorted(_BOUNDS_NS, gap_ns / shared)
         gaps.counts += np.bincount(buckets, shared, minlength=len(gaps.counts)).astype(np.int64)
         gaps.sum_s += _seconds(span_ns)
-        return times[first], times[last], n_events - events[0], int(gap_ns.max()), n_events
+        return times[first], times[last], n_events - 1, int(gap_ns.max()), n_events
 
     def _events(self, part: bytes) -> int:
         """Events of a read that hold a token: it may also bring the finish and usage lines."""

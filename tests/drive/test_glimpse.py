@@ -56,6 +56,17 @@ def test_tokens_that_share_a_read_share_its_gap():
     assert sum_s == pytest.approx(0.020)
 
 
+def test_tokens_that_came_with_the_first_one_follow_it_at_once():
+    """As in the decoded rows: three gaps, the first of them 0."""
+    one = answered(token("a") + token("b"), token("c"), token("d") + FINISH + usage(4) + DONE)
+    (line,), ((_, counts, sum_s),) = told(one)
+    assert line["n_events"] == 4
+    assert line["tpot_s"] == pytest.approx(0.020 / 3)
+    assert (counts[0], sum(counts), sum_s) == (1, 3, pytest.approx(0.020))
+    (line,), ((_, counts, sum_s),) = told(answered(token("a") + token("b") + FINISH + DONE))
+    assert (line["n_events"], line["tpot_s"], counts[0], sum_s) == (2, 0.0, 1, 0.0)
+
+
 def test_a_role_chunk_that_came_with_the_first_token_is_none():
     one = answered(ROLE, token("a"), token("b"))
     one.times[0] = one.times[1]  # one read, two fragments
