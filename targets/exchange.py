@@ -227,11 +227,16 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
     if isinstance(error, FileNotFoundError):
         return f"no such socket file '{route.unix_path}'; is the server running?"
     # The errors of several addresses (localhost: ::1 and 127.0.0.1) come joined into one text.
-    if f"Errno {errno.ECONNREFUSED}" in str(error):
+    if is_refused(error):
         if route.proxy is not None:
             return f"connection refused by proxy {route.proxy.url}; is it running?"
         return "connection refused; is the server running, and is the port right?"
     return f"cannot connect ({reason(error, endpoint)})"
+
+
+def is_refused(error: Exception) -> bool:
+    """Whether nobody listened, at any of the addresses."""
+    return isinstance(error, ConnectionRefusedError) or f"Errno {errno.ECONNREFUSED}" in str(error)
 
 
 async def connect(endpoint: Endpoint, timeout_s: float) -> float:

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from loadgen.errors import nearest
 from targets.base import Adapter, Request, Usage
 from targets.endpoint import Endpoint
-from targets.exchange import Answer, ask, connect, connect_problem, is_redirect
+from targets.exchange import Answer, ask, connect, connect_problem, is_redirect, is_refused
 from targets.http_session import Session
 from targets.preflight import CHECKS, Check, Fit, Preflight, two_point_fit, without_refused
 from targets.served_models import Models, fetch_models
 
 _TOKENS = 16  # of the probe's answer
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring
+_PAUSE_S = 0.05  # between them, where there was no connection
 _FIT_CHARS = 128  # of the shorter prompt
 _LONGER = 4  # times that, of the longer one at least
 _FIT_TOKENS = 2000  # about, of the longer prompt at most
@@ -60,6 +61,7 @@ async def preflight(
     text_of: Callable[[int], str] | None = None,
     calibrate: Calibrate | None = None,
     on_timed: Callable[[], None] = lambda: None,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Preflight:
     """Probe an endpoint with `adapter`, whose `model` may be empty (then the first served one is
     taken).
@@ -67,9 +69,10 @@ async def preflight(
     `max_…_tokens` are the longest the scenario asks for. `text_of(n)` gives about n characters of
     the workload's own text, for the prompt fit; without it there is none. `calibrate` asks on from
     there. `on_timed` is called once nothing is left whose time is told. `timeout_s` bounds every
-    exchange, and an exchange that overruns it ends the preflight.
+    exchange, and an exchange that overruns it ends the preflight. Where a connection is refused
+    or closed without a word, it is tried twice again, each time after a `pause`.
     """
-    probe = _Probe(endpoint, adapter, timeout_s)
+    probe = _Probe(endpoint, adapter, timeout_s, pause)
     try:
         probe.done("reachable", await probe.reach())
         async with Session(endpoint.route) as session:
@@ -103,6 +106,7 @@ class _Probe:
     endpoint: Endpoint
     adapter: Adapter
     timeout_s: float
+    pause: Callable[[float], Awaitable[None]]
     found: dict[str, Check] = field(default_factory=dict)
     models: Models = field(default_factory=lambda: Models(0, {}))
     fit: Fit | None = None
@@ -123,18 +127,26 @@ class _Probe:
         return Preflight(self.adapter, tuple(checks), self.fit, self.max_model_len, fatal)
 
     async def reach(self) -> str:
-        try:
-            took_s = await connect(self.endpoint, self.timeout_s)
-        except (OSError, TimeoutError) as error:
-            problem = connect_problem(error, self.endpoint, self.timeout_s)
-            raise _Stop("reachable", problem) from None
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                took_s = await connect(self.endpoint, self.timeout_s)
+                break
+            except OSError as error:  # also what runs out of time
+                if not left or not is_refused(error):
+                    problem = connect_problem(error, self.endpoint, self.timeout_s)
+                    raise _Stop("reachable", problem) from None
+            await self.pause(_PAUSE_S)
         proxy = self.endpoint.route.proxy
         through = f" through proxy {proxy.url}" if proxy else ""
         return f"{self.endpoint.url}{through}, connected in {took_s * 1e3:.1f} ms"
 
     async def choose_model(self, session: Session) -> None:
         """The adapter's model, else the endpoint's, else the first that is served."""
-        self.models = await fetch_models(session, self.endpoint, self.timeout_s)
+        for left in reversed(range(_ATTEMPTS)):
+            self.models = await fetch_models(session, self.endpoint, self.timeout_s)
+            if not left or not self.models.is_transient:
+                break
+            await self.pause(_PAUSE_S)
         if self.models.status in (401, 403):
             raise _Stop("models", self._refused(self.models.status))
         if is_redirect(self.models.status):
@@ -169,6 +181,8 @@ class _Probe:
                 self.adapter = lesser
             elif answer.problem is not None and answer.is_transient and failed < _ATTEMPTS - 1:
                 failed += 1
+                if not answer.status:
+                    await self.pause(_PAUSE_S)
             else:
                 break
         if answer.problem is not None:

@@ -24,6 +24,7 @@ class Models:
     max_len: dict[str, int | None]
     problem: str | None = None
     is_bundled: bool = False  # served by slobench's own engine
+    is_transient: bool = False  # there was no connection, or it was lost: worth another attempt
 
     @property
     def ids(self) -> list[str]:
@@ -39,7 +40,7 @@ async def fetch_models(session: Session, endpoint: Endpoint, timeout_s: float) -
     except TimeoutError:
         return Models(0, {}, f"no answer within {timeout_s:g} s")
     except OSError as error:
-        return Models(0, {}, reason(error, endpoint))
+        return Models(0, {}, reason(error, endpoint), is_transient=True)
     if is_redirect(response.status):
         return Models(response.status, {}, redirected(response, url, endpoint))
     if response.status != 200:

@@ -4,6 +4,7 @@ what they were sent.
 
 import asyncio
 import json
+import socket
 from dataclasses import dataclass, field
 
 import pytest
@@ -205,3 +206,58 @@ def test_a_list_of_models_that_comes_in_pieces_is_read_whole():
     assert 400_000 < len(body) < 1 << 20
     found, _ = probe(RudeServer(http(200, body), http(404, b"")))
     assert check(found, "models").detail == "model-00000, the first of 20000; choose with --model"
+
+
+def test_a_server_that_refuses_now_and_then_is_asked_again():
+    """Nobody listens at first, and again between any two answers; each pause brings it back."""
+    server = RudeServer(http(200, MODELS), sse(TOKEN + b"data: [DONE]\n\n"))
+
+    async def run():
+        pauses: list[float] = []
+        listening: list[asyncio.Server] = []
+        with socket.socket() as kept:  # nobody else gets the port meanwhile
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind(("127.0.0.1", 0))
+            port = kept.getsockname()[1]
+
+            async def answer(reader, writer):
+                listening.pop().close()  # until somebody waits for it
+                await server.answer(reader, writer)
+
+            async def pause(seconds):
+                pauses.append(seconds)
+                listening.append(await asyncio.start_server(answer, "127.0.0.1", port))
+
+            url = f"http://127.0.0.1:{port}"
+            found = await preflight(
+                read_target(f"url: {url}\n", "t.yaml", {}), OpenAIChat(),
+                max_input_tokens=1, max_output_tokens=1, timeout_s=5, pause=pause,
+            )  # fmt: skip
+        return found, pauses
+
+    found, pauses = asyncio.run(run())
+    assert found.fatal is None
+    assert found.model == "m"
+    assert len(pauses) == 3  # before it was reached, before its models, before its answer
+    assert {check.check: check.ok for check in found.checks}["completion"] is True
+
+
+def test_a_server_that_is_not_there_is_asked_three_times():
+    async def run():
+        pauses: list[float] = []
+
+        async def pause(seconds):
+            pauses.append(seconds)
+
+        with socket.socket() as bound:  # nobody listens on it
+            bound.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            found = await preflight(
+                read_target(f"url: {url}\n", "t.yaml", {}), OpenAIChat(),
+                max_input_tokens=1, max_output_tokens=1, timeout_s=5, pause=pause,
+            )  # fmt: skip
+        return found.fatal, pauses
+
+    fatal, pauses = asyncio.run(run())
+    assert "connection refused" in fatal
+    assert len(pauses) == 2
