@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +159,7 @@ def test_a_stopped_server_shows_in_p99_from_the_release(cli, tmp_path):
 def test_a_killed_worker_is_noticed_at_once_and_costs_only_its_rows(cli, tmp_path):
     with Hostile(lambda number: "well") as server:
         process = started(
-            cli, tmp_path, "run", f"--target={server.url}", *flags("60/s", "2s"),
+            cli, tmp_path, "run", f"--target={server.url}", *flags("60/s", "4s"),
             *cli.lenient, "--workers=2",
         )  # fmt: skip
         try:
@@ -172,10 +171,9 @@ def test_a_killed_worker_is_noticed_at_once_and_costs_only_its_rows(cli, tmp_pat
                 if "loadgen.drive.shard" in Path(f"/proc/{pid}/cmdline").read_text()
             ]
             assert len(shards) == 2
-            killed_s = time.monotonic()
             os.kill(shards[0], signal.SIGKILL)
             said = next(line for line in process.stderr if "died" in line)
-            assert time.monotonic() - killed_s < 1.0
+            assert process.poll() is None, "told only when the run was over"
             assert "load-generating process" in said
             _, stderr = process.communicate(timeout=60)
         finally:
