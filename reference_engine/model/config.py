@@ -39,12 +39,17 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     rms_eps: float = 1e-5
     qk_norm: bool = False
+    qkv_bias: bool = False
     tied: bool = False
     eos_ids: frozenset[int] = frozenset()
 
     @property
     def n_params(self) -> int:
         attention = self.d_model * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
+        if self.qkv_bias:
+            attention += self.head_dim * (self.n_heads + 2 * self.n_kv_heads)
+        if self.qk_norm:
+            attention += 2 * self.head_dim
         block = attention + 3 * self.d_model * self.d_ffn + 2 * self.d_model
         embeddings = self.vocab_size * self.d_model * (1 if self.tied else 2)
         return self.n_layers * block + embeddings + self.d_model
@@ -62,7 +67,11 @@ class ModelSource:
     directory: Path | None = None
 
 
-_ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}  # name: has qk-norm
+_ARCHITECTURES: dict[str, frozenset[str]] = {  # name: what its attention has besides Llama's
+    "LlamaForCausalLM": frozenset(),
+    "Qwen2ForCausalLM": frozenset({"qkv_bias"}),
+    "Qwen3ForCausalLM": frozenset({"qk_norm"}),
+}
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -73,7 +82,7 @@ def read_config(path: Path) -> ModelConfig:
         raise UsageError(f"{path}: not JSON: {error}") from error
     except KeyError as error:
         raise UsageError(
-            f"{path}: key {error} is missing; expected a Llama or Qwen3 config"
+            f"{path}: key {error} is missing; expected a Llama, Qwen2 or Qwen3 config"
         ) from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -104,7 +113,8 @@ def config_from(data: Mapping[str, Any]) -> ModelConfig:
         rope_theta=float(rope.get("rope_theta") or data.get("rope_theta") or 10_000.0),
         rope_scaling=_rope_scaling(rope),
         rms_eps=float(data.get("rms_norm_eps") or 1e-6),
-        qk_norm=_ARCHITECTURES[architecture],
+        qk_norm="qk_norm" in _ARCHITECTURES[architecture],
+        qkv_bias="qkv_bias" in _ARCHITECTURES[architecture],
         tied=bool(data.get("tie_word_embeddings", False)),
         eos_ids=frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos]),
     )

@@ -1,4 +1,5 @@
-"""The Llama block (also Qwen3's, which adds a norm on queries and keys), in float32 torch.
+"""The Llama block in float32 torch; also Qwen2's, which adds a bias to queries, keys and values,
+and Qwen3's, which adds a norm on queries and keys.
 
     x → norm → q,k,v → rope → paged attention → o → +x → norm → silu(gate)·up → down → +x
 
@@ -29,6 +30,7 @@ class _Layer:
 
     norm: torch.Tensor  # [d]
     qkv: torch.Tensor  # [d, (Hq + 2·Hkv)·hd]
+    qkv_bias: torch.Tensor | None  # [(Hq + 2·Hkv)·hd]
     qk_norm: torch.Tensor | None  # [Hq + Hkv, hd]
     o: torch.Tensor  # [Hq·hd, d]
     ffn_norm: torch.Tensor  # [d]
@@ -91,6 +93,8 @@ class Llama:
     ) -> torch.Tensor:
         c, n_tokens = self.config, x.shape[0]
         qkv = self._rms(x, layer.norm) @ layer.qkv
+        if layer.qkv_bias is not None:
+            qkv.add_(layer.qkv_bias)
         n_rotated = c.n_heads + c.n_kv_heads
         qk = qkv[:, : n_rotated * c.head_dim].view(n_tokens, n_rotated, c.head_dim)
         if layer.qk_norm is not None:
@@ -150,7 +154,10 @@ def _fuse(config: ModelConfig, weights: Weights, i: int) -> _Layer:
     def named(name: str) -> torch.Tensor:
         return weights[f"model.layers.{i}.{name}.weight"]
 
-    qk_norm = None
+    qkv_bias = qk_norm = None
+    if config.qkv_bias:
+        at = f"model.layers.{i}.self_attn"
+        qkv_bias = torch.cat([weights[f"{at}.{part}_proj.bias"] for part in "qkv"])
     if config.qk_norm:
         q_norm, k_norm = named("self_attn.q_norm"), named("self_attn.k_norm")
         qk_norm = torch.cat(
@@ -159,6 +166,7 @@ def _fuse(config: ModelConfig, weights: Weights, i: int) -> _Layer:
     return _Layer(
         norm=named("input_layernorm"),
         qkv=_laid_out(torch.cat([named(f"self_attn.{part}_proj") for part in "qkv"])),
+        qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         o=_laid_out(named("self_attn.o_proj")),
         ffn_norm=named("post_attention_layernorm"),

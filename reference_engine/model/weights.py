@@ -44,14 +44,18 @@ def load(source: ModelSource, seed: int = 0) -> Weights:
 
 
 def random_weights(config: ModelConfig, seed: int) -> Weights:
-    """N(0, 0.02) matrices and unit norms; equal seeds give equal weights."""
+    """N(0, 0.02) matrices, unit norms and no bias; equal seeds give equal weights."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.ones(shape)
-        if len(shape) == 1
-        else torch.empty(shape).normal_(0.0, 0.02, generator=generator)
-        for name, shape in shapes(config).items()
-    }
+    return {name: _drawn(name, shape, generator) for name, shape in shapes(config).items()}
+
+
+def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if name.endswith(".bias"):
+        return torch.zeros(shape, device=generator.device)
+    if len(shape) == 1:
+        return torch.ones(shape, device=generator.device)
+    empty = torch.empty(shape, device=generator.device)
+    return empty.normal_(0.0, 0.02, generator=generator)
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -72,6 +76,9 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             f"{at}.mlp.up_proj.weight": (config.d_ffn, d),
             f"{at}.mlp.down_proj.weight": (d, config.d_ffn),
         }
+        if config.qkv_bias:
+            widths = {"q": q_width, "k": kv_width, "v": kv_width}
+            out |= {f"{at}.self_attn.{part}_proj.bias": (n,) for part, n in widths.items()}
         if config.qk_norm:
             out |= {f"{at}.self_attn.q_norm.weight": (hd,), f"{at}.self_attn.k_norm.weight": (hd,)}
     out["model.norm.weight"] = (d,)

@@ -15,6 +15,7 @@ NANO = SHAPES["nano"]
 FAMILIES = {
     "llama": NANO,
     "qwen3": replace(NANO, qk_norm=True, tied=True, rope_theta=1e6, rms_eps=1e-6),
+    "qwen2": replace(NANO, qkv_bias=True, rope_theta=1e6, rms_eps=1e-6),
     "llama3-rope": replace(NANO, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 32), max_model_len=256),
 }
 PROMPT = [(17 * i * i + 3 * i) % 320 for i in range(70)]
@@ -34,7 +35,7 @@ def huggingface_logits(config: ModelConfig, state: Weights, prompt: list[int]) -
     """[positions, vocabulary]"""
     import transformers
 
-    family = "Qwen3" if config.qk_norm else "Llama"
+    family = "Qwen3" if config.qk_norm else "Qwen2" if config.qkv_bias else "Llama"
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rope_scaling is not None:
         scaling = config.rope_scaling

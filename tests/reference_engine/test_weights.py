@@ -182,3 +182,16 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_made():
     huge = ModelSource("huge", ModelConfig(1000, 65536, 512, 512, 128, 262144, 320))
     with pytest.raises(UsageError, match=r"'huge' needs .* GB for float32 weights"):
         weights.load(huge)
+
+
+def test_qwen2_has_a_bias_on_queries_keys_and_values():
+    config = config_from(LLAMA | {"architectures": ["Qwen2ForCausalLM"]})
+    assert (config.qkv_bias, config.qk_norm) == (True, False)
+    biases = {name: shape for name, shape in weights.shapes(config).items() if "bias" in name}
+    at = "model.layers.0.self_attn"
+    assert biases == {
+        f"{at}.q_proj.bias": (8,),
+        f"{at}.k_proj.bias": (4,),
+        f"{at}.v_proj.bias": (4,),
+    }
+    assert config.n_params == sum(t.numel() for t in weights.random_weights(config, 0).values())
