@@ -15,7 +15,8 @@ from reference_engine.serve_options import ServeOptions, choose
 _HELP = {
     "mode": "batching mode",
     "shape": "random-weight shape (nano, tiny, 10m, 110m, …) or a local model directory",
-    "device": "cpu (torch), toy (deterministic tokens, no torch) or sim (steps only take time)",
+    "device": "cpu (torch), cuda (torch on a GPU), toy (deterministic tokens, no torch) or "
+    "sim (steps only take time)",
     "threads": "threads for torch",
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one, printed after READY",

@@ -14,13 +14,30 @@ Due = list[tuple[Request, int]]  # tokens, already appended, that may be the las
 
 def book(batch: StepBatch, tokens: Sequence[int], roster: Roster, kv: KvPool) -> tuple[Due, int]:
     """Append tokens and publish full blocks; (the due ones, prompt tokens computed)."""
-    n_sampled = sum(row.samples for row in batch.rows)
-    n_tokens = n_sampled + len(batch.decodes)
-    assert len(tokens) == n_tokens, f"{len(tokens)} tokens for {n_tokens} rows"
+    n_sampled = batch.n_tokens - len(batch.decodes)
+    assert len(tokens) == batch.n_tokens, f"{len(tokens)} tokens for {batch.n_tokens} rows"
     due, n_prompt = _book_rows(batch.rows, tokens, roster, kv)
     late = _book_decodes(batch.decodes, tokens[n_sampled:] if n_sampled else tokens, roster)
     n_prompt += sum(request.n_computed <= request.n_prompt for request, _ in late)
     return due + late, n_prompt
+
+
+UNKNOWN = -1  # stands for a token that is being computed
+
+
+def fill(batch: StepBatch, tokens: Sequence[int], due: Due) -> Due:
+    """Put the tokens of a step that was booked with `UNKNOWN` ones in their places. Returns what
+    booking the real ones would have returned: `due` with its tokens, and whoever stops by one."""
+    requests = [row.request for row in batch.rows if row.samples]
+    requests += batch.decodes
+    is_due = {request for request, _ in due}
+    filled: Due = []
+    for request, token in zip(requests, tokens, strict=True):
+        assert request.tokens[-1] == UNKNOWN, f"{request.id}: its token is known already"
+        request.tokens[-1] = token
+        if token in request.stop_ids or request in is_due:
+            filled.append((request, token))
+    return filled
 
 
 def seat(request: Request, roster: Roster) -> None:

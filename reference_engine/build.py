@@ -59,20 +59,31 @@ def build(options: ServeOptions) -> Engine:
         raise UsageError(
             f"max_model_len: {max_model_len} is above the {longest} positions of '{model.name}'"
         )
-    n_blocks = options.kv_blocks or _default_blocks(model.config, max_model_len, found)
+    n_blocks = options.kv_blocks or 0
+    if not n_blocks and not kind.sizes_itself:
+        n_blocks = _default_blocks(model.config, max_model_len, found)
     policy = policy_of(options.mode, options, options.policy_args)
     limits = _limits(options, policy, max_model_len, model.config.vocab_size)
     clock = MonotonicClock()
     tokenizer = load_tokenizer(
         model.directory, options.printable and model.directory is None, model.config.eos_ids
     )
-    site = Site(model, n_blocks, BLOCK_TOKENS, max_model_len, time.sleep, options.swap_blocks)
+    site = Site(
+        model,
+        n_blocks,
+        BLOCK_TOKENS,
+        max_model_len,
+        time.sleep,
+        options.swap_blocks,
+        limits.max_num_seqs,
+        limits.max_step_tokens,
+    )
     executor = delayed(kind.build(site), options.step_delay, clock, site.pause)
     if options.swap_blocks and not executor.caps.can_swap:
         raise UsageError(f"swap_blocks: the device '{options.device}' cannot swap")
     state = EngineState(
         limits,
-        KvPool(n_blocks, prefix_cache=options.prefix_cache),
+        KvPool(executor.caps.n_blocks or n_blocks, prefix_cache=options.prefix_cache),
         clock,
         policy,
         cost=_cost(model, kind),
@@ -103,7 +114,8 @@ def _cost(model: ModelSource, kind: ExecutorKind) -> CostModel | None:
         return machine(model, kind.hardware).cost
     if isinstance(kind, ToyExecutor):
         return StepCost(step_s=kind.step_s)
-    return CPU_COSTS.get(model.name)
+    # A GPU sizes its own memory, and nobody measured what its steps cost.
+    return None if kind.sizes_itself else CPU_COSTS.get(model.name)
 
 
 def _default_blocks(config: ModelConfig, max_model_len: int, found: Machine | None) -> int:

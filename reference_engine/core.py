@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from loadgen.clock import Clock
 from reference_engine.admission import AdmissionError, check_admission
-from reference_engine.booking import Due, book, seat
+from reference_engine.booking import UNKNOWN, Due, book, fill, seat
 from reference_engine.books import Books
 from reference_engine.cost_model import CostModel
-from reference_engine.executors.base import Executor, StepBatch, StepResult
+from reference_engine.executors.base import Executor, Launching, StepBatch, StepResult
 from reference_engine.explain import Account, Accounts
 from reference_engine.forecast import Forecast
 from reference_engine.kv import KvPool
@@ -182,6 +182,14 @@ class EngineState:
         once more when it is over."""
         began_s = self.view().now_s
         batch = planned.batch
+        if self.async_depth and batch.has_work and isinstance(executor, Launching):
+            # The next plan is made while this step runs; it needs to know that there will be
+            # tokens, and not which.
+            wait = executor.launch(batch)
+            due = self.book(batch, StepResult([UNKNOWN] * batch.n_tokens))
+            self.plan_ahead(due, began_s)
+            result = wait()
+            return self.settle(planned, result, fill(batch, result.tokens, due), began_s)
         result = executor.execute(batch) if batch.has_work else StepResult()
         due = self.book(batch, result)
         if self.async_depth and batch.has_work:

@@ -19,13 +19,19 @@ from reference_engine.steps import Level
 
 K = TypeVar("K", bound=Plugin)
 
-DEVICES: Mapping[str, str] = {"cpu": "torch_cpu", "toy": "toy", "sim": "simulated"}
+DEVICES: Mapping[str, str] = {
+    "cpu": "torch_cpu",
+    "cuda": "torch_cuda",
+    "toy": "toy",
+    "sim": "simulated",
+}
 
 
 class ServeOptions(BaseModel):
     """The keys of `--engine`, of `slobench serve` and of `python -m reference_engine`.
 
-    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context;
+    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context, and on
+    a GPU what is left of its memory;
     `max_num_seqs` and `token_budget` None leave it to the mode. With `swap_blocks` of host memory,
     preempted requests may keep their KV there (`preempt`). `async_depth` 1 plans a step while the
     one before it is under way. `step_delay` makes every step longer on purpose (`10%`, `2ms`): a

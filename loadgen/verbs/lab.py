@@ -42,7 +42,7 @@ def serve(
         str, typer.Option(help="A random-weight shape, or a local model directory.")
     ] = "tiny",
     device: Annotated[
-        str, typer.Option(help="cpu (torch), sim (steps only take time), or toy (for tests).")
+        str, typer.Option(help="cpu (torch), cuda, sim (steps only take time), or toy (for tests).")
     ] = "cpu",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from loadgen.registry import Plugin, Registry
 from reference_engine.cost_model import NO_PADDING, Padding, StepShape
@@ -56,6 +56,11 @@ class StepBatch(NamedTuple):
             or self.padding.decode_rows
         )
 
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the step answers."""
+        return sum(row.samples for row in self.rows) + len(self.decodes)
+
     def all_rows(self) -> Iterator[Row]:
         """Rows and decodes alike, in the order in which tokens are answered."""
         yield from self.rows
@@ -93,10 +98,12 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class Caps:
     """What an executor can do. `n_host_blocks` is the host memory to swap KV to (0: it cannot);
-    `copy_s` is how long one block takes one way."""
+    `copy_s` is how long one block takes one way. `n_blocks` is how many blocks of KV it found room
+    for, 0 where it was told."""
 
     n_host_blocks: int = 0
     copy_s: float = 0.0
+    n_blocks: int = 0
 
     @property
     def can_swap(self) -> bool:
@@ -112,11 +119,20 @@ class Executor(Protocol):
     def execute(self, batch: StepBatch) -> StepResult: ...
 
 
+@runtime_checkable
+class Launching(Protocol):
+    """An executor that can begin a step and be asked for its tokens later: with `async_depth` 1
+    the next step is planned in between. One step at a time; `execute` is `launch(batch)()`."""
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What wiring tells an executor about the place it will work in. `pause` spends seconds on
     the clock in use: `time.sleep`, or `VirtualClock.advance`. `n_host_blocks` is how many blocks
-    of KV may be swapped to host memory."""
+    of KV may be swapped to host memory. `n_blocks` 0 asks an executor that `sizes_itself` for as
+    many as fit; `max_num_seqs` and `max_step_tokens` are the largest step without padding."""
 
     model: ModelSource
     n_blocks: int
@@ -124,11 +140,16 @@ class Site:
     max_model_len: int
     pause: Callable[[float], None]
     n_host_blocks: int = 0
+    max_num_seqs: int = 256
+    max_step_tokens: int = 1 << 15
 
 
 class ExecutorKind(Plugin, ABC):
     """A way to run batches; its fields are its parameters. Building may take seconds and may need
-    packages that knowing the kind does not."""
+    packages that knowing the kind does not. Whoever `sizes_itself` decides how much KV there is,
+    where nobody else did."""
+
+    sizes_itself: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, site: Site) -> Executor: ...

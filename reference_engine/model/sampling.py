@@ -54,7 +54,12 @@ def uniform(seed: int, position: int) -> float:
 
     Source: splitmix64's finaliser (Steele, Lea, Flood, OOPSLA'14), applied twice.
     """
-    return (_mix(_mix(seed & _MASK) + position) >> 11) * 2.0**-53
+    return (key(seed, position) >> 11) * 2.0**-53
+
+
+def key(seed: int, position: int) -> int:
+    """The 64 bits behind it."""
+    return _mix(_mix(seed & _MASK) + position)
 
 
 def _mix(z: int) -> int:

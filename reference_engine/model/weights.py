@@ -25,12 +25,30 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
-def load(source: ModelSource, seed: int = 0) -> Weights:
-    """All weights of a model as float32. Raises UsageError when files or tensors are missing."""
-    _refuse_beyond_memory(source)
+# Up to here random weights are the CPU's whatever the device, so that one can be checked against
+# the other; more take minutes to draw there, and only the device draws them.
+_DRAWN_ON_HOST = 2_000_000_000
+
+
+def load(
+    source: ModelSource,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Weights:
+    """All weights of a model, each moved to the device as soon as it is read or drawn. Raises
+    UsageError when files or tensors are missing."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        _refuse_beyond_memory(source)
     if source.directory is None:
-        return random_weights(source.config, seed)
-    weights = {name: tensor.float() for name, tensor in _read_directory(source.directory).items()}
+        is_large = source.config.n_params > _DRAWN_ON_HOST
+        generator = torch.Generator(device if is_large else "cpu").manual_seed(seed)
+        return {
+            name: _drawn(name, shape, generator).to(device, dtype)
+            for name, shape in shapes(source.config).items()
+        }
+    weights = _read_directory(source.directory)
     missing = [name for name in shapes(source.config) if name not in weights]
     if missing:
         raise UsageError(
@@ -40,6 +58,8 @@ def load(source: ModelSource, seed: int = 0) -> Weights:
         if tuple(weights[name].shape) != shape:
             found = tuple(weights[name].shape)
             raise UsageError(f"{source.directory}: {name} is {found}, config.json says {shape}")
+    for name in weights:
+        weights[name] = weights[name].to(device, dtype)
     return weights
 
 

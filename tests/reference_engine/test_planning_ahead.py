@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reference_engine.plan import How
 from reference_engine.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
@@ -64,3 +65,56 @@ def test_a_cancel_between_steps_turns_its_planned_rows_into_padding():
     engine.step()
     assert sizes(engine)[1] == (0, 1, 15)
     engine.drain()
+
+
+class Late:
+    """The toy's steps, whose tokens are told only when they are waited for."""
+
+    def __init__(self, engine: Rig) -> None:
+        self._inner, self._state = engine.executor, engine.state
+        self.caps = self._inner.caps
+        self.planned: list[bool] = []
+
+    def execute(self, batch):
+        return self.launch(batch)()
+
+    def launch(self, batch):
+        result = self._inner.execute(batch)
+
+        def wait():
+            self.planned.append(self._state._ahead is not None)
+            return result
+
+        return wait
+
+
+def test_a_step_that_is_under_way_while_the_next_is_planned_decides_as_one_that_is_done():
+    """Answers stop by themselves, run out of memory and are swapped; both ways leave the same
+    records, events and tokens."""
+
+    def told(is_late: bool):
+        engine = rig(
+            async_depth=1, n_blocks=14, max_model_len=160, token_budget=24, n_host_blocks=20,
+            how=How.swap, executor_args={"step_s": 1.0, "eos_every": 60},
+        )  # fmt: skip
+        if is_late:
+            engine.executor = Late(engine)
+        requests = [
+            request(f"r{i}", range(i, i + 9 + 7 * i), 40, stop_ids=[0], min_tokens=3 * (i % 2))
+            for i in range(8)
+        ]
+        for req in requests:
+            engine.admit(req)
+            engine.step()
+        engine.drain()
+        steps = [record._replace(plan_s=0.0) for record in engine.state.log.steps]
+        events = [(e.t_s, e.kind, e.request_id) for e in engine.state.log.events]
+        assert engine.state.counters.swaps > 0
+        states = {req.state for req in requests}
+        return engine, steps, events, [req.output for req in requests], states
+
+    _, *plain = told(is_late=False)
+    engine, *late = told(is_late=True)
+    assert late == plain
+    assert len(plain[-1]) == 2  # some stopped, some got as long as they may
+    assert sum(engine.executor.planned) > 20  # planned before their tokens were known

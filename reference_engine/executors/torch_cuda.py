@@ -1,0 +1,317 @@
+"""Batches on a GPU: decode steps as CUDA graphs with logits and sampling inside, anything else step
+by step, tokens copied back by event.
+
+With `on=cpu` the same code runs without a GPU, its graphs called as functions: for tests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import nan
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from loadgen.errors import MissingDependency, UsageError
+from reference_engine.cost_model import Padding
+from reference_engine.executors.base import (
+    Caps,
+    Executor,
+    ExecutorKind,
+    Row,
+    Site,
+    StepBatch,
+    StepResult,
+)
+from reference_engine.executors.block_tables import BlockTables
+from reference_engine.executors.buckets import blocks_that_fit, bucket_of, buckets
+from reference_engine.executors.torch_arena import Arena, aligned
+from reference_engine.executors.torch_lane import CpuLane, CudaLane, Lane
+from reference_engine.executors.torch_step import (
+    DECODE_FIELDS,
+    decode_numbers,
+    decode_step,
+    mixed,
+)
+from reference_engine.executors.torch_swap import HostKv
+from reference_engine.kernels.ops import Ops, Which, ops
+from reference_engine.kernels.tiles import splits_for
+from reference_engine.model.config import ModelConfig
+from reference_engine.model.filler import padding_rows
+from reference_engine.model.paged import PagedLlama
+from reference_engine.model.sampling import sample_with_logprobs
+from reference_engine.model.weights import load
+from reference_engine.sequence import Request
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_COPY_BYTES_PER_S = 40e9  # PCIe 5 ×16 in practice; assumed, decides between swap and recompute
+_RESERVE_BYTES = 2 << 30  # graphs, library workspaces, fragmentation
+
+Tokens = Callable[[], StepResult]
+
+
+class TorchCudaExecutor(ExecutorKind):
+    """`seed` of the random weights (unused with a directory); `dtype` of weights and KV;
+    `memory_share` of the GPU that weights, steps and KV may take; `graphs` for decode steps;
+    `kernels` of Triton, or their plain twins; `on` which device.
+    """
+
+    kind: ClassVar[str] = "torch_cuda"
+    sizes_itself: ClassVar[bool] = True
+
+    seed: int = Field(default=0, ge=0)
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    memory_share: float = Field(default=0.9, gt=0, le=0.98)
+    graphs: bool = True
+    kernels: Which = "triton"
+    on: str = Field(default="cuda", pattern=r"^(cuda(:\d+)?|cpu)$")
+
+    def build(self, site: Site) -> Executor:
+        _refuse_odd_shape(site.model.config)
+        lane = _lane(self.on)
+        chosen = ops(self.kernels)
+        began_s = time.monotonic()
+        weights = load(site.model, self.seed, lane.device, _DTYPES[self.dtype])
+        config = site.model.config
+        model = PagedLlama(config, weights, chosen, site.block_tokens, site.max_model_len)
+        n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, lane, self.memory_share)
+        built = TorchCuda(model, chosen, site, n_blocks, lane, self.graphs)
+        took_s = time.monotonic() - began_s
+        log.info("%s on %s: %d KV blocks, %.1f s", site.model.name, self.on, n_blocks, took_s)
+        return built
+
+
+class TorchCuda:
+    """The runner. One step at a time: `launch`, then its tokens."""
+
+    def __init__(
+        self,
+        model: PagedLlama,
+        chosen: Ops,
+        site: Site,
+        n_blocks: int,
+        lane: Lane,
+        has_graphs: bool = True,
+    ) -> None:
+        self._model, self._ops, self._lane = model, chosen, lane
+        self._size, self._most = site.block_tokens, site.max_model_len
+        self._scratch = n_blocks
+        # One block more than the engine knows of: where padding is written.
+        model.cache = model.memory(n_blocks + 1)
+        self._host = HostKv(model.cache, site.n_host_blocks, lane.is_pinning)
+        copy_s = model.block_bytes / _COPY_BYTES_PER_S
+        self.caps = Caps(site.n_host_blocks, copy_s, n_blocks)
+        config = model.config
+        self._group = config.n_heads // config.n_kv_heads
+        self._tables = BlockTables(
+            site.max_num_seqs, -(-site.max_model_len // site.block_tokens), n_blocks
+        )
+        self._device_tables = torch.from_numpy(self._tables.array).to(lane.device).clone()
+        self._sizes = buckets(site.max_num_seqs)
+        self._logits = torch.empty(site.max_num_seqs, config.vocab_size, device=lane.device)
+        self._tokens = torch.zeros(site.max_num_seqs, dtype=torch.int64, pin_memory=lane.is_pinning)
+        self._is_under_way = False
+        self._decode_arena = Arena(
+            aligned(DECODE_FIELDS * site.max_num_seqs), lane.device, lane.is_pinning
+        )
+        self._mixed_arena = Arena(1 << 16, lane.device, lane.is_pinning)
+        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        if has_graphs:
+            self._capture()
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        return self.launch(batch)()
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Tokens:
+        """Begin a step; the returned function waits for its tokens."""
+        assert not self._is_under_way, "the step before was not waited for"
+        if batch.copies:
+            self._host.work_off(batch.copies, self._model.cache)
+        rows, padding = batch.rows, batch.padding
+        n_decode = len(batch.decodes) + padding.decode_rows
+        bucket = bucket_of(n_decode, self._sizes)
+        if n_decode and not rows and not padding.prefill_tokens and bucket in self._graphs:
+            return self._replay(batch.decodes, padding, bucket)
+        everything = list(batch.all_rows())
+        fillers = padding_rows(padding, self._scratch, self._size, self._most)
+        if not everything and not fillers:
+            return StepResult
+        return self._compute(everything, fillers)
+
+    # --- decode steps
+
+    def _replay(self, decodes: Sequence[Request], padding: Padding, bucket: int) -> Tokens:
+        numbers = decode_numbers(decodes, bucket, self._tables, self._size)
+        if padding.decode_rows:
+            # They read as much as they are said to, all of it from the scratch block.
+            start = min(
+                max(padding.decode_context_tokens // padding.decode_rows, 1), self._most - 1
+            )
+            padded = slice(len(decodes), len(decodes) + padding.decode_rows)
+            numbers[1, padded], numbers[4, padded] = start, start + 1
+            numbers[2, padded] = self._scratch * self._size
+        self._update_tables()
+        self._decode_arena.clear()
+        self._decode_arena.put(numbers)
+        self._decode_arena.send()
+        again, tokens = self._graphs[bucket]
+        again()
+        return self._answer(tokens, list(range(len(decodes))), decodes)
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """A graph per bucket, the largest first, so that the smaller ones find their memory in its
+        pool."""
+        for bucket in reversed(self._sizes):
+            self._decode_arena.clear()
+            numbers = decode_numbers([], bucket, self._tables, self._size)
+            numbers[4] = 1
+            on_device = self._decode_arena.put(numbers)
+            self._decode_arena.send()
+            self._graphs[bucket] = self._lane.capture(partial(self._decode, on_device))
+
+    def _decode(self, numbers: torch.Tensor) -> torch.Tensor:
+        step, draws = decode_step(numbers, self._device_tables, self._n_splits(numbers.shape[1]))
+        logits = self._model.forward(step, self._logits)
+        return self._ops.sample(logits, draws.temperatures, draws.keys)
+
+    # --- any step
+
+    def _compute(self, rows: list[Row], fillers: list[Row]) -> Tokens:
+        made = mixed([*rows, *fillers], len(fillers), self._tables, self._size, self._group)
+        self._update_tables()
+        size = made.size(aligned(1))
+        if size > self._mixed_arena.size:
+            self._mixed_arena = Arena(2 * size, self._lane.device, self._lane.is_pinning)
+        self._mixed_arena.clear()
+        step, draws = made.put(
+            self._mixed_arena, self._device_tables, self._n_splits(made.reads.shape[1])
+        )
+        logits = self._model.forward(step, self._logits)
+        if not made.wanted:
+            return self._answer(torch.empty(0), [], [])
+        tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
+        # Back from the order of the step to that of the rows.
+        back = sorted(range(len(made.wanted)), key=made.wanted.__getitem__)
+        return self._answer(tokens, back, [rows[made.wanted[i]].request for i in back])
+
+    # --- both
+
+    def _answer(
+        self, tokens: torch.Tensor, places: list[int], requests: Sequence[Request]
+    ) -> Tokens:
+        """Send for the tokens; `places[i]` is where that of `requests[i]` is."""
+        # Now and not in `wait`: what a request asks for depends on how many tokens it has, and by
+        # then it may have been booked one more.
+        corrections, logprobs = self._by_hand(places, requests)
+        n = len(tokens)
+        self._tokens[:n].copy_(tokens, non_blocking=True)
+        done = self._lane.mark()
+        self._is_under_way = True
+
+        def wait() -> StepResult:
+            done()
+            self._is_under_way = False
+            chosen: list[int] = self._tokens[:n].tolist()
+            chosen = [chosen[place] for place in places]
+            for i, token in corrections:
+                chosen[i] = token
+            return StepResult(chosen, logprobs)
+
+        return wait
+
+    @torch.inference_mode()
+    def _by_hand(
+        self, places: list[int], requests: Sequence[Request]
+    ) -> tuple[list[tuple[int, int]], list[float] | None]:
+        """Tokens of those who ask for more than the kernel does, on the CPU and as its executor
+        chooses them: cuts, bans, log-probabilities. It waits for the device and copies their
+        logits."""
+        asked = [i for i, request in enumerate(requests) if _asks(request)]
+        if not asked:
+            return [], None
+        at = torch.tensor([places[i] for i in asked], device=self._lane.device)
+        logits = self._logits.index_select(0, at).cpu()
+        tokens, logprobs = sample_with_logprobs(logits, [requests[i] for i in asked])
+        corrections = list(zip(asked, tokens, strict=True))
+        if logprobs is None:
+            return corrections, None
+        out = [nan] * len(requests)
+        for i, logprob in zip(asked, logprobs, strict=True):
+            out[i] = logprob
+        return corrections, out
+
+    def _update_tables(self) -> None:
+        at, values = self._tables.changes()
+        if len(at):
+            device = self._lane.device
+            self._device_tables.view(-1).index_copy_(
+                0, torch.from_numpy(at).to(device), torch.from_numpy(values).to(device)
+            )
+
+    def _n_splits(self, n_rows: int) -> int:
+        if self._lane.device.type != "cuda":
+            return 2
+        properties = torch.cuda.get_device_properties(self._lane.device)
+        return splits_for(
+            max(n_rows, 1), self._model.config.n_kv_heads, properties.multi_processor_count
+        )
+
+
+def _asks(request: Request) -> bool:
+    """Whether a token is chosen by more than temperature and seed."""
+    how = request.sampling
+    is_cut = how.temperature > 0 and (how.top_k > 0 or how.top_p < 1)
+    return is_cut or how.logprobs or bool(request.banned_ids())
+
+
+def _lane(on: str) -> Lane:
+    if on == "cpu":
+        torch.set_num_threads(1)
+        return CpuLane()
+    if not torch.cuda.is_available():
+        raise MissingDependency(
+            f"device: 'cuda' needs an NVIDIA GPU and a CUDA build of torch; torch "
+            f"{torch.__version__} finds none here (device=cpu runs the same models)"
+        )
+    n, device = torch.cuda.device_count(), torch.device(on)
+    if (device.index or 0) >= n:
+        raise UsageError(f"on: there is no '{on}'; this machine has cuda:0 to cuda:{n - 1}")
+    device = torch.device("cuda", device.index or 0)
+    torch.cuda.set_device(device)
+    return CudaLane(device)
+
+
+def _refuse_odd_shape(config: ModelConfig) -> None:
+    dim = config.head_dim
+    if dim < 16 or dim & (dim - 1):
+        raise UsageError(
+            f"shape: heads of {dim} numbers; the kernels compute powers of two from 16 on "
+            "(device=cpu computes any)"
+        )
+
+
+@torch.inference_mode()
+def _measured_blocks(model: PagedLlama, chosen: Ops, site: Site, lane: Lane, share: float) -> int:
+    """KV blocks that fit beside the weights and the largest step there may be, which is computed
+    once to see."""
+    if lane.device.type != "cuda":
+        raise UsageError("kv_blocks: on=cpu cannot size the KV itself; say how many")
+    torch.cuda.reset_peak_memory_stats(lane.device)
+    trial = TorchCuda(model, chosen, site, 1, lane, has_graphs=False)
+    padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), site.max_num_seqs, 0)
+    trial.execute(StepBatch(padding=padding))
+    peak = torch.cuda.max_memory_allocated(lane.device)
+    del trial
+    model.cache = model.memory(0)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(lane.device)
+    others = total - free - torch.cuda.memory_reserved(lane.device)
+    return blocks_that_fit(total, peak + others, share, _RESERVE_BYTES, model.block_bytes)

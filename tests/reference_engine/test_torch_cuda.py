@@ -1,0 +1,201 @@
+"""The GPU executor's own code path, run on the CPU: plain kernels, graphs called as functions.
+
+Its tokens must be the CPU executor's, however requests are batched, preempted and planned ahead.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from loadgen.errors import MissingDependency, SlobenchError, UsageError
+from reference_engine.cost_model import Padding
+from reference_engine.executors.base import EXECUTORS, Caps, Site, StepBatch
+from reference_engine.model.zoo import resolve
+from reference_engine.plan import How
+from reference_engine.sequence import Request, Sampling
+from tests.reference_engine.engine_kit import Rig, request, rig
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402 - only with torch
+from reference_engine.executors.torch_lane import CpuLane  # noqa: E402
+from reference_engine.kernels.ops import PLAIN  # noqa: E402
+from reference_engine.model.paged import PagedLlama  # noqa: E402
+from reference_engine.model.weights import random_weights  # noqa: E402
+
+ON_CPU = {"on": "cpu", "kernels": "plain", "dtype": "float32"}
+CUTS = Sampling(0.9, 0.95, 50, seed=4)
+
+
+def fresh(seed: int = 5) -> list[Request]:
+    """Greedy ones, ones that draw among the likeliest, ones that want log-probabilities or may not
+    stop yet; two begin alike."""
+    draw = random.Random(seed)
+    shared = [draw.randrange(256) for _ in range(40)]
+    prompts = [[draw.randrange(256) for _ in range(n)] for n in (1, 5, 16, 17, 33, 64, 90)]
+    prompts += [[*shared, 1], [*shared, 2, 3]]
+    out = [
+        request(f"r{i}", prompt, 12, sampling=(Sampling(), CUTS, Sampling(logprobs=True))[i % 3])
+        for i, prompt in enumerate(prompts)
+    ]
+    out[3].stop_ids, out[3].min_tokens = frozenset(range(0, 320, 2)), 6
+    return out
+
+
+def answers(engine: Rig, requests: list[Request]) -> dict[str, list[int]]:
+    """One arrives a step."""
+    for req in requests:
+        engine.admit(req)
+        engine.step()
+    engine.state.is_source_closed = True
+    engine.drain()
+    return {req.id: req.output for req in requests}
+
+
+def cuda_rig(**options) -> Rig:
+    arguments = ON_CPU | options.pop("arguments", {})
+    # Few sequences: on the CPU a graph is captured by computing it.
+    options = {"max_num_seqs": 8} | options
+    return rig(executor="torch_cuda", executor_args=arguments, **options)
+
+
+def runner(engine: Rig) -> TorchCuda:
+    assert isinstance(engine.executor, TorchCuda)
+    return engine.executor
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    return answers(rig(executor="torch_cpu"), fresh())
+
+
+SMALL = {"n_blocks": 24, "max_model_len": 144, "max_num_seqs": 6, "max_step_tokens": 100}
+TIGHT = {"n_blocks": 9, "max_model_len": 144, "token_budget": 48}
+
+
+@pytest.mark.parametrize(
+    ("mode", "depth"), [("chunked", 0), ("static", 1), ("prefill_first", 1), ("split_fuse", 0)]
+)
+def test_tokens_are_those_of_the_cpu_executor_in_every_kind_of_step(expected, mode, depth):
+    assert answers(cuda_rig(policy=mode, async_depth=depth, **SMALL), fresh()) == expected
+
+
+@pytest.mark.parametrize(("how", "depth"), [(How.recompute, 1), (How.swap, 0), (How.swap, 1)])
+def test_tokens_survive_preemption(expected, how, depth):
+    engine = cuda_rig(async_depth=depth, n_host_blocks=40, how=how, **TIGHT)
+    assert answers(engine, fresh()) == expected
+    counters = engine.state.counters
+    assert counters.preemptions > 0
+    assert (counters.swaps > 0) is (how is How.swap)
+
+
+def test_graphs_change_nothing(expected):
+    assert answers(cuda_rig(arguments={"graphs": False}), fresh()) == expected
+
+
+def test_log_probabilities_are_those_of_the_cpu_executor():
+    def logprobs(engine: Rig) -> list[float]:
+        asks = request("asks", range(20), 6, sampling=Sampling(0.7, seed=3, top_k=9, logprobs=True))
+        engine.admit(request("silent", range(30, 50), 9), asks)
+        return [event.logprob or 0.0 for event in engine.drain() if event.request is asks]
+
+    found = logprobs(cuda_rig(token_budget=7, async_depth=1))
+    assert found == pytest.approx(logprobs(rig(executor="torch_cpu", token_budget=7)), abs=1e-5)
+    assert len(found) == 6
+
+
+def test_a_draw_depends_on_seed_and_position_alone():
+    def drawn(engine: Rig) -> list[int]:
+        hot = request("hot", [1, 2, 3], 8, sampling=Sampling(1.0, seed=7))
+        engine.admit(request("other", range(9), 8), hot)
+        engine.drain()
+        return hot.output
+
+    alone = drawn(cuda_rig(max_num_seqs=1))
+    assert drawn(cuda_rig(async_depth=1)) == alone
+    assert drawn(rig(executor="torch_cpu")) != alone  # another way to draw; greedy is the same
+    assert len(set(alone)) > 4
+
+
+@pytest.mark.parametrize(
+    "padding", [Padding(0, 3, 30), Padding(40, 0, 0), Padding(7, 2, 0), Padding(0, 200, 0)]
+)
+def test_padding_is_computed_and_writes_to_no_block_of_a_request(padding):
+    engine = cuda_rig()
+    engine.admit(a := request("a", range(20), 3))
+    engine.step()
+    cache = runner(engine)._model.cache
+    before = cache[:, :-1].clone()
+    engine.executor.execute(StepBatch(padding=padding))
+    assert torch.equal(cache[:, :-1], before)
+    assert cache[:, -1].abs().sum() > 0
+    engine.drain()
+    assert a.n_output == 3
+
+
+def test_decode_steps_are_graphs_and_others_are_not():
+    class Counting(CpuLane):
+        def __init__(self) -> None:
+            self.sizes: list[int] = []
+
+        def capture(self, work):
+            again, result = super().capture(work)
+
+            def counted() -> None:
+                self.sizes.append(len(result))
+                again()
+
+            return counted, result
+
+    config, lane = resolve("nano").config, Counting()
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 1024)
+    site = Site(resolve("nano"), 256, 16, 1024, lambda s: None, max_num_seqs=8)
+    engine = rig()
+    engine.executor = TorchCuda(model, PLAIN, site, 256, lane)
+    engine.admit(*(request(f"r{i}", range(1, 30), 4 + i) for i in range(3)))
+    engine.drain()
+    assert lane.sizes == [4, 4, 4, 2, 1]  # 3 rows thrice, then 2, then 1; the prompts were none
+    assert engine.executor.caps == Caps(0, 2 * 2 * 2 * 16 * 4 * 16 / 40e9, 256)
+
+
+def test_a_machine_without_a_gpu_is_told_so_and_what_to_do():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(MissingDependency, match=r"needs an NVIDIA GPU.*device=cpu") as refused:
+        EXECUTORS.build({"kind": "torch_cuda"}).build(
+            Site(resolve("nano"), 8, 16, 64, lambda s: None)
+        )
+    assert refused.value.exit_code == 2
+
+
+def test_heads_that_no_kernel_computes_are_refused():
+    from dataclasses import replace
+
+    source = resolve("nano")
+    odd = replace(source, config=replace(source.config, head_dim=24))
+    with pytest.raises(UsageError, match="heads of 24 numbers"):
+        EXECUTORS.build({"kind": "torch_cuda", **ON_CPU}).build(
+            Site(odd, 8, 16, 64, lambda s: None)
+        )
+
+
+def test_a_second_step_before_the_tokens_of_the_first_is_a_bug():
+    engine = cuda_rig()
+    runner(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
+    with pytest.raises(AssertionError, match="not waited for"):
+        runner(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
+
+
+def test_serve_says_that_there_is_no_gpu_and_exits_2(capfd):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    from reference_engine.__main__ import main
+
+    try:
+        code = main(["--device", "cuda", "--shape", "nano", "--port", "0"])
+    except SlobenchError as error:
+        code = error.exit_code
+    assert code == 2
+    assert "needs an NVIDIA GPU" in capfd.readouterr().err
