@@ -1,7 +1,8 @@
 """The page of `/metrics`: vLLM's names, so that its dashboards work here, and our own under
 `ref:`.
 
-Source: names and labels of vLLM V1's Prometheus logger (`vllm/v1/metrics/loggers.py`).
+Source: names and labels of vLLM V1's Prometheus logger (`vllm/v1/metrics/loggers.py`), and for the
+GPU those of NVIDIA's DCGM exporter (`default-counters.csv`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
+from reference_engine.gpu import GpuReading
 from reference_engine.metrics import FINISHED, EngineMetrics
 from reference_engine.tallies import Histogram
 
@@ -40,6 +42,7 @@ class Moment:
     policy: Mapping[str, str]
     n_slow_readers: int
     n_refused: Mapping[str, int]
+    gpu: GpuReading | None = None
 
 
 def page(metrics: EngineMetrics, moment: Moment) -> bytes:
@@ -70,6 +73,8 @@ class _Families:
         yield from self._sizes()
         yield from self._times()
         yield from self._own()
+        if self._moment.gpu is not None:
+            yield from self._gpu(self._moment.gpu)
 
     def _gauges(self) -> Iterator[Metric]:
         now = self._moment
@@ -157,6 +162,18 @@ class _Families:
         text = "By how much requests started earlier or later than foretold at their arrival, s."
         yield self._histogram("ref:forecast_error_seconds", text, {(): totals.forecast_error_s})
         yield self._gauge("ref:policy_info", "The batching mode and its knobs.", now.policy, 1)
+
+    def _gpu(self, gpu: GpuReading) -> Iterator[Metric]:
+        labels = {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.name}
+        for name, text, value, scale in (
+            ("GPU_UTIL", "Share of time a kernel ran, %.", gpu.utilization, 100.0),
+            ("FB_USED", "Memory used, MiB.", gpu.memory_used_bytes, 2.0**-20),
+            ("POWER_USAGE", "Power drawn, W.", gpu.power_w, 1.0),
+            ("GPU_TEMP", "Temperature, °C.", gpu.temperature_c, 1.0),
+            ("SM_CLOCK", "Clock of the multiprocessors, MHz.", gpu.sm_clock_hz, 1e-6),
+        ):
+            if value is not None:
+                yield self._gauge(f"DCGM_FI_DEV_{name}", text, labels, value * scale)
 
     def _gauge(self, name: str, text: str, more: Mapping[str, str], value: float) -> Metric:
         labels = {**self._labels, **more}

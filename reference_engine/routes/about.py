@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
 from loadgen.errors import nearest
 from reference_engine.core import EngineState
 from reference_engine.exposition import CONTENT_TYPE, Moment, page
+from reference_engine.gpu import Gpu
 from reference_engine.service import Service
 from reference_engine.wire.call import Call
 from reference_engine.wire.errors import WireError
@@ -42,8 +43,10 @@ class About:
 class AboutRoutes:
     """Read-only, and answered without the engine thread: also while a long step runs."""
 
-    def __init__(self, service: Service, state: EngineState, about: About) -> None:
-        self._service, self._state, self._about = service, state, about
+    def __init__(
+        self, service: Service, state: EngineState, about: About, gpu: Gpu | None = None
+    ) -> None:
+        self._service, self._state, self._about, self._gpu = service, state, about, gpu
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -82,8 +85,13 @@ class AboutRoutes:
         return web.json_response({"version": self._about.version})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        text = await asyncio.to_thread(page, self._service.metrics, self._moment())
+        text = await asyncio.to_thread(self._page, self._moment())
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+    def _page(self, moment: Moment) -> bytes:
+        if self._gpu is not None:
+            moment = replace(moment, gpu=self._gpu.read())
+        return page(self._service.metrics, moment)
 
     def _moment(self) -> Moment:
         service, state = self._service, self._state

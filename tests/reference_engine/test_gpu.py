@@ -1,0 +1,82 @@
+"""GPU telemetry: what NVML answers, in which units, and what becomes of it in `/metrics`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from reference_engine.exposition import Moment, page
+from reference_engine.gpu import Gpu, GpuReading, open_gpu
+from reference_engine.metrics import EngineMetrics
+from targets.server_metrics import read_metrics
+
+
+class NotSupported(Exception):
+    """As pynvml raises for what a GPU does not tell."""
+
+
+def library(**answers):
+    """A stand-in with NVML's names and units (percent, bytes, milliwatts, MHz)."""
+
+    def told(name):
+        def ask(handle, *more):
+            assert handle == "handle-1"
+            answer = answers.get(name)
+            if answer is None:
+                raise NotSupported(name)
+            return answer
+
+        return ask
+
+    return SimpleNamespace(
+        NVMLError=NotSupported, NVML_TEMPERATURE_GPU=0, NVML_CLOCK_SM=1,
+        nvmlDeviceGetHandleByIndex=lambda index: f"handle-{index}",
+        nvmlDeviceGetUUID=lambda handle: "GPU-5", nvmlDeviceGetName=lambda handle: "NVIDIA H200",
+        nvmlDeviceGetUtilizationRates=told("busy"), nvmlDeviceGetMemoryInfo=told("memory"),
+        nvmlDeviceGetPowerUsage=told("power"), nvmlDeviceGetTemperature=told("temperature"),
+        nvmlDeviceGetClockInfo=told("clock"),
+    )  # fmt: skip
+
+
+FULL = {
+    "busy": SimpleNamespace(gpu=75, memory=3),
+    "memory": SimpleNamespace(used=3 << 30, total=140 << 30),
+    "power": 512_300,
+    "temperature": 61,
+    "clock": 1980,
+}
+
+
+def test_a_reading_is_in_our_units():
+    assert Gpu(library(**FULL), 1).read() == GpuReading(
+        1, "GPU-5", "NVIDIA H200", 0.75, 3 << 30, 512.3, 61.0, 1.98e9
+    )
+
+
+def test_what_a_gpu_does_not_tell_is_left_out():
+    reading = Gpu(library(**FULL | {"power": None, "busy": None}), 1).read()
+    assert (reading.power_w, reading.utilization, reading.temperature_c) == (None, None, 61.0)
+    text = page(EngineMetrics(100), Moment("m", 0, 0, 0.0, {}, {}, 0, {}, reading)).decode()
+    assert "DCGM_FI_DEV_POWER_USAGE" not in text
+    assert 'gpu="1",modelName="NVIDIA H200",model_name="m"} 1980.0' in text
+
+
+def test_a_run_reads_it_as_it_reads_dcgm():
+    reading = Gpu(library(**FULL), 1).read()
+    text = page(EngineMetrics(100), Moment("m", 0, 0, 0.0, {}, {}, 0, {}, reading)).decode()
+    found = read_metrics(text)
+    assert found["gpu_utilization"] == pytest.approx(0.75)
+    assert found["gpu_memory_bytes"] == 3 << 30
+    assert found["gpu_power_w"] == pytest.approx(512.3)
+
+
+def test_without_a_gpu_nothing_is_said_of_one():
+    assert b"DCGM" not in page(EngineMetrics(100), Moment("m", 0, 0, 0.0, {}, {}, 0, {}))
+
+
+def test_without_a_driver_there_is_no_telemetry_and_the_log_says_so(caplog):
+    gpu = open_gpu(0)
+    if gpu is not None:
+        pytest.skip("there is a GPU")
+    assert "no GPU telemetry in /metrics" in caplog.text
