@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,16 +24,15 @@ from loadgen.drive import store
 from loadgen.drive.core_use import Cpu, family_cpu, family_cpu_s
 from loadgen.drive.glimpse import FIELDS
 from loadgen.drive.progress import Progress
-from loadgen.drive.shards import Outcome, Shards
+from loadgen.drive.shards import Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
-from loadgen.drive.task import ShardTask
+from loadgen.fleet import Fleet, Job
 from loadgen.live.watched import Watched
 from loadgen.live.watching import about, watching
 from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
 from loadgen.run_options import RunOptions
-from loadgen.shard_tasks import shard_tasks
 from loadgen.target import Target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
@@ -55,10 +54,10 @@ class Recording:
         options: RunOptions,
         directory: Path,
         console: Console,
-        shards: Shards,
+        fleet: Fleet,
     ) -> None:
         self._scenario, self._plan, self._target = scenario, plan, target
-        self._shards = shards
+        self._fleet = fleet
         self._schedule, self._names = plan.schedule, scenario.names()
         self._options, self._directory = options, directory
         self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
@@ -86,11 +85,10 @@ class Recording:
         store.write_schedule(self._directory, planned)
         parts_dir = self._directory / "parts"
         parts_dir.mkdir(exist_ok=True)
-        tasks = shard_tasks(
+        job = Job(
             self._scenario,
             self._plan,
             self._target,
-            self._shards.n,
             self._options.transport,
             self._salt,
             self._name,
@@ -101,8 +99,8 @@ class Recording:
         with watched, self._scraping() as scraped, self._interruptible():
             limit_s = self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S
             with self._progress:
-                outcome = self._shards.run(
-                    tasks,
+                outcome = self._fleet.run(
+                    job,
                     self._on_beat,
                     self._on_start,
                     self._obey,
@@ -112,7 +110,7 @@ class Recording:
                         "the others go on"
                     ),
                 )
-            run = self._put_together(planned.manifest | self._ending(outcome), tasks, outcome)
+            run = self._put_together(planned.manifest | self._ending(outcome), parts_dir, outcome)
             run = _with_server(run, scraped())
             store.write_run(self._directory, run, derived(run))
         shutil.rmtree(parts_dir)
@@ -131,10 +129,8 @@ class Recording:
         nothing, no_chunks = empty_requests(self._schedule), np.empty(0, CHUNKS)
         return Run(said, self._schedule, nothing, no_chunks, self._plan.edges, self._names)
 
-    def _put_together(
-        self, manifest: dict[str, Any], tasks: Sequence[ShardTask], outcome: Outcome
-    ) -> Run:
-        parts = [store.read_part(t.part_path) for t in tasks if t.part_path.exists()]
+    def _put_together(self, manifest: dict[str, Any], parts_dir: Path, outcome: Outcome) -> Run:
+        parts = store.read_parts(parts_dir)
         requests, chunks, found = store.merge_parts(self._schedule, parts)
         names = replace(self._names, errors=found.errors, remotes=found.remotes)
         instrument = {"shards": outcome.instruments, "family_s": self._family_s(outcome)}
@@ -145,12 +141,17 @@ class Recording:
         that the shards may use."""
         used = [one.get("cores") or {} for one in outcome.instruments]
         cores = frozenset(core for one in used for core in one.get("allowed", ()))
-        after = family_cpu(os.getpid(), without=self._shards.pids)
+        after = self._family_cpu()
         return family_cpu_s(self._family, after, cores)
+
+    def _family_cpu(self) -> Cpu:
+        """Nothing where the shards are on machines of their own: it is not their cores' time."""
+        shards = self._fleet.pids
+        return {} if shards is None else family_cpu(os.getpid(), without=shards)
 
     def _on_start(self, epoch_ns: int) -> None:
         self._epoch_ns = epoch_ns
-        self._family = family_cpu(os.getpid(), without=self._shards.pids)
+        self._family = self._family_cpu()
         self._progress.begin()
         if self._scraper is not None:
             self._scraper.start(epoch_ns)
@@ -194,7 +195,7 @@ class Recording:
         if self._ended == "completed":
             self._ended, self._end_reason = how, reason
             self._ended_s = (time.monotonic_ns() - self._epoch_ns) * 1e-9
-        self._shards.stop(reason, drain_s)
+        self._fleet.stop(reason, drain_s)
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -248,7 +249,7 @@ class Recording:
         said = ending(
             self._scenario, self._ended, reason, self._ended_s, outcome.epoch_ns, now_ns, now_utc
         )
-        return said | {"server_ended_s": self._server_ended_s}
+        return said | {"server_ended_s": self._server_ended_s} | outcome.told
 
 
 def _with_server(run: Run, scraped: Scraped) -> Run:

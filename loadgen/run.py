@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.drive.shards import Shards
 from loadgen.errors import UsageError
+from loadgen.fleet import Fleet, LocalFleet, OpenFleet
 from loadgen.manifest import surroundings
 from loadgen.records import Run
 from loadgen.run_directory import run_directory
@@ -62,15 +64,21 @@ def execute(
     options: RunOptions,
     console: Console,
     server: Server | None = None,
+    open_fleet: OpenFleet | None = None,
 ) -> Finished:
     """`run`, telling `console` how it goes, and returning the summary and the directory too. A
-    `server` that is up already for this target is used and left up."""
+    `server` that is up already for this target is used and left up. `open_fleet` says where the
+    load-generating processes are, if not here."""
     plan = make_plan(scenario)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:
+        if target == SIMULATED and open_fleet is not None:
+            raise UsageError("--target sim: the simulator runs in one process; use slobench run")
         if target == SIMULATED:
             recorded = _simulated(scenario, plan, options, directory, console)
         else:
-            recorded = _measured(scenario, plan, target, options, directory, console, server)
+            recorded = _measured(
+                scenario, plan, target, options, directory, console, server, open_fleet
+            )
         from loadgen.conclusion import summarized  # imported by the warm-up
 
         summary = summarized(recorded, directory, None, options.confidence, options.cache_dir)
@@ -85,14 +93,16 @@ def _measured(
     directory: Path,
     console: Console,
     server: Server | None,
+    open_fleet: OpenFleet | None,
 ) -> Run:
+    opening = open_fleet or partial(_local_fleet, options)
     choice = choice_of(target, options)
     logs, warm_up = directory / "logs", WarmUp(surroundings)
     with (
-        _shards(scenario, plan, options, directory) as shards,  # they import during the preflight
+        opening(scenario, plan, logs) as fleet,  # its processes import during the preflight
         open_target(choice, scenario, plan.schedule, logs, console, warm_up, server) as opened,
     ):
-        recorded = _record(scenario, plan, opened, options, directory, console, shards)
+        recorded = _record(scenario, plan, opened, options, directory, console, fleet)
     said = recorded.manifest
     adopt_engine_logs(logs, [ServedRun(directory, said["run"], said["epoch_monotonic_s"])])
     return recorded
@@ -145,13 +155,13 @@ def record(
 ) -> Run:
     """Send a plan to an open target and put the run together; the plan and the manifest are in
     `directory` before the first request goes out."""
-    with _shards(scenario, plan, options, directory) as shards:
-        return _record(scenario, plan, target, options, directory, console, shards)
+    with _local_fleet(options, scenario, plan, directory / "logs") as fleet:
+        return _record(scenario, plan, target, options, directory, console, fleet)
 
 
-def _shards(scenario: Scenario, plan: Plan, options: RunOptions, directory: Path) -> Shards:
+def _local_fleet(options: RunOptions, scenario: Scenario, plan: Plan, logs: Path) -> LocalFleet:
     n = shard_count(scenario, plan, options.n_workers, options.cache_dir)
-    return Shards(n, directory / "logs", options.plugins)
+    return LocalFleet(Shards(n, logs, options.plugins))
 
 
 def _record(
@@ -161,8 +171,8 @@ def _record(
     options: RunOptions,
     directory: Path,
     console: Console,
-    shards: Shards,
+    fleet: Fleet,
 ) -> Run:
     from loadgen.recording import Recording  # imported by the warm-up
 
-    return Recording(scenario, plan, target, options, directory, console, shards).record()
+    return Recording(scenario, plan, target, options, directory, console, fleet).record()

@@ -4,6 +4,7 @@ concurrency limit."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,15 @@ from targets.endpoint import Endpoint
 _MOST_PREOPENED = 1024  # for answers of 2 s at 500 requests/s: who has to connect first waits
 
 
+@dataclass(frozen=True)
+class Share:
+    """Which of `n_shards` parts of a plan of `n_requests` a process gets."""
+
+    number: int
+    n_shards: int
+    n_requests: int
+
+
 def shard_tasks(
     scenario: Scenario,
     plan: Plan,
@@ -35,41 +45,67 @@ def shard_tasks(
     is_watched: bool = False,
 ) -> list[ShardTask]:
     """One task for each of `n_shards` processes."""
-    endpoint, names = target.endpoint, scenario.names()
-    cap = scenario.limits.max_concurrency
-    n_preopen = math.ceil(2 * len(plan.schedule) / scenario.horizon_s) + 4
     return [
-        ShardTask(
-            shard=number,
-            schedule=part.schedule,
-            edges=part.edges,
-            route=endpoint.route,
-            head=_head(endpoint),
-            adapter=target.adapter,
-            prompts=Prompts(scenario.prompts, scenario.seed, salt),
-            fit=target.fit,
-            run_name=run_name,
-            tenants=tuple("" if t == DEFAULT_TENANT else t for t in names.tenants),
-            bounds=Bounds(
-                timeout_s=scenario.limits.timeout,
-                max_concurrency=cap // n_shards + (number < cap % n_shards),
-                when_full=scenario.limits.when_full,
-                horizon_s=scenario.horizon_s,
-                drain_s=scenario.phases.drain,
-            ),
-            transport=transport,
-            connections=endpoint.connections,
-            n_preopen=min(
-                cap // n_shards,
-                len(part.schedule),
-                n_preopen // n_shards + 1,
-                _MOST_PREOPENED,
-            ),
-            part_path=parts_dir / f"shard-{number}.npz",
-            is_watched=is_watched,
+        shard_task(
+            scenario,
+            part,
+            Share(number, n_shards, len(plan.schedule)),
+            target,
+            transport,
+            Prompts(scenario.prompts, scenario.seed, salt),
+            run_name,
+            parts_dir,
+            is_watched,
         )
         for number, part in enumerate(split_plan(plan, n_shards))
     ]
+
+
+def shard_task(
+    scenario: Scenario,
+    part: Plan,
+    share: Share,
+    target: Target,
+    transport: Literal["fast", "aiohttp"],
+    prompts: Prompts,
+    run_name: str,
+    parts_dir: Path,
+    is_watched: bool,
+) -> ShardTask:
+    """The task of the process that gets `part`, its share of the plan."""
+    endpoint, names = target.endpoint, scenario.names()
+    number, n_shards = share.number, share.n_shards
+    cap = scenario.limits.max_concurrency
+    n_preopen = math.ceil(2 * share.n_requests / scenario.horizon_s) + 4
+    return ShardTask(
+        shard=number,
+        schedule=part.schedule,
+        edges=part.edges,
+        route=endpoint.route,
+        head=_head(endpoint),
+        adapter=target.adapter,
+        prompts=prompts,
+        fit=target.fit,
+        run_name=run_name,
+        tenants=tuple("" if t == DEFAULT_TENANT else t for t in names.tenants),
+        bounds=Bounds(
+            timeout_s=scenario.limits.timeout,
+            max_concurrency=cap // n_shards + (number < cap % n_shards),
+            when_full=scenario.limits.when_full,
+            horizon_s=scenario.horizon_s,
+            drain_s=scenario.phases.drain,
+        ),
+        transport=transport,
+        connections=endpoint.connections,
+        n_preopen=min(
+            cap // n_shards,
+            len(part.schedule),
+            n_preopen // n_shards + 1,
+            _MOST_PREOPENED,
+        ),
+        part_path=parts_dir / f"shard-{number}.npz",
+        is_watched=is_watched,
+    )
 
 
 def _head(endpoint: Endpoint) -> HttpHead:

@@ -28,8 +28,51 @@ class LiveCounts:
 
     def add(self, seconds: Sequence[float]) -> None:
         for one in seconds:
-            us = min(_HIGHEST_US, max(_LOWEST_US, round(one * 1e6)))
-            self._histogram.record_value(us)
+            self._histogram.record_value(_microseconds(one))
+
+    def add_many(self, seconds: float, n: int) -> None:
+        """The same value `n` times."""
+        self._histogram.record_value(_microseconds(seconds), n)
+
+    def rounded(self, seconds: float) -> float:
+        """A value as it would be counted, seconds."""
+        us = self._histogram.get_highest_equivalent_value(_microseconds(seconds))
+        return float(us) * 1e-6
+
+    def encode(self) -> bytes:
+        """The counts as HdrHistogram's compressed V2 format, in base64."""
+        data: bytes = self._histogram.encode()
+        return data
+
+    def add_encoded(self, data: bytes) -> None:
+        """Add what another one's `encode` gave; merging is exact. Raises ValueError for bytes that
+        are no such histogram."""
+        try:
+            other = HdrHistogram.decode(data)
+            if other.get_total_count():
+                self._histogram.add(other)
+        except Exception as error:  # of that library: zlib's, struct's, ctypes', its own, …
+            raise ValueError(f"no HdrHistogram: {error}") from error
+
+    def more_than(self, before: LiveCounts) -> LiveCounts:
+        """What was added since `before` was this one's state."""
+        later = LiveCounts()
+        grown = np.maximum(self._counts.astype(np.int64) - before._counts.astype(np.int64), 0)
+        for place in np.nonzero(grown)[0]:
+            us = self._histogram.get_value_from_index(int(place))
+            later._histogram.record_value(us, int(grown[place]))
+        return later
+
+    def seconds(self) -> list[float]:
+        """Every value counted, seconds, as exact as a bucket is wide."""
+        places = np.nonzero(self._counts)[0]
+        values = [self._histogram.get_value_from_index(int(place)) * 1e-6 for place in places]
+        return [float(one) for one in np.repeat(values, self._counts[places].astype(np.int64))]
+
+    @property
+    def max_s(self) -> float:
+        """The highest value counted; NaN where there is none."""
+        return self.quantile(1.0)
 
     def quantile(self, q: float) -> float:
         """The nearest-rank q-quantile, seconds; NaN where nothing was counted."""
@@ -38,3 +81,7 @@ class LiveCounts:
         rank = min(self.n, max(1, math.ceil(q * self.n)))
         place = int(np.searchsorted(np.cumsum(self._counts), rank))
         return float(self._histogram.get_value_from_index(place)) * 1e-6
+
+
+def _microseconds(seconds: float) -> int:
+    return min(_HIGHEST_US, max(_LOWEST_US, round(seconds * 1e6)))

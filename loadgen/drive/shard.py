@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from loadgen.drive.answer import answer_text
 from loadgen.drive.backlog import Backlog
@@ -30,7 +30,7 @@ from loadgen.drive.exchange import Exchange
 from loadgen.drive.glimpse import Glimpses
 from loadgen.drive.instrument import GcPauses, Meter
 from loadgen.drive.loop_probe import LoopProbe
-from loadgen.drive.payloads import Payloads
+from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
@@ -291,20 +291,25 @@ def make_transport(task: ShardTask, loop: asyncio.AbstractEventLoop) -> Transpor
     return Client(loop, dialer, looks_like_token=looks_like_token, connections=task.connections)
 
 
-async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> None:
-    loop = asyncio.get_running_loop()
-    client = make_transport(task, loop)
+def payloads_of(task: ShardTask, head: HttpHead) -> Payloads:
+    """What a task's requests will be, behind `head`; nothing is encoded yet."""
     dialogue = Dialogue(task.schedule, task.edges, task.prompts, task.fit)
-    payloads = Payloads(
+    return Payloads(
         task.schedule,
         dialogue.ask,
         task.adapter,
-        task.head,
+        head,
         task.run_name,
         task.tenants,
         dialogue.waits_for,
         task.fit.tokens_per_char,
     )
+
+
+async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> None:
+    loop = asyncio.get_running_loop()
+    client = make_transport(task, loop)
+    payloads = payloads_of(task, task.head)
     payloads.extend(0.0)
     opened = await client.open(task.n_preopen)
     shard = Shard(task, loop, client, payloads, say)
@@ -354,21 +359,31 @@ def _read_commands(
 def main() -> None:
     """The process: reads the pickled task (length first), runs it, exits 0 when its part is
     written. SIGINT is ignored: Ctrl-C reaches the whole process group, the parent decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _raise_file_limit()
-    ask_for_short_slices()
-    for module in _NEEDED_LATER:
-        with contextlib.suppress(ImportError):  # uvloop is not built for every platform
-            importlib.import_module(module)
+    prepare()
     stdin_fd = sys.stdin.fileno()
     size = int.from_bytes(_read_exactly(stdin_fd, 8, may_end=True), "big")
     plugins, pickled = pickle.loads(_read_exactly(stdin_fd, size))
     for plugin in plugins:  # before the task, which may hold instances of their classes
         load_plugin(plugin)
     task: ShardTask = pickle.loads(pickled)
+    serve(task, stdin_fd, _say)
 
+
+def prepare() -> None:
+    """Make this process one that generates load, before it knows what."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_file_limit()
+    ask_for_short_slices()
+    for module in _NEEDED_LATER:
+        with contextlib.suppress(ImportError):  # uvloop is not built for every platform
+            importlib.import_module(module)
+
+
+def serve(task: ShardTask, commands_fd: int, say: Callable[..., None]) -> NoReturn:
+    """Say `ready`, run the task as the lines on `commands_fd` command, say `done` when the part is
+    written, and end the process."""
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
-        runner.run(_serve(task, stdin_fd, _say))
+        runner.run(_serve(task, commands_fd, say))
         os._exit(0)  # the part is written; taking hundreds of megabytes apart would only take time
 
 

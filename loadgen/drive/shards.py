@@ -44,11 +44,13 @@ class _Child:
 
 @dataclass
 class Outcome:
-    """What came of the shards: the instrument readings of those that finished, and who died."""
+    """What came of the shards: the instrument readings of those that finished, and who died;
+    `told` is what else the manifest should say."""
 
     epoch_ns: int
     instruments: list[dict[str, Any]] = field(default_factory=list)
     dead: dict[int, str] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
 
 
 class Shards:

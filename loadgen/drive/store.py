@@ -65,6 +65,32 @@ def read_part(path: Path) -> Part:
         return arrays["requests"], arrays["chunks"], names
 
 
+def to_parquet(rows: NDArray[Any], names: Names) -> bytes:
+    """A table as the bytes of a Parquet file, compressed."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    sink = pa.BufferOutputStream()
+    parquet.write_table(_table(rows, names, {}), sink, compression="zstd")
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_parquet(data: bytes, dtype: np.dtype[Any], names: Names) -> NDArray[Any]:
+    """The rows that `to_parquet` wrote. Raises RunInvalid where they are none."""
+    import pyarrow as pa
+
+    try:
+        return _read_table(pa.BufferReader(data), dtype, names)[0]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunInvalid(f"a damaged table: {error}") from error
+
+
+def read_parts(directory: Path) -> list[Part]:
+    """Every part that shards left in a directory."""
+    return [read_part(path) for path in sorted(directory.glob("shard-*.npz"))]
+
+
 def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
     """All shards' rows in one table, sorted by request id; ids no part has are `lost`.
 
@@ -139,9 +165,9 @@ def read_run(directory: Path | str) -> Run:
         known = Names(**{key: tuple(words) for key, words in manifest.get("names", {}).items()})
         schedule, names = _read_table(directory / "schedule.parquet", SCHEDULE, known)
         edges, _ = _read_table(directory / "edges.parquet", EDGES, names)
-        parts = sorted((directory / "parts").glob("shard-*.npz"))
-        if parts and not (directory / "requests.parquet").exists():
-            requests, chunks, found = merge_parts(schedule, [read_part(part) for part in parts])
+        has_requests = (directory / "requests.parquet").exists()
+        if not has_requests and (parts := read_parts(directory / "parts")):
+            requests, chunks, found = merge_parts(schedule, parts)
             names = replace(names, errors=found.errors, remotes=found.remotes)
         else:
             requests, names = _read_table(directory / "requests.parquet", REQUESTS, names)
@@ -178,8 +204,15 @@ def _write_text(path: Path, text: str) -> None:
 def _write_table(
     path: Path, rows: NDArray[Any], names: Names, derived: dict[str, NDArray[Any]]
 ) -> None:
-    import pyarrow as pa
     from pyarrow import parquet
+
+    partial = path.with_suffix(".partial")
+    parquet.write_table(_table(rows, names, derived), partial, compression="zstd")
+    partial.rename(path)
+
+
+def _table(rows: NDArray[Any], names: Names, derived: dict[str, NDArray[Any]]) -> pa.Table:
+    import pyarrow as pa
 
     columns: dict[str, pa.Array] = {}
     for field in rows.dtype.names or ():
@@ -192,10 +225,7 @@ def _write_table(
         else:
             columns[field] = _plain(column)
     columns |= {name: _plain(np.ascontiguousarray(column)) for name, column in derived.items()}
-    table = pa.table(columns).replace_schema_metadata({"slobench": str(SCHEMA)})
-    partial = path.with_suffix(".partial")
-    parquet.write_table(table, partial, compression="zstd")
-    partial.rename(path)
+    return pa.table(columns).replace_schema_metadata({"slobench": str(SCHEMA)})
 
 
 def _plain(column: NDArray[Any]) -> pa.Array:
@@ -220,10 +250,12 @@ def _dictionary(codes: NDArray[Any], words: Sequence[str]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(_plain(codes.astype(np.int32)), texts)
 
 
-def _read_table(path: Path, dtype: np.dtype[Any], names: Names) -> tuple[NDArray[Any], Names]:
+def _read_table(
+    source: Path | pa.BufferReader, dtype: np.dtype[Any], names: Names
+) -> tuple[NDArray[Any], Names]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:  # `read_table` would import pandas, 0.4 s
+    with parquet.ParquetFile(source) as file:  # `read_table` would import pandas, 0.4 s
         table = file.read()
     rows = np.zeros(table.num_rows, dtype)
     for field in dtype.names or ():
