@@ -62,6 +62,13 @@ ALLOWED: dict[str, list[str]] = {
         "loadgen.target",
         "targets.endpoint",
     ],
+    "loadgen.fleet": [
+        *WORDS,
+        "loadgen.drive.shards",
+        "loadgen.shard_tasks",
+        "loadgen.target",
+        "loadgen.workload",
+    ],
     "loadgen.manifest": [
         *WORDS,
         "loadgen.drive",
@@ -98,6 +105,8 @@ ALLOWED: dict[str, list[str]] = {
         "loadgen.target",
         "loadgen.workload.scenario",
     ],
+    # Locust is imported here and nowhere else: importing it patches the process.
+    "loadgen.web": [*WORDS, "loadgen", "targets", "reports"],
     "loadgen.exports": [*WORDS, "loadgen.exports", "loadgen.measure"],
     "loadgen.starter": [*WORDS, "loadgen.workload"],
     "loadgen.command": [
@@ -267,6 +276,28 @@ def test_what_is_not_needed_at_once_is_imported_later(modules):
     code = f"import sys, {modules}; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not LATE[modules] & set(said.stdout.split())
+
+
+GEVENT = {
+    f"loadgen.web.{name}" for name in ("wiring", "locustfile", "master", "shard_host", "page")
+}
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()))
+def test_locust_is_imported_in_its_own_processes_only(module, path):
+    patching = {name.split(".")[0] for name in imports(path)} & {"locust", "gevent", "flask"}
+    assert not patching or module in GEVENT
+    assert module in GEVENT or not GEVENT & set(imports(path))
+
+
+def test_what_conducts_and_what_generates_load_is_not_patched():
+    import subprocess
+
+    code = "import sys, loadgen.web.conductor, loadgen.web.generator; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"locust", "gevent"} & set(loaded)
 
 
 @pytest.mark.parametrize("words", ["--help", "run quickstart --print-scenario"])

@@ -1,0 +1,98 @@
+"""The process beside Locust's master that conducts a run: `python -m loadgen.web.conductor FD`.
+
+It does what `slobench run` does, with Locust's workers in the place of its own processes, and knows
+nothing of Locust: everything to and from the workers goes over the socket FD, which Locust's
+process passes on. So neither the page nor the interpreter that draws it takes part in the run.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from loadgen.command.asked import cache_dir
+from loadgen.command.guard import INTERRUPTED, guarded
+from loadgen.command.terminal import tell
+from loadgen.errors import SlobenchError, UsageError
+from loadgen.run import Finished as Recorded
+from loadgen.run import execute
+from loadgen.run_options import RunOptions
+from loadgen.web.asked import Asked, read_asked
+from loadgen.web.relay_pipe import Begin, Finished, Line
+from loadgen.web.remote_fleet import RemoteFleet
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import Plan
+
+_BEGIN_S = 60.0
+
+
+def main() -> None:
+    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    received = line.receive(_BEGIN_S)
+    begin = received[0] if received else None
+    if not isinstance(begin, Begin):
+        raise SystemExit("loadgen.web.conductor: nobody says what to conduct")
+    said: list[Finished] = []
+    code = guarded(lambda: said.append(_conducted(line, begin)), os.environ)
+    line.send(said[0] if said else Finished(code, error=_problem(code)))
+
+
+def _conducted(line: Line, begin: Begin) -> Finished:
+    try:
+        recorded = conduct(line, read_asked(begin.asked), begin.workers)
+    except SlobenchError as error:
+        typer.echo(f"slobench: {error}", err=True)
+        return Finished(error.exit_code, error=str(error))
+    except KeyboardInterrupt:
+        typer.echo("slobench: interrupted before the first request", err=True)
+        return Finished(INTERRUPTED, error="stopped before the first request")
+    summary = recorded.summary.to_json()
+    return Finished(
+        INTERRUPTED if recorded.was_interrupted else recorded.summary.exit_code,
+        directory=str(recorded.directory.resolve()),
+        verdict=str(summary["verdict"]),
+        reasons=[str(reason) for reason in summary["reasons"]],
+    )
+
+
+def conduct(line: Line, asked: Asked, workers: Sequence[str]) -> Recorded:
+    """The run, recorded and told on the terminal as `slobench run` would tell it."""
+    if not asked.target:
+        raise UsageError("which server? Give its URL as --target, or as Host in the form")
+    scenario, policy = asked.chosen_scenario(), asked.policy()
+
+    def fleet(scenario: Scenario, plan: Plan, logs: Path) -> RemoteFleet:
+        if not workers:
+            raise UsageError("no worker is connected; start one with slobench worker")
+        n = min(len(workers), len(plan.schedule), scenario.limits.max_concurrency)
+        return RemoteFleet(line, workers[:n], asked.max_skew_s(), policy)
+
+    options = RunOptions(
+        out_dir=Path(asked.out) if asked.out else None,
+        force=asked.force,
+        engine=asked.engine,
+        model=asked.model,
+        command=["slobench", "web"],
+        environ=dict(os.environ),
+        cache_dir=cache_dir(os.environ),
+        plugins=asked.plugin_files(),
+    )
+    console = Console(stderr=True, highlight=False)
+    recorded = execute(scenario, asked.target, options, console, open_fleet=fleet)
+    tell(recorded.summary, as_json=False)
+    typer.echo(f"report: {recorded.directory / 'report.html'}", err=True)
+    return recorded
+
+
+def _problem(code: int) -> str:
+    return f"the conductor ended with code {code}; the terminal says why"
+
+
+if __name__ == "__main__":
+    main()

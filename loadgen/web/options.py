@@ -1,0 +1,105 @@
+"""slobench's options among Locust's: on its command line, in its start form, and as they were when
+a run begins."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadgen.errors import UsageError, nearest
+from loadgen.web.asked import POLICIES, Asked, read_asked
+from loadgen.workload.scenario import shipped_scenarios
+
+IN_FORM = {
+    "scenario": "What is sent, and what is promised. `slobench list scenarios` says more.",
+    "rate": "Arrivals per second, e.g. 8/s. Empty: as the scenario says.",
+    "duration": "Length of the measured window, e.g. 60s. Empty: as the scenario says.",
+    "warmup": "Uncounted time before it, e.g. 5s. Empty: as the scenario says.",
+    "seed": "Another seed draws another schedule. Empty: as the scenario says.",
+    "slo": "Promises in place of the scenario's, e.g. ttft<=500ms; p99(tpot)<=50ms",
+    "model": "The API's model field. Empty: from /v1/models.",
+}
+_ON_COMMAND_LINE = {
+    "settings": ("--set", "Scenario keys, e.g. arrivals.cv=2; several with ;"),
+    "engine": ("--engine", "Settings of reference or mock, e.g. mode=chunked,shape=tiny"),
+    "out": ("--out", "The run's directory; of the first run only. Default: runs/<scenario>-<time>"),
+    "plugins": ("--plugin", "Python files that register kinds; several with ;"),
+    "max_skew": ("--max-skew", "Most by which workers may start apart. Default: 50ms"),
+}
+OURS = ("reference", "mock")
+_FIRST = "quickstart"
+
+
+def add_options(parser: Any) -> None:
+    """For Locust's `init_command_line_parser`."""
+    names = scenarios(sys.argv, os.environ)
+    for name, text in IN_FORM.items():
+        if name == "scenario":
+            first = _given(sys.argv, os.environ) or _FIRST
+            parser.add_argument("--scenario", choices=names, default=first, help=text)
+        else:
+            parser.add_argument(f"--{name}", default="", help=text)
+    for name, (flag, text) in _ON_COMMAND_LINE.items():
+        parser.add_argument(flag, dest=name, default="", help=text, include_in_web_ui=False)
+    parser.add_argument(
+        "--force", action="store_true", help="Overwrite --out", include_in_web_ui=False
+    )
+    parser.add_argument(
+        "--on-worker-loss",
+        dest="on_worker_loss",
+        choices=POLICIES,
+        default="continue",
+        help="What the loss of a worker means for the others",
+        include_in_web_ui=False,
+    )
+
+
+def scenarios(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """What the form offers: the shipped ones, and the one that was named at the start."""
+    given = _given(argv, environ)
+    return [*([given] if given and given not in shipped_scenarios() else []), *shipped_scenarios()]
+
+
+def _given(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The value of `--scenario`, before anything is parsed."""
+    found = environ.get("LOCUST_SCENARIO", "")
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == "--scenario":
+            found = following
+        elif word.startswith("--scenario="):
+            found = word.partition("=")[2]
+    return found
+
+
+class Settings:
+    """Options as they were at the start. The form may change what it shows and nothing else: it
+    can neither name files to read, write or run, nor start a server from a target file."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._fixed: dict[str, object] = {
+            name: getattr(options, name) for name in (*_ON_COMMAND_LINE, "force", "on_worker_loss")
+        }
+        self._fixed["max_skew"] = self._fixed["max_skew"] or "50ms"
+        self._host = options.host or os.environ.get("OPENAI_BASE_URL", "")
+        self._scenarios = scenarios(sys.argv, os.environ)
+        self._n_runs = 0
+
+    def asked(self, options: Namespace) -> Asked:
+        """A run as the form asks for it now. Raises UsageError."""
+        words = {name: str(getattr(options, name, "") or "").strip() for name in IN_FORM}
+        if words["scenario"] not in self._scenarios:
+            raise UsageError(f"scenario: {nearest(words['scenario'], self._scenarios)}")
+        target = (options.host or self._host).strip()
+        if target not in (*OURS, self._host) and "://" not in target:
+            raise UsageError(
+                f"Host {target!r}: write a URL, reference or mock; a target file is given on the "
+                "command line"
+            )
+        fixed = {**self._fixed, "out": self._fixed["out"] if self._n_runs == 0 else ""}
+        if target not in OURS:
+            fixed["engine"] = ""
+        self._n_runs += 1
+        return read_asked({**fixed, **words, "target": target})

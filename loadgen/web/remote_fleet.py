@@ -1,0 +1,168 @@
+"""A fleet of Locust's workers: the shell around the controller, in the conductor's process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.shards import OnBeat, Outcome
+from loadgen.fleet import Job
+from loadgen.web.assignment import assignments
+from loadgen.web.controller import Controller, Policy, Send
+from loadgen.web.live import Live, merged
+from loadgen.web.messages import Bad, Frame, encode, read_up
+from loadgen.web.relay_pipe import Back, FromWorker, Gone, Line, Note, Told, ToWorker
+
+_TELL_EVERY_S = 1.0
+_POLL_S = 0.1
+
+
+class RemoteFleet:
+    """`workers` take one share each; `line` leads to them."""
+
+    def __init__(
+        self,
+        line: Line,
+        workers: Sequence[str],
+        max_skew_s: float,
+        on_loss: Policy,
+    ) -> None:
+        self._line, self._workers = line, list(workers)
+        self._max_skew_s, self._on_loss = max_skew_s, on_loss
+        self._controller: Controller | None = None
+        self._heard: dict[int, tuple[int, dict[str, LiveCounts]]] = {}
+
+    def __enter__(self) -> RemoteFleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._controller is not None:
+            self._pass_on(self._controller.release())
+
+    @property
+    def pids(self) -> None:
+        return None
+
+    def run(
+        self,
+        job: Job,
+        on_beat: OnBeat,
+        on_start: Callable[[int], None],
+        on_idle: Callable[[], None],
+        limit_s: float,
+        on_death: Callable[[int], None],
+    ) -> Outcome:
+        """As `Shards.run`. Raises RunInvalid or UsageError where the workers cannot begin."""
+        given = assignments(job, len(self._workers), job.run_name)
+        controller = self._controller = Controller(
+            job.run_name, self._workers, given, self._max_skew_s, self._on_loss
+        )
+        live = Live(job.plan.schedule, job.scenario.horizon_s)
+        self._pass_on(controller.start(time.monotonic_ns()))
+        started, told_s, told_dead = False, 0.0, set[int]()
+        limit_at_s = float("inf")
+        while controller.phase != "over":
+            self._hear(controller)
+            if controller.phase == "running" and not started:
+                started = True
+                on_start(controller.epoch_ns)
+                limit_at_s = time.monotonic() + limit_s
+            if started:
+                on_idle()
+                self._beat(controller, on_beat)
+                self._watch_losses(controller, told_dead, on_death)
+            if time.monotonic() > limit_at_s:
+                break
+            if started and time.monotonic() >= told_s + _TELL_EVERY_S:
+                told_s = time.monotonic()
+                self._line.send(Told(live.look(controller.shards)))
+        self._beat(controller, on_beat)
+        facts = live.look(controller.shards, is_over=True)
+        self._line.send(Told(facts))
+        return self._outcome(controller, job.parts_dir, facts["metrics"])
+
+    def stop(self, reason: str, drain_s: float) -> None:
+        assert self._controller is not None, "a run that was not begun is not stopped"
+        self._pass_on(self._controller.stop(reason, drain_s))
+
+    def _hear(self, controller: Controller) -> None:
+        for one in self._line.receive(_POLL_S):
+            now_ns = time.monotonic_ns()
+            if isinstance(one, FromWorker):
+                try:
+                    message = read_up(one.data)
+                except Bad as problem:
+                    controller.n_bad += 1
+                    self._line.send(Note(f"worker {one.worker}: unreadable message: {problem}"))
+                    continue
+                self._pass_on(controller.take(one.worker, message, now_ns))
+            elif isinstance(one, Gone):
+                controller.gone(one.worker, now_ns)
+            elif isinstance(one, Back):
+                controller.back(one.worker)
+        if not self._line.is_open:
+            for worker in self._workers:
+                controller.gone(worker, time.monotonic_ns())
+        self._pass_on(controller.tick(time.monotonic_ns()))
+
+    def _watch_losses(
+        self, controller: Controller, told: set[int], on_death: Callable[[int], None]
+    ) -> None:
+        for shard in controller.shards:
+            if shard.state in ("lost", "died") and shard.number not in told:
+                told.add(shard.number)
+                on_death(shard.number)
+        if (lost := controller.must_abort) is not None:
+            self._pass_on(controller.stop(f"shard {lost.number} was lost", 0.0))
+
+    def _beat(self, controller: Controller, on_beat: OnBeat) -> None:
+        """Each new frame as the beat that a process of this machine would have sent."""
+        for shard in controller.shards:
+            frame = shard.frame
+            seq, before = self._heard.get(shard.number, (0, merged([])))
+            if frame is None or frame.seq == seq:
+                continue
+            try:
+                counts = merged([frame])
+            except ValueError:
+                controller.n_bad += 1
+                shard.frame = None
+                continue
+            self._heard[shard.number] = frame.seq, counts
+            on_beat(shard.number, _beat_of(frame, counts, before))
+
+    def _outcome(self, controller: Controller, parts_dir: Path, live: dict[str, Any]) -> Outcome:
+        instruments: list[dict[str, Any]] = []
+        dead = controller.dead
+        for shard in controller.shards:
+            if shard.state != "done" or shard.done is None:
+                continue
+            (parts_dir / f"shard-{shard.number}.npz").write_bytes(shard.part)
+            instruments.append(shard.done.instrument)
+            if shard.done.instrument.get("broken"):
+                dead[shard.number] = str(shard.done.instrument["broken"])
+        return Outcome(controller.epoch_ns, instruments, dead, controller.told() | {"live": live})
+
+    def _pass_on(self, sends: Sequence[Send]) -> None:
+        for send in sends:
+            self._line.send(ToWorker(send.worker, encode(send.message)))
+
+
+def _beat_of(
+    frame: Frame, counts: dict[str, LiveCounts], before: dict[str, LiveCounts]
+) -> dict[str, Any]:
+    new = {name: counts[name].more_than(before[name]) for name in ("ttft", "e2e", "lateness")}
+    return {
+        "kind": "beat",
+        "now_s": frame.now_s,
+        "released": frame.released,
+        "sent": frame.sent,
+        "in_flight": frame.in_flight,
+        "waiting": frame.waiting,
+        "by_status": frame.by_status,
+        "withdrawn": frame.withdrawn,
+        **{f"{name}_s": one.seconds() for name, one in new.items()},
+    }

@@ -1,0 +1,214 @@
+// The LLM SLO panel: in Locust's page under ?tab=slo, or alone at /slo/. Charts are Vega-Lite's.
+(() => {
+  "use strict";
+  const POLL_MS = 1000;
+  const LATENCIES = [
+    ["ttft", "TTFT"], ["tpot", "TPOT"], ["itl", "ITL (≤)"], ["e2e", "E2E"], ["lateness", "Send lateness"],
+  ];
+  const QUANTILES = ["p50", "p90", "p99", "p999", "max"];
+  const STATUSES = [
+    "ok", "http_error", "timeout", "stream_error", "connect_error", "cancelled", "dropped",
+    "not_released", "lost", "open",
+  ];
+  const base = document.currentScript.src.replace(/slo\.js.*$/, "");
+  const alone = document.getElementById("slo-alone");
+  const isDark = () => alone
+    ? matchMedia("(prefers-color-scheme: dark)").matches
+    : (localStorage.getItem("theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "")) === "dark";
+
+  const element = (tag, properties = {}, ...children) => {
+    const made = Object.assign(document.createElement(tag), properties);
+    made.append(...children);
+    return made;
+  };
+  const duration = (seconds) => {
+    if (seconds === null || seconds === undefined) return "–";
+    if (seconds < 1e-3) return `${(seconds * 1e6).toPrecision(3)} µs`;
+    if (seconds < 1) return `${(seconds * 1e3).toPrecision(3)} ms`;
+    return `${seconds.toPrecision(3)} s`;
+  };
+  const number = (value) => value === null || value === undefined ? "–" : value.toFixed(1);
+
+  const verdict = element("p", { id: "slo-verdict" });
+  verdict.setAttribute("role", "status");
+  const reasons = element("ul", { id: "slo-reasons" });
+  const facts = element("p", { id: "slo-facts" });
+  const ledger = element("p", { id: "slo-ledger" });
+  const table = element("table", { id: "slo-table" });
+  const charts = element("div", { id: "slo-charts" });
+  const style = element("style", {
+    textContent: `
+      #slo { padding: 1rem 0; }
+      #slo-verdict { font-size: 1.25rem; font-weight: 600; margin: 0 0 .25rem; }
+      #slo-verdict .bad { color: #c62828; } #slo-verdict .good { color: #2e7d32; }
+      #slo.dark #slo-verdict .bad { color: #ef9a9a; } #slo.dark #slo-verdict .good { color: #a5d6a7; }
+      #slo p, #slo ul { margin: .25rem 0; }
+      #slo table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+      #slo th, #slo td { border-bottom: 1px solid #8886; padding: .25rem 1rem .25rem 0; text-align: right; }
+      #slo th:first-child { text-align: left; }
+      #slo-charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
+      #slo-charts > div { min-height: 190px; width: 100%; }`,
+  });
+  const panel = element("section", { id: "slo" }, style, verdict, reasons, facts, ledger, table, charts);
+  panel.setAttribute("aria-label", "LLM SLO");
+
+  const SERIES = [
+    ...LATENCIES.map(([metric, title]) => ({
+      title: `${title}, ms`,
+      lines: (p) => ["p50", "p99"].map((q) => [q, p[metric] && p[metric][q] !== null ? 1e3 * p[metric][q] : null]),
+    })),
+    {
+      title: "Requests per second",
+      lines: (p) => [["kept all promises", p.kept_per_s], ["ok", p.ok_per_s], ["failed", p.failed_per_s]],
+    },
+    { title: "Events with tokens per second", lines: (p) => [["events", p.events_per_s]] },
+    { title: "In flight", lines: (p) => [["in flight", p.in_flight]] },
+  ];
+  let points = [], views = [], run = -1, theme = null, isLoading = null;
+
+  const loadVega = () => {
+    isLoading ??= new Promise((resolve, reject) => {
+      document.head.append(
+        element("script", { src: `${base}vega.js`, onload: resolve, onerror: reject }),
+      );
+    });
+    return isLoading;
+  };
+  const rows = (series) => points.flatMap((p) =>
+    series.lines(p).filter(([, value]) => value !== null && value !== undefined)
+      .map(([name, value]) => ({ t: p.t_s, name, value })));
+  const spec = (series) => ({
+    title: { text: series.title, anchor: "start", fontSize: 13 },
+    width: "container", height: 140, autosize: { type: "fit", contains: "padding" },
+    data: { name: "points", values: rows(series) },
+    mark: { type: "line", point: { size: 12 }, clip: true },
+    encoding: {
+      x: { field: "t", type: "quantitative", title: "s", axis: { tickCount: 6 } },
+      y: { field: "value", type: "quantitative", title: null, scale: { zero: true } },
+      color: { field: "name", type: "nominal", title: null, legend: { orient: "top-right" } },
+    },
+    background: "transparent",
+    config: isDark()
+      ? { axis: { labelColor: "#ddd", titleColor: "#ddd", gridColor: "#444" },
+          title: { color: "#eee" }, legend: { labelColor: "#ddd" }, view: { stroke: "#555" } }
+      : {},
+  });
+  const draw = async () => {
+    if (!points.length) return;
+    await loadVega();
+    if (theme !== isDark()) {
+      theme = isDark();
+      panel.classList.toggle("dark", theme);
+      views.forEach((view) => view.finalize());
+      views = [];
+      charts.replaceChildren();
+      for (const series of SERIES) {
+        const place = charts.appendChild(element("div"));
+        place.setAttribute("role", "img");
+        place.setAttribute("aria-label", series.title);
+        views.push((await vegaEmbed(place, spec(series), { actions: false, renderer: "svg" })).view);
+      }
+    }
+    await Promise.all(views.map((view, k) => view.data("points", rows(SERIES[k])).runAsync()));
+  };
+
+  const WORDS = { met: ["MET", "good"], missed: ["MISSED", "bad"], no_verdict: ["NO VERDICT", "bad"] };
+  const tellVerdict = (told) => {
+    const result = told.result, f = told.facts;
+    const isDegraded = (f.shards || []).some((s) => s.state === "lost" || s.state === "died");
+    verdict.replaceChildren();
+    reasons.replaceChildren();
+    if (result && result.verdict) {
+      const [word, kind] = WORDS[result.verdict] || [result.verdict, "bad"];
+      verdict.append(element("span", { className: kind, textContent: word }), ` (exit code ${result.exit_code}) `);
+    } else if (result) {
+      verdict.append(element("span", { className: "bad", textContent: "NO RUN" }), ` (exit code ${result.exit_code}) `);
+    } else if (told.state === "running" && f.is_over) {
+      verdict.append("All requests have ended; computing the verdict … ");
+    } else if (told.state === "running" && f.now_s !== undefined) {
+      verdict.append(`Running: ${Math.min(f.now_s, f.horizon_s).toFixed(0)} of ${f.horizon_s.toFixed(0)} s `);
+    } else if (told.state === "running") {
+      verdict.append("Checking the server and handing out the schedule … ");
+    } else {
+      verdict.append("No run yet: choose a scenario and press Start. ");
+    }
+    if (isDegraded) {
+      verdict.append(element("span", { className: "bad", textContent: "DEGRADED: a shard is lost " }));
+    }
+    if (result && result.has_report) {
+      verdict.append(element("a", { href: `${base}report`, textContent: "Report" }));
+    }
+    const lines = result ? [result.error, ...result.reasons] : told.notes;
+    reasons.append(...lines.filter(Boolean).map((text) => element("li", { textContent: text })));
+  };
+  const tellFacts = (told) => {
+    const f = told.facts;
+    table.hidden = ledger.hidden = f.now_s === undefined;
+    const about = told.asked ? `${told.asked.scenario} → ${told.asked.target}. ` : "";
+    if (table.hidden) {
+      facts.textContent = about;
+      return;
+    }
+    const share = f.goodput_share_of_due === null ? "" : ` (${(100 * f.goodput_share_of_due).toFixed(1)} % of what was due)`;
+    facts.textContent = `${about}Asked ${number(f.asked_per_s)}/s, sent ${number(f.achieved_per_s)}/s; `
+      + `goodput ${number(f.goodput_per_s)}/s${share}; in flight ${f.sums.in_flight}.`;
+    const states = STATUSES.filter((s) => f.ledger[s] || s === "ok" || s === "lost");
+    ledger.textContent = `${f.scheduled} scheduled = ${states.map((s) => `${f.ledger[s]} ${s.replace("_", " ")}`).join(" + ")}.`;
+    const head = element("tr", {}, ...["", "n", "p50", "p90", "p99", "p99.9", "max"].map((text) => {
+      const cell = element(text ? "th" : "td", { textContent: text });
+      if (text) cell.scope = "col";
+      return cell;
+    }));
+    table.replaceChildren(
+      element("caption", { textContent: "From the planned instant, all traffic so far; the report has intervals" }),
+      element("thead", {}, head),
+      element("tbody", {}, ...LATENCIES.map(([metric, title]) => {
+        const row = f.metrics[metric];
+        return element("tr", {},
+          element("th", { scope: "row", textContent: title }),
+          element("td", { textContent: row.n }),
+          ...QUANTILES.map((q) => element("td", { textContent: duration(row[q]) })));
+      })),
+    );
+  };
+
+  const poll = async () => {
+    try {
+      const response = await fetch(`${base}live.json?since=${points.length}`);
+      if (response.ok && response.headers.get("content-type").includes("json")) {
+        const told = await response.json();
+        if (told.run !== run || told.n_points < points.length) {
+          const isFirst = run < 0;
+          run = told.run;
+          points = [];
+          if (!isFirst || told.points.length < told.n_points) return void setTimeout(poll, 0);
+        }
+        points.push(...told.points);
+        tellVerdict(told);
+        tellFacts(told);
+        if (panel.isConnected && !panel.hidden) await draw();
+      }
+    } catch (error) {
+      facts.textContent = `The page's server does not answer: ${error.message}`;
+    }
+    setTimeout(poll, POLL_MS);
+  };
+
+  // In Locust's page the panel lives beside the contents of its own tab, which React redraws.
+  const mount = () => {
+    const tabs = document.querySelector(".MuiTabs-root");
+    const place = tabs && tabs.closest(".MuiContainer-root");
+    if (place && panel.parentNode !== place) place.append(panel);
+    const wasHidden = panel.hidden;
+    panel.hidden = new URLSearchParams(location.search).get("tab") !== "slo";
+    if (place && wasHidden && !panel.hidden) draw();
+  };
+  if (alone) {
+    alone.append(element("h1", { textContent: "LLM SLO" }), panel);
+  } else {
+    mount();
+    new MutationObserver(mount).observe(document.body, { childList: true, subtree: true });
+    addEventListener("popstate", mount);
+  }
+  poll();
+})();

@@ -1,0 +1,190 @@
+"""slobench on Locust's events: a shape that lasts as long as the run, a user that does nothing,
+messages in both directions, and the exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Any
+
+import gevent
+import locust.stats
+from locust import LoadTestShape, User, events, task
+from locust.env import Environment
+from locust.runners import (
+    STATE_MISSING,
+    LocalRunner,
+    MasterRunner,
+    Runner,
+    WorkerRunner,
+)
+
+from loadgen.drive.live_counts import LiveCounts
+from loadgen.errors import UsageError
+from loadgen.records import Status
+from loadgen.web.master import Master
+from loadgen.web.options import Settings, add_options
+from loadgen.web.page import dress
+from loadgen.web.shard_host import ShardHost
+from loadgen.web.tally import Ended
+
+DOWN, UP = "slobench_down", "slobench_up"
+METHOD = "LLM"
+_STOPPED_S = 60.0
+_CONCLUDED_S = 120.0
+_INTERRUPTED = 130
+_LOCAL = "local"
+_log = logging.getLogger("slobench")
+
+
+class Shard(User):
+    """A token, not load: Locust wants a user on each worker while a test is on."""
+
+    @task
+    def wait(self) -> None:
+        gevent.sleep(3600)
+
+
+class OpenLoop(LoadTestShape):
+    """On while the run is; the load follows the schedule, not the number of users."""
+
+    use_common_options = False
+    session: Session | None = None
+
+    def tick(self) -> tuple[int, float] | None:
+        session = OpenLoop.session
+        if session is None or session.is_over:
+            return None
+        n = max(1, len(session.present()))
+        return n, n
+
+    def reset_time(self) -> None:
+        super().reset_time()
+        if OpenLoop.session is not None:
+            OpenLoop.session.renew()
+
+
+class Session:
+    """What a master, or a single process, does from one start to the next."""
+
+    def __init__(self, environment: Environment, runner: Runner) -> None:
+        self._environment, self._runner = environment, runner
+        self._settings = Settings(environment.parsed_options)
+        self.master = Master(self._send, self.present, _log.warning)
+        self._is_stopping = self._was_just_started = False
+        events.test_start.add_listener(lambda **_: self._start())
+        events.test_stopping.add_listener(lambda **_: self._stopping())
+        events.quitting.add_listener(lambda **_: self._quitting())
+        runner.register_message(UP, lambda msg, **_: self.master.take(msg.node_id, msg.data))
+        gevent.signal_handler(signal.SIGINT, self._interrupted)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the shape may end; while a stop is waited for it may not."""
+        return self.master.finished is not None and not self._is_stopping
+
+    def present(self) -> list[str]:
+        """Workers that answer, in the order in which they came."""
+        if not isinstance(self._runner, MasterRunner):
+            return [_LOCAL]
+        found = [c.id for c in self._runner.clients.all if c.state != STATE_MISSING]
+        return sorted(found, key=self._runner.get_worker_index)
+
+    def renew(self) -> None:
+        """The next start is a run of its own."""
+        if self._was_just_started:  # a master's runner calls the shape again after the start
+            self._was_just_started = False
+        elif self.master.finished is not None:
+            self.master.renew()
+
+    def _send(self, worker: str, data: bytes) -> None:
+        self._runner.send_message(DOWN, data, client_id=worker)
+
+    def _start(self) -> None:
+        self._was_just_started = isinstance(self._runner, MasterRunner)
+        try:
+            self.master.begin(self._settings.asked(self._environment.parsed_options))
+        except UsageError as error:
+            self.master.refuse(error.exit_code, str(error))
+
+    def _stopping(self) -> None:
+        """The Stop button: the workers are kept until their rows are here."""
+        if not self.master.is_running or self._is_stopping:
+            return
+        self._is_stopping = True
+        try:
+            self.master.stop()
+            self.master.wait_until(lambda: self.master.is_over, _STOPPED_S)
+        finally:
+            self._is_stopping = False
+
+    def _interrupted(self) -> None:
+        if self.master.is_running:
+            self.master.stop()
+            return
+        self._environment.process_exit_code = _INTERRUPTED
+        self._runner.quit()
+        if self._environment.web_ui is not None:
+            self._environment.web_ui.stop()
+
+    def _quitting(self) -> None:
+        if self.master.is_running:
+            self.master.stop()
+            self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
+        self.master.kill()
+        if self.master.finished is not None:
+            self._environment.process_exit_code = self.master.finished.exit_code
+
+
+def listen() -> None:
+    """Hang everything on Locust's events. Nothing starts before a runner does."""
+    locust.stats.bucket_response_time = _bucket
+    events.init_command_line_parser.add_listener(lambda parser, **_: add_options(parser))
+    events.init.add_listener(_init)
+
+
+def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any) -> None:
+    level = logging.getLogger("locust").level  # of its tables, too: they are not the result
+    logging.getLogger("locust.stats_logger").setLevel(max(logging.INFO, level))
+    if isinstance(runner, (WorkerRunner, LocalRunner)):
+        _be_worker(environment, runner)
+    if not isinstance(runner, WorkerRunner):
+        session = OpenLoop.session = Session(environment, runner)
+        if web_ui is not None:
+            dress(web_ui, session.master, environment.parsed_options.web_base_path or "")
+
+
+def _be_worker(environment: Environment, runner: Runner) -> None:
+    def on_ended(ended: Ended) -> None:
+        if ended.status is Status.not_released:
+            return
+        environment.events.request.fire(
+            request_type=METHOD,
+            name=ended.class_name,
+            response_time=1e3 * (ended.e2e_s or ended.duration_s or 0.0),
+            response_length=0,
+            exception=None if ended.status is Status.ok else Exception(ended.status.name),
+            context={},
+        )
+
+    host = ShardHost(lambda data: runner.send_message(UP, data), on_ended)
+    runner.register_message(DOWN, lambda msg, **_: host.take(msg.data))
+    events.quitting.add_listener(lambda **_: host.drop())
+    if isinstance(runner, WorkerRunner):
+        is_ours = bool(environment.parsed_options.processes)
+
+        def interrupted() -> None:
+            """Ctrl-C reaches the workers of the same terminal, too; the master decides."""
+            if not (is_ours and host.is_busy):
+                host.drop()
+                runner.quit()
+
+        gevent.signal_handler(signal.SIGINT, interrupted)
+
+
+_BUCKETS = LiveCounts()
+
+
+def _bucket(ms: float) -> float:
+    """Locust's response times as exact as an HdrHistogram's, instead of two digits."""
+    return _BUCKETS.rounded(ms * 1e-3) * 1e3

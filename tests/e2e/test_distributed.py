@@ -1,0 +1,235 @@
+"""Runs over Locust's master and workers, as processes on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from loadgen.drive.store import read_run
+from loadgen.records import Status
+from loadgen.workload.scenario import load_scenario
+from loadgen.workload.schedule import make_schedule
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+MOCK = ["--target=mock", "--engine=ttft=30ms,itl=3ms"]
+ONE_WAY_S = 0.020
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def started(cli, *words, cwd, environ=None, **streams):
+    """A process of the command line; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loadgen", *map(str, words)],
+        cwd=cwd,
+        env=cli.environ | (environ or {}),
+        text=True,
+        **streams,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+class Relay:
+    """A TCP relay that holds every byte back by `ONE_WAY_S` in each direction."""
+
+    def __init__(self, to_port):
+        self.to_port, self.writers = to_port, []
+
+    async def serve(self, is_up, is_over):
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        is_up(server.sockets[0].getsockname()[1])
+        await is_over.wait()
+        server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+        await asyncio.sleep(2 * ONE_WAY_S)  # what is held back finds its transport closed
+
+    async def _connected(self, reader, writer):
+        self.writers.append(writer)
+        try:
+            there, away = await asyncio.open_connection("127.0.0.1", self.to_port)
+        except OSError:
+            writer.close()
+            return
+        self.writers.append(away)
+        await asyncio.gather(self._carry(reader, away), self._carry(there, writer))
+
+    async def _carry(self, reader, writer):
+        loop = asyncio.get_running_loop()
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                loop.call_later(ONE_WAY_S, _write, writer, data)
+        loop.call_later(ONE_WAY_S, writer.close)
+
+
+def _write(writer, data):
+    if not writer.is_closing():
+        writer.write(data)
+
+
+@contextmanager
+def relay(to_port):
+    """A relay in a thread of its own; yields its port."""
+    ports, is_up, loops = [], threading.Event(), []
+
+    async def body():
+        is_over = asyncio.Event()
+        loops.append((asyncio.get_running_loop(), is_over))
+
+        def up(port):
+            ports.append(port)
+            is_up.set()
+
+        await Relay(to_port).serve(up, is_over)
+
+    thread = threading.Thread(target=asyncio.run, args=[body()])
+    thread.start()
+    assert is_up.wait(30)
+    try:
+        yield ports[0]
+    finally:
+        loop, is_over = loops[0]
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join(30)
+
+
+def nearest_rank(values, q):
+    ordered = np.sort(values)
+    return float(ordered[max(0, int(np.ceil(q * len(ordered))) - 1)])
+
+
+@pytest.fixture(scope="module")
+def far_away(cli, tmp_path_factory):
+    """A master and three workers, each behind a relay; a promise that cannot be kept."""
+    where, port = tmp_path_factory.mktemp("far"), free_port()
+    with ExitStack() as stack:
+        master = stack.enter_context(
+            started(
+                cli, "web", "--headless", "--expect-workers=3", f"--master-port={port}", *MOCK,
+                "--scenario=quickstart", "--rate=60/s", "--duration=4s", "--warmup=0s", "--seed=11",
+                "--slo=ttft<=1ms", "--max-skew=10s", *cli.lenient, "--out=run",
+                cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+        )  # fmt: skip
+        for _ in range(3):
+            through = stack.enter_context(relay(port))
+            stack.enter_context(
+                started(cli, "worker", "--master=127.0.0.1", f"--port={through}", cwd=where)
+            )
+        said, _ = master.communicate(timeout=200)
+        return master.returncode, said, where / "run"
+
+
+def test_far_workers_keep_the_whole_schedule(far_away):
+    code, said, directory = far_away
+    assert code == 1, said  # the promise is missed
+    run = read_run(directory)
+    assert (run.request_rows["status"] == Status.ok).all(), said
+    assert set(run.request_rows["shard"]) == {0, 1, 2}
+    workers = run.manifest["workers"]
+    assert sum(sum(one["last_frame"]["by_status"]) for one in workers) == len(run.schedule_rows)
+    assert sum(one["last_frame"]["sent"] for one in workers) == len(run.schedule_rows)
+    assert {path.name for path in directory.iterdir()} >= {"report.html", "summary.json"}
+
+
+def test_the_schedule_is_that_of_a_local_run(far_away):
+    settings = ["arrivals.rate=60/s", "phases.measure=4s", "phases.warmup=0s", "seed=11"]
+    planned = make_schedule(load_scenario("quickstart", settings))
+    assert planned.tobytes() == read_run(far_away[2]).schedule_rows.tobytes()
+
+
+def test_how_far_apart_they_may_have_started_is_said(far_away):
+    bounds_s = [one["start_skew_bound_s"] for one in read_run(far_away[2]).manifest["workers"]]
+    assert len(bounds_s) == 3
+    assert all(ONE_WAY_S <= bound_s < 10 for bound_s in bounds_s)
+
+
+def test_merged_percentiles_are_those_of_the_rows(far_away):
+    run = read_run(far_away[2])
+    rows, live = run.request_rows, run.manifest["live"]
+    exact = {
+        "ttft": rows["first_token_s"] - rows["released_s"],
+        "e2e": rows["last_token_s"] - rows["released_s"],
+        "lateness": rows["sent_s"] - rows["released_s"],
+    }
+    for metric, values in exact.items():
+        assert live[metric]["n"] == len(rows)
+        for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)):
+            assert live[metric][name] == pytest.approx(
+                nearest_rank(values, q), rel=2e-3, abs=2e-6
+            ), (metric, name)
+
+
+def descendants(pid):
+    """Every process below one, by command line."""
+    found = {}
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as children:
+            for child in children.read().split():
+                with open(f"/proc/{child}/cmdline", "rb") as line:
+                    found[int(child)] = line.read().replace(b"\0", b" ").decode()
+                found |= descendants(int(child))
+    return found
+
+
+def test_a_killed_worker_takes_its_generator_with_it_and_nothing_else(cli, tmp_path):
+    """Its requests are lost and counted, the others complete, and there is no verdict."""
+    with started(
+        cli, "web", "--headless", "--workers=2", *MOCK, "--scenario=quickstart", "--rate=20/s",
+        "--duration=4s", "--warmup=0s", "--slo=ttft<=60s", *cli.lenient, "--out=run",
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as master:  # fmt: skip
+        for line in master.stderr:
+            if line.startswith("sending"):
+                break
+        tree = descendants(master.pid)
+        generators = {pid for pid, line in tree.items() if "loadgen.web.generator" in line}
+        assert len(generators) == 2, tree
+        victim = next(
+            pid for pid in tree if generators & set(descendants(pid)) and pid not in generators
+        )
+        (its_own,) = generators & set(descendants(victim))
+        os.kill(victim, signal.SIGKILL)
+        is_gone = threading.Event()
+
+        def look():
+            while os.path.exists(f"/proc/{its_own}"):
+                is_gone.wait(0.02)
+            is_gone.set()
+
+        threading.Thread(target=look, daemon=True).start()
+        assert is_gone.wait(30)
+        said = master.stderr.read()
+        assert master.wait(120) == 3, said
+    run = read_run(tmp_path / "run")
+    by_status = np.bincount(run.request_rows["status"], minlength=len(Status))
+    lost = run.request_rows["status"] == Status.lost
+    assert by_status.sum() == len(run.schedule_rows)
+    assert by_status[Status.ok] + by_status[Status.lost] == len(run.schedule_rows)
+    assert 0 < lost.sum() < len(run.schedule_rows)
+    (dead,) = [one for one in run.manifest["workers"] if one["state"] == "lost"]
+    assert lost.sum() == dead["n_requests"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"] == "no_verdict"

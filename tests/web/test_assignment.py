@@ -1,0 +1,114 @@
+"""What travels to a worker: data without secrets, of which the worker makes the same task."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.errors import RunInvalid, UsageError
+from loadgen.fleet import Job
+from loadgen.target import Target
+from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
+from loadgen.web.messages import Load, Piece, encode, read_down
+from loadgen.workload.prompts import PromptFit
+from loadgen.workload.scenario import load_scenario
+from loadgen.workload.schedule import make_plan, merge, split_plan
+from targets.endpoint import read_target
+
+KEY = "sk-a-secret-of-ours"
+TARGET = "url: http://localhost:8000\nmodel: m\napi_key_env: SOME_KEY\n"
+FLAGS = ["phases.measure=5s", "phases.warmup=0s"]
+
+
+def job(text=TARGET, scenario="quickstart", flags=FLAGS, environ=None):
+    chosen = load_scenario(scenario, flags)
+    endpoint = read_target(text, "target.yaml", {"SOME_KEY": KEY, **(environ or {})})
+    target = Target("url", endpoint, endpoint.adapter(), PromptFit(3.0, 0.25), [])
+    plan = make_plan(chosen)
+    return Job(chosen, plan, target, "fast", b"saltsalt", "a-run", Path("parts"), True)
+
+
+def travelled(assignment):
+    """The assignment and its rows as they arrive."""
+    load = Load(assignment.assign.n_pieces)
+    for piece in assignment.rows:
+        arrived = read_down(encode(piece))
+        assert isinstance(arrived, Piece)
+        load.add(arrived)
+    return read_down(encode(assignment.assign)), load.data()
+
+
+def built(assignment, environ=None, own=None):
+    assign, data = travelled(assignment)
+    return task_of(assign, data, environ or {"SOME_KEY": KEY}, own, Path("elsewhere"))
+
+
+def test_the_worker_makes_the_same_task_of_it():
+    asked = job()
+    parts = split_plan(asked.plan, 3)
+    tasks = [built(one) for one in assignments(asked, 3, "a-run")]
+    for part, task, given in zip(parts, tasks, assignments(asked, 3, "a-run"), strict=True):
+        assert task.schedule.tobytes() == part.schedule.tobytes()
+        assert fingerprint(task) == given.sha256
+        assert ("authorization", f"Bearer {KEY}") in task.head.headers
+    assert merge([task.schedule for task in tasks]).tobytes() == asked.plan.schedule.tobytes()
+    assert sum(task.bounds.max_concurrency for task in tasks) == (
+        asked.scenario.limits.max_concurrency
+    )
+
+
+def test_a_chain_stays_on_one_worker():
+    asked = job(scenario="agent_multi_turn", flags=["phases.measure=20s"])
+    for one in assignments(asked, 2, "a-run"):
+        task = built(one)
+        assert len(task.edges)
+        assert np.isin(task.edges["after"], task.schedule["request_id"]).all()
+
+
+def test_the_key_stays_where_it_is():
+    for one in assignments(job(), 2, "a-run"):
+        sent = encode(one.assign) + b"".join(map(encode, one.rows))
+        assert KEY.encode() not in sent
+
+
+def test_a_worker_without_the_key_says_so():
+    (one,) = assignments(job(), 1, "a-run")
+    with pytest.raises(UsageError, match="environment variable SOME_KEY is not set"):
+        assert built(one, {"OTHER": "x"})
+
+
+def test_header_values_come_from_the_worker_s_own_file(tmp_path):
+    text = TARGET + "headers: {x-team: secret-team}\n"
+    asked = job(text)
+    (one,) = assignments(asked, 1, "a-run")
+    assert "secret-team" not in target_text(asked.target.endpoint) + str(one.assign)
+    with pytest.raises(UsageError, match=r"header x-team.*--target FILE"):
+        built(one)
+    own = tmp_path / "own.yaml"
+    own.write_text("url: http://elsewhere:1\nheaders: {x-team: secret-team}\n")
+    task = built(one, own=own)
+    assert ("x-team", "secret-team") in task.head.headers
+    assert task.head.host == "localhost:8000"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda assign: {"salt": b"other"},
+        lambda assign: {"scenario": assign.scenario.replace("name: ", "seed: 8\nname: ")},
+        lambda assign: {"adapter": {**assign.adapter, "model": "another"}},
+    ],
+)
+def test_another_prompt_seed_or_model_has_another_fingerprint(changed):
+    (one,) = assignments(job(), 1, "a-run")
+    assign, data = travelled(one)
+    other = msgspec.structs.replace(assign, **changed(assign))
+    task = task_of(other, data, {"SOME_KEY": KEY}, None, Path("p"))
+    assert fingerprint(task) != one.sha256
+
+
+def test_rows_that_are_none_are_refused():
+    (one,) = assignments(job(), 1, "a-run")
+    with pytest.raises(RunInvalid, match="rows of the share"):
+        task_of(one.assign, b"no rows", {"SOME_KEY": KEY}, None, Path("p"))

@@ -1,0 +1,101 @@
+"""Beats to frames, frames to the picture of the run: exact merging, and a ledger that sums up."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.drive.live_counts import LiveCounts
+from loadgen.records import SCHEDULE, Status
+from loadgen.web.controller import Shard
+from loadgen.web.live import Live, ledger, merged
+from loadgen.web.messages import Frame
+from loadgen.web.tally import Tally
+
+NOBODY = (0,) * len(Status)
+STATES = ["running", "lost", "died", "done"]
+durations = st.lists(st.floats(1e-6, 100.0), max_size=30)
+counts = st.lists(st.integers(0, 50), min_size=len(Status), max_size=len(Status))
+
+
+def frame_of(shard, ttft_s=(), by_status=NOBODY):
+    one = LiveCounts()
+    one.add(ttft_s)
+    histograms = {"ttft": one.encode()}
+    return Frame("r", shard, 1, 2.0, 0, 0, 0, 0, list(by_status), 0, histograms, {})
+
+
+@given(st.lists(durations, min_size=1, max_size=4))
+def test_merged_histograms_are_those_of_one_process(per_shard):
+    together = LiveCounts()
+    for values in per_shard:
+        together.add(values)
+    frames = [frame_of(k, values) for k, values in enumerate(per_shard)]
+    assert merged(frames)["ttft"].encode() == together.encode()
+
+
+@given(durations, durations)
+def test_what_was_added_since_is_what_was_added(before, later):
+    old, new = LiveCounts(), LiveCounts()
+    old.add(before)
+    new.add([*before, *later])
+    assert new.more_than(old).n == len(later)
+    assert new.more_than(old).seconds() == pytest.approx(sorted(later), rel=2e-3, abs=1e-6)
+
+
+@given(
+    st.lists(
+        st.tuples(counts, st.integers(0, 100), st.sampled_from(STATES)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.booleans(),
+)
+def test_the_ledger_sums_to_the_schedule_at_every_instant(parts, is_over):
+    shards, n = [], 0
+    for number, (by_status, left, state) in enumerate(parts):
+        n += sum(by_status) + left
+        told = frame_of(number, by_status=by_status)
+        shards.append(Shard(number, f"w{number}", sum(by_status) + left, state, frame=told))
+    found = ledger(shards, [one for shard in shards if (one := shard.frame)], is_over)
+    assert sum(found.values()) == n
+    lost = sum(left for _, left, state in parts if is_over or state in ("lost", "died"))
+    assert found["lost"] == lost + sum(by_status[Status.lost] for by_status, _, _ in parts)
+
+
+def beat(*ended, **changes):
+    said = {
+        "now_s": 1.0, "released": 2, "sent": 2, "in_flight": 0, "waiting": 0,
+        "by_status": [2, *[0] * (len(Status) - 1)], "withdrawn": 0, "gaps": [],
+    }  # fmt: skip
+    return {**said, "ended": list(ended), **changes}
+
+
+def test_a_tally_counts_goodput_by_class_as_promised():
+    tally = Tally("r", 0, {"chat": ["ttft <= 100ms"], "code": []})
+    quick = [0, 0, 0.05, 0.001, 0.01, 0.5, 0.5, 0.02, 0.5, 8]
+    slow = [0, 0, 0.20, 0.001, 0.01, 0.9, 0.9, 0.02, 0.9, 8]
+    failed = [1, int(Status.timeout), None, 0.001, None, None, 9.0, None, 9.0, 0]
+    ended = tally.take(beat(quick, slow, failed))
+    assert [(one.class_name, one.status) for one in ended] == [
+        ("chat", Status.ok), ("chat", Status.ok), ("code", Status.timeout),
+    ]  # fmt: skip
+    frame = tally.frame()
+    assert (frame.classes["chat"].kept, frame.classes["chat"].events) == (1, 16)
+    assert frame.classes["code"].by_status[Status.timeout] == 1
+    e2e = merged([frame])["e2e"]
+    assert e2e.n == 2
+    assert e2e.quantile(1.0) == pytest.approx(0.9, rel=1e-3)
+    assert tally.frame().seq == 2
+
+
+def test_goodput_so_far_is_of_what_was_due_so_far():
+    schedule = np.zeros(10, SCHEDULE)
+    schedule["scheduled_s"] = np.arange(10)
+    tally = Tally("r", 0, {"default": []})
+    tally.take(beat([0, 0, 0.05, 0.001, 0.01, 0.5, 0.5, 0.02, 0.5, 8], now_s=3.5))
+    facts = Live(schedule, 10.0).look([Shard(0, "w", 10, "running", frame=tally.frame())])
+    assert facts["due"] == 4
+    assert facts["goodput_share_of_due"] == 0.25
+    assert facts["ledger"]["open"] == 8
+    assert facts["point"]["ttft"]["p50"] == pytest.approx(0.05, rel=1e-3)
