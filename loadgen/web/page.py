@@ -57,7 +57,8 @@ def dress(web_ui: Any, master: Master, base_path: str) -> None:
         lambda: _report(master)
     )
     app.before_request(_refuse_strangers)
-    app.after_request(lambda response: _changed(response, master))
+    changed = app.after_request_funcs.setdefault(None, [])
+    changed.insert(0, lambda response: _changed(response, master))  # the first here is the last
     if web_ui.web_login:
         _ask_for_password(web_ui, base_path)
 

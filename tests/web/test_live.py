@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.drive.glimpse import FIELDS
 from loadgen.drive.live_counts import LiveCounts
 from loadgen.records import SCHEDULE, Status
 from loadgen.web.controller import Shard
@@ -63,6 +64,15 @@ def test_the_ledger_sums_to_the_schedule_at_every_instant(parts, is_over):
     assert found["lost"] == lost + sum(by_status[Status.lost] for by_status, _, _ in parts)
 
 
+def ended(class_id=0, status=Status.ok, n_events=8, **seconds):
+    """A glimpse's entry; what is not given never happened."""
+    known = {"class_id": class_id, "status": int(status), "n_events": n_events, **seconds}
+    return [known.get(field) for field in FIELDS]
+
+
+OK_S = {"lateness_s": 0.001, "tpot_s": 0.01, "max_stall_s": 0.02}
+
+
 def beat(*ended, **changes):
     said = {
         "now_s": 1.0, "released": 2, "sent": 2, "in_flight": 0, "waiting": 0,
@@ -73,11 +83,11 @@ def beat(*ended, **changes):
 
 def test_a_tally_counts_goodput_by_class_as_promised():
     tally = Tally("r", 0, {"chat": ["ttft <= 100ms"], "code": []})
-    quick = [0, 0, 0.05, 0.001, 0.01, 0.5, 0.5, 0.02, 0.5, 8]
-    slow = [0, 0, 0.20, 0.001, 0.01, 0.9, 0.9, 0.02, 0.9, 8]
-    failed = [1, int(Status.timeout), None, 0.001, None, None, 9.0, None, 9.0, 0]
-    ended = tally.take(beat(quick, slow, failed))
-    assert [(one.class_name, one.status) for one in ended] == [
+    quick = ended(ttft_s=0.05, e2e_s=0.5, **OK_S)
+    slow = ended(ttft_s=0.20, e2e_s=0.9, **OK_S)
+    failed = ended(1, Status.timeout, 0, lateness_s=0.001, duration_s=9.0)
+    told = tally.take(beat(quick, slow, failed))
+    assert [(one.class_name, one.status) for one in told] == [
         ("chat", Status.ok), ("chat", Status.ok), ("code", Status.timeout),
     ]  # fmt: skip
     frame = tally.frame()
@@ -93,7 +103,7 @@ def test_goodput_so_far_is_of_what_was_due_so_far():
     schedule = np.zeros(10, SCHEDULE)
     schedule["scheduled_s"] = np.arange(10)
     tally = Tally("r", 0, {"default": []})
-    tally.take(beat([0, 0, 0.05, 0.001, 0.01, 0.5, 0.5, 0.02, 0.5, 8], now_s=3.5))
+    tally.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
     facts = Live(schedule, 10.0).look([Shard(0, "w", 10, "running", frame=tally.frame())])
     assert facts["due"] == 4
     assert facts["goodput_share_of_due"] == 0.25

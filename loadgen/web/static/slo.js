@@ -47,7 +47,7 @@
       #slo th, #slo td { border-bottom: 1px solid #8886; padding: .25rem 1rem .25rem 0; text-align: right; }
       #slo th:first-child { text-align: left; }
       #slo-charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
-      #slo-charts > div { min-height: 190px; width: 100%; }`,
+      #slo-charts > div { height: 210px; overflow: hidden; width: 100%; }`,
   });
   const panel = element("section", { id: "slo" }, style, verdict, reasons, facts, ledger, table, charts);
   panel.setAttribute("aria-label", "LLM SLO");
@@ -61,10 +61,10 @@
       title: "Requests per second",
       lines: (p) => [["kept all promises", p.kept_per_s], ["ok", p.ok_per_s], ["failed", p.failed_per_s]],
     },
-    { title: "Events with tokens per second", lines: (p) => [["events", p.events_per_s]] },
-    { title: "In flight", lines: (p) => [["in flight", p.in_flight]] },
+    { title: "Events with tokens per second", isSingle: true, lines: (p) => [["events", p.events_per_s]] },
+    { title: "In flight", isSingle: true, lines: (p) => [["in flight", p.in_flight]] },
   ];
-  let points = [], views = [], run = -1, theme = null, isLoading = null;
+  let points = [], views = [], run = -1, theme = null, isLoading = null, isDrawing = false;
 
   const loadVega = () => {
     isLoading ??= new Promise((resolve, reject) => {
@@ -79,13 +79,13 @@
       .map(([name, value]) => ({ t: p.t_s, name, value })));
   const spec = (series) => ({
     title: { text: series.title, anchor: "start", fontSize: 13 },
-    width: "container", height: 140, autosize: { type: "fit", contains: "padding" },
+    width: "container", height: "container", autosize: { type: "fit", contains: "padding" },
     data: { name: "points", values: rows(series) },
     mark: { type: "line", point: { size: 12 }, clip: true },
     encoding: {
       x: { field: "t", type: "quantitative", title: "s", axis: { tickCount: 6 } },
       y: { field: "value", type: "quantitative", title: null, scale: { zero: true } },
-      color: { field: "name", type: "nominal", title: null, legend: { orient: "top-right" } },
+      color: { field: "name", type: "nominal", title: null, legend: series.isSingle ? null : { orient: "top" } },
     },
     background: "transparent",
     config: isDark()
@@ -94,7 +94,15 @@
       : {},
   });
   const draw = async () => {
-    if (!points.length) return;
+    if (!points.length || isDrawing) return;
+    isDrawing = true;
+    try {
+      await drawAll();
+    } finally {
+      isDrawing = false;
+    }
+  };
+  const drawAll = async () => {
     await loadVega();
     if (theme !== isDark()) {
       theme = isDark();
@@ -102,11 +110,13 @@
       views.forEach((view) => view.finalize());
       views = [];
       charts.replaceChildren();
-      for (const series of SERIES) {
-        const place = charts.appendChild(element("div"));
-        place.setAttribute("role", "img");
-        place.setAttribute("aria-label", series.title);
-        views.push((await vegaEmbed(place, spec(series), { actions: false, renderer: "svg" })).view);
+      const places = SERIES.map((series) => {
+        const place = element("div", { role: "img", ariaLabel: series.title });
+        return charts.appendChild(place);
+      });
+      for (const [k, place] of places.entries()) {  // only now are they as wide as they stay
+        const embedded = await vegaEmbed(place, spec(SERIES[k]), { actions: false, renderer: "svg" });
+        views.push(embedded.view);
       }
     }
     await Promise.all(views.map((view, k) => view.data("points", rows(SERIES[k])).runAsync()));
@@ -194,8 +204,18 @@
     setTimeout(poll, POLL_MS);
   };
 
+  // The form hides what matters here behind a heading; it is opened once each time the form comes.
+  const openParameters = () => {
+    for (const heading of document.querySelectorAll(".MuiAccordionSummary-root")) {
+      if (heading.textContent.trim() !== "Custom parameters" || heading.dataset.slo) continue;
+      heading.dataset.slo = "seen";
+      if (heading.getAttribute("aria-expanded") === "false") heading.click();
+    }
+  };
+
   // In Locust's page the panel lives beside the contents of its own tab, which React redraws.
   const mount = () => {
+    openParameters();
     const tabs = document.querySelector(".MuiTabs-root");
     const place = tabs && tabs.closest(".MuiContainer-root");
     if (place && panel.parentNode !== place) place.append(panel);

@@ -1,0 +1,162 @@
+"""Locust's page with ours in it, in a real browser: what fails here when Locust's page changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.browser import Watched, chromium, needs_chromium
+from tests.e2e.test_distributed import MOCK, free_port, started
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), needs_chromium]
+PATIENCE_MS = 90_000
+KEY = "sk-not-for-anybody"
+PANEL = ["TTFT", "TPOT", "ITL", "E2E", "Send lateness"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page_url(cli, tmp_path_factory):
+    """The page in one process with no worker but itself; runs are 30 s long unless stopped."""
+    port = free_port()
+    with started(
+        cli, "web", f"--web-port={port}", *MOCK, "--scenario=quickstart", "--rate=20/s",
+        "--duration=30s", "--warmup=0s", *cli.lenient,
+        cwd=tmp_path_factory.mktemp("page"), environ={"OPENAI_API_KEY": KEY},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        yield listening(process, port)
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130
+
+
+def listening(process, port):
+    """The page's address, once it takes connections; it says that it starts a little before."""
+    assert any("Starting web interface" in line for line in process.stderr)
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 60).close()
+            return f"http://127.0.0.1:{port}"
+        except ConnectionRefusedError:
+            threading.Event().wait(0.1)
+    raise AssertionError(f"nobody listens at port {port}")
+
+
+def get(url, **headers):
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_a_run_is_started_watched_stopped_and_told(browser, page_url):
+    watched = Watched(browser, viewport={"width": 1280, "height": 1600})
+    page = watched.open(page_url)
+    page.get_by_role("tab", name="LLM SLO").wait_for(state="hidden")
+    form = page.get_by_role("combobox", name="Scenario")
+    form.wait_for(timeout=PATIENCE_MS)  # the parameters are open
+    assert page.get_by_label("Rate").input_value() == "20/s"
+    page.get_by_role("button", name="Start").click()
+    page.get_by_role("tab", name="LLM SLO").click(timeout=PATIENCE_MS)
+    page.wait_for_function(
+        "document.querySelectorAll('#slo-charts svg').length === 8", timeout=PATIENCE_MS
+    )
+    assert "Running:" in page.locator("#slo-verdict").inner_text()
+    assert "scheduled =" in page.locator("#slo-ledger").inner_text()
+    rows = page.locator("#slo-table tbody th").all_inner_texts()
+    assert [row.removesuffix(" (≤)") for row in rows] == PANEL
+    page.get_by_role("tab", name="Shards").click()
+    page.get_by_role("cell", name="running").wait_for(timeout=PATIENCE_MS)
+    assert not page.locator("#slo").is_visible()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("tab", name="LLM SLO").click()
+    page.wait_for_function(
+        "document.querySelector('#slo-verdict').textContent.includes('exit code')",
+        timeout=PATIENCE_MS,
+    )
+    said = page.locator("#slo").inner_text()
+    assert "exit code 3" in said or "exit code 130" in said
+    assert "not released" in said
+    told = json.loads(get(f"{page_url}/slo/live.json"))
+    ledger = told["facts"]["ledger"]
+    assert sum(ledger.values()) == told["facts"]["scheduled"]
+    assert ledger["not_released"] > 0
+    assert ledger["lost"] == 0
+    assert watched.complaints == []
+    watched.close()
+
+
+def test_the_report_is_ours_where_locust_links_its_own(page_url):
+    report = get(f"{page_url}/slo/report")
+    assert "slobench" in report
+    assert get(f"{page_url}/stats/report?download=1") == report
+
+
+def test_the_page_stands_alone_too(browser, page_url):
+    watched = Watched(browser)
+    page = watched.open(f"{page_url}/slo/")
+    page.wait_for_function(
+        "document.querySelectorAll('#slo-charts svg').length === 8", timeout=PATIENCE_MS
+    )
+    assert "Report" in page.locator("#slo-verdict").inner_text()
+    assert all(url.startswith(page_url) for url in watched.requests)
+    assert watched.complaints == []
+    watched.close()
+
+
+def test_statistics_of_locust_are_as_exact_as_ours(page_url):
+    told = json.loads(get(f"{page_url}/slo/live.json"))["facts"]["metrics"]["e2e"]
+    rows = json.loads(get(f"{page_url}/stats/requests"))["stats"]
+    (row,) = [row for row in rows if row["method"] == "LLM"]
+    assert row["name"] == "default"
+    assert row["num_requests"] == told["n"]
+    assert row["max_response_time"] == pytest.approx(1e3 * told["max"], rel=5e-3)
+    assert row["response_time_percentile_0.99"] == pytest.approx(1e3 * told["p99"], rel=5e-3)
+
+
+def test_nothing_secret_is_in_anything_the_page_serves(page_url):
+    for path in ("/", "/slo/", "/slo/live.json", "/slo/report", "/stats/requests", "/logs"):
+        assert KEY not in get(page_url + path)
+
+
+def test_a_page_of_another_site_cannot_start_a_run(page_url):
+    request = urllib.request.Request(
+        f"{page_url}/swarm", data=b"user_count=1", headers={"Origin": "http://evil.example"}
+    )
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+        urllib.request.urlopen(request, timeout=60)
+    refused.value.close()
+    answer = urllib.request.urlopen(f"{page_url}/slo/live.json", timeout=60)
+    assert "Access-Control-Allow-Origin" not in answer.headers
+    answer.close()
+
+
+def test_the_password_guards_our_routes(cli, tmp_path):
+    port = free_port()
+    with started(
+        cli, "web", f"--web-port={port}", "--web-login", cwd=tmp_path,
+        environ={"SLOBENCH_WEB_PASSWORD": "open sesame"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        url = listening(process, port)
+        jar = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert "login" in jar.open(f"{url}/slo/live.json", timeout=60).geturl()
+        wrong = jar.open(f"{url}/slo/password", data=b"password=sesame", timeout=60)
+        assert "not the password" in wrong.read().decode()
+        jar.open(f"{url}/slo/password", data=b"password=open+sesame", timeout=60).close()
+        assert json.loads(jar.open(f"{url}/slo/live.json", timeout=60).read())["state"] == "idle"
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130

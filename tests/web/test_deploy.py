@@ -1,0 +1,70 @@
+"""The files under deploy/ as far as they can be checked without a cluster: they parse, hang
+together, and give the command line flags that it has."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from loadgen.cli import app
+from loadgen.command.web import locustfile
+from loadgen.web.options import add_options
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+OBJECTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+JOBS = [one for one in OBJECTS if one["kind"] == "Job"]
+
+
+def container(job):
+    (only,) = job["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def test_the_service_leads_to_the_master():
+    (service,) = [one for one in OBJECTS if one["kind"] == "Service"]
+    master, worker = JOBS
+    labels = master["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels
+    assert service["spec"]["ports"][0]["port"] == container(master)["ports"][0]["containerPort"]
+    assert f"--master={service['metadata']['name']}" in container(worker)["args"]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job["metadata"]["name"])
+def test_a_job_gives_flags_that_the_command_line_has(job):
+    verb, *words = container(job)["args"]
+    command = get_command(app).commands[verb]  # type: ignore[attr-defined]  # a group
+    parsed = command.make_context(verb, list(words)).params
+    assert parsed["headless" if verb == "web" else "master"]
+    assert job["spec"]["backoffLimit"] == 0
+
+
+def test_as_many_workers_are_started_as_are_waited_for():
+    master, worker = JOBS
+    (expected,) = re.findall(r"--expect-workers=(\d+)", " ".join(container(master)["args"]))
+    assert int(expected) == worker["spec"]["parallelism"] == worker["spec"]["completions"]
+
+
+def test_the_operator_is_told_options_of_ours_and_of_locust():
+    (test,) = yaml.safe_load_all((DEPLOY / "locust-operator.yaml").read_text())
+    assert (test["apiVersion"], test["kind"]) == ("locust.io/v2", "LocustTest")
+    seen = set[str]()
+
+    class Parser:
+        def add_argument(self, flag, **_):
+            seen.add(flag)
+
+    add_options(Parser())
+    given = set(re.findall(r"--[a-z-]+", test["spec"]["master"]["command"]))
+    assert given <= seen | {"--locustfile", "--host"}
+    path = locustfile()
+    for role in ("master", "worker"):
+        assert f"/{path.parents[1].name}/web/{path.name}" in test["spec"][role]["command"]
+
+
+def test_the_image_runs_our_command_line_as_nobody_special():
+    text = (DEPLOY / "Containerfile").read_text()
+    assert 'ENTRYPOINT ["slobench"]' in text
+    assert re.search(r"^USER [1-9]", text, re.MULTILINE)
+    assert "[web]" in text
