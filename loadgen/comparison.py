@@ -32,8 +32,28 @@ def _runs_in(path: Path) -> list[Path]:
         return [path]
     inside = sorted(p.parent for p in path.glob("*/manifest.json") if not p.parent.is_symlink())
     if not inside:
-        raise UsageError(f"{path}: neither a run directory nor a folder of runs (no manifest.json)")
+        raise UsageError(f"{path}: {_no_runs(path)}")
     return inside
+
+
+def _no_runs(path: Path) -> str:
+    """Why nothing there can be compared, and what to name instead."""
+    if _is_of_a_baseline(path):
+        return (
+            "is a nightly baseline, which keeps a few numbers per run and not the requests that "
+            "compare looks at; name the cells of two nights themselves (what `nightly --out` "
+            "wrote, e.g. runs/nightly-…/<cell>), or let `slobench nightly` judge against it"
+        )
+    deeper = sorted({run.parent.parent.name for run in path.glob("*/*/manifest.json")})
+    if deeper:
+        return f"its runs lie in folders of their own; name one of them: {', '.join(deeper)}"
+    return "neither a run directory nor a folder of runs (no manifest.json)"
+
+
+def _is_of_a_baseline(path: Path) -> bool:
+    """The store of `slobench nightly`, a cell in it, or a night of one."""
+    cells = (path, path.parent, path.parent.parent, *(k.parent for k in path.glob("*/key.json")))
+    return any((cell / "key.json").is_file() and (cell / "nights").is_dir() for cell in cells)
 
 
 def read_margins(texts: Sequence[str]) -> dict[str, float]:
