@@ -137,7 +137,7 @@ class _Draft:
             noise=noise,
             n_nights=len(baseline),
             changes=tuple(_changes(before, self.night.factor)),
-            notes=tuple(self._notes),
+            notes=(*self._notes, *_out_of_reach(rows, noise)),
         )
 
     def _usable(self, level: Sequence[CellNight], asked: Measure) -> list[CellNight]:
@@ -150,6 +150,30 @@ class _Draft:
             and bool(np.isfinite(_night(night.trusted, asked).values).all())
             and not (is_promised and night.promises != self.night.promises)
         ]
+
+
+def _out_of_reach(rows: Sequence[Compared], noise: Mapping[str, NightNoise]) -> list[str]:
+    """The deciding measures for which no number of repeats will do, and what would."""
+    told, fewest_df = [], math.inf
+    for row in rows:
+        found = noise.get(row.measure)
+        is_planned = row.is_gated and math.isfinite(row.smallest_found)
+        if found is None or not is_planned or row.runs_needed is not None or not found.night_sd:
+            continue
+        fewest_df = min(fewest_df, found.night_df)
+        unit = "points" if row.unit == "share" else "%"
+        told.append(
+            f"{row.measure} at {100 * row.effect:.3g} {unit} (nights seem to differ by "
+            f"{100 * found.night_sd:.2g} {unit} beyond what their runs explain; as many repeats as "
+            f"tonight find {100 * row.smallest_found:.3g} {unit})"
+        )
+    if not told:
+        return []
+    return [
+        f"No number of repeats finds in 9 of 10 nights: {', '.join(told)}. With "
+        f"{fewest_df:.0f} degrees of freedom such a difference between nights may be chance: more "
+        "nights (window) tell."
+    ]
 
 
 def _gated(night: CellNight, options: Options) -> list[str]:

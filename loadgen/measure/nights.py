@@ -127,7 +127,8 @@ def _is_explained(of_night: float, night_df: float, by_runs: float, run_df: floa
 
 def _means(nights: Sequence[Night], tonight: Night) -> tuple[Values, float, float]:
     """The mean of each night, tonight last, freed of its schedules where that can be done; the
-    squares that are left and their degrees of freedom."""
+    squares that are left and their degrees of freedom. That takes schedules which link every night
+    with every other, directly or through nights between."""
     every = [*nights, tonight]
     values = np.concatenate([night.values for night in every])
     of_night = np.repeat(np.arange(len(every)), [len(night.values) for night in every])
@@ -138,6 +139,9 @@ def _means(nights: Sequence[Night], tonight: Night) -> tuple[Values, float, floa
     columns += [(schedules == name).astype(float) - 1 / len(names) for name in names[1:]]
     design = np.column_stack(columns)
     found, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    if rank < design.shape[1]:  # nights that no schedule links: what is whose cannot be told
+        design = design[:, : len(every)]
+        found, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
     left = values - design @ found
     squares = float(np.square(left[np.abs(left) > _ROUNDING]).sum())
     return found[: len(every)], squares, float(len(values) - rank)

@@ -151,3 +151,34 @@ def test_200_equal_nights_in_a_row_rarely_alarm(night_sd):
         if found.verdict in JOINING:
             baseline.append(night)
     assert alarms <= 18
+
+
+def test_where_no_number_of_repeats_will_do_the_night_says_why():
+    rng = np.random.default_rng(11)
+    sd = (0.05, 0.0)
+    found = judged(
+        nights.cell_night(rng, 9, 5, night_sd=sd), level(rng, 8, night_sd=sd),
+        metrics=["mean(tpot)"], effect=0.05,
+    )  # fmt: skip
+    row = by_measure(found)["mean(tpot)"]
+    assert row.runs_needed is None
+    (note,) = found.notes
+    assert note.startswith(
+        "No number of repeats finds in 9 of 10 nights: mean(tpot) at 5 % (nights"
+    )
+    assert f"tonight find {100 * row.smallest_found:.3g} %" in note
+    assert "With 7 degrees of freedom" in note
+    steady = judged(
+        nights.cell_night(rng, 20, 5), level(rng, 14), metrics=["mean(tpot)"], effect=0.2
+    )
+    assert by_measure(steady)["mean(tpot)"].runs_needed is not None
+    assert steady.notes == ()
+
+
+def test_a_schedule_that_one_earlier_night_had_alone_links_nothing():
+    """Night 9 is one of the 14: what is its schedule's and what is its own cannot be told apart, so
+    schedules are left aside and the plain difference is judged."""
+    rng = np.random.default_rng(12)
+    row = by_measure(judged(nights.cell_night(rng, 9, 5), level(rng, 14)))["mean(tpot)"]
+    assert row.change == pytest.approx(row.b / row.a - 1, abs=0.01)
+    assert row.high - row.low < 0.2
