@@ -89,7 +89,7 @@ def summarize(
     doubts = _doubts(run, found, due)
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
-    whole = _numbers(run, columns, slos, met, window, level)
+    whole = _numbers(run, columns, slos, due, met, window, level)
     classes = {
         name: _class_summary(run, name, slos, own, window, level, confidence is not None)
         for name, own in by_class.items()
@@ -165,9 +165,14 @@ class _Numbers:
 
 
 def _numbers(
-    run: Run, columns: PerRequest, slos: Sequence[Slo], met: Mask, window: Window, level: float
+    run: Run,
+    columns: PerRequest,
+    slos: Sequence[Slo],
+    due: Mask,
+    met: Mask,
+    window: Window,
+    level: float,
 ) -> _Numbers:
-    due = due_rows(run)
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
     return _Numbers(
@@ -193,9 +198,9 @@ def _class_summary(
 ) -> ClassSummary:
     """The rows of one class as a run of their own."""
     part = _only(run, run.names.classes.index(name))
-    columns = per_request(part)
-    met = due_rows(part) & meets(columns, [*slos, *own])
-    numbers = _numbers(part, columns, own, met, window, level)
+    columns, due = per_request(part), due_rows(part)
+    met = due & meets(columns, [*slos, *own])
+    numbers = _numbers(part, columns, own, due, met, window, level)
     stated = (run.manifest.get("classes") or {}).get(name, {})
     return ClassSummary(
         tenant=str(stated.get("tenant", "default")),

@@ -38,9 +38,13 @@ def measured_window(run: Run) -> Window:
 
 def warmup_rows(run: Run) -> Mask:
     """Rows of the warm-up: as planned, or, for rows that waited for parents, as released."""
-    schedule, released_s = run.schedule_rows, run.request_rows["released_s"]
-    planned = schedule["phase"] == Phase.warmup
-    moved = (schedule["n_parents"] > 0) & np.isfinite(released_s)
+    schedule = run.schedule_rows
+    planned: Mask = schedule["phase"] == Phase.warmup
+    moved = schedule["n_parents"] > 0
+    if not moved.any():
+        return planned
+    released_s = run.request_rows["released_s"]
+    moved &= np.isfinite(released_s)
     warmup: Mask = np.where(moved, released_s < measured_window(run).start_s, planned)
     return warmup
 
@@ -51,27 +55,31 @@ def due_rows(run: Run) -> Mask:
     Not due: warm-up; a row whose parents failed or did not finish, so that it was never released; a
     row planned after an interrupted run had stopped releasing; a withdrawn row.
     """
-    return _came_due(run) & ~_is_drawn(run)
+    return came_due(run) & ~_is_drawn(run)
 
 
 def withdrawn_rows(run: Run) -> Mask:
     """Rows of the measured window that were drawn to be cancelled (`requests.cancel`), however they
     ended: to judge those that ended before their cancel would be to judge the quick ones only."""
-    return _came_due(run) & _is_drawn(run)
+    drawn = _is_drawn(run)
+    return drawn & came_due(run) if drawn.any() else drawn
+
+
+def came_due(run: Run) -> Mask:
+    """`due_rows` and `withdrawn_rows` together."""
+    schedule, status = run.schedule_rows, run.request_rows["status"]
+    unreleased = status == Status.not_released
+    came: Mask = ~warmup_rows(run)
+    if unreleased.any():
+        waited = schedule["n_parents"] > 0
+        after_end = schedule["scheduled_s"] >= measured_window(run).end_s
+        came &= ~(unreleased & (waited | after_end))
+    return came
 
 
 def _is_drawn(run: Run) -> Mask:
     drawn: Mask = run.schedule_rows["cancel_after_s"] > 0
     return drawn
-
-
-def _came_due(run: Run) -> Mask:
-    schedule, status = run.schedule_rows, run.request_rows["status"]
-    unreleased = status == Status.not_released
-    waited = schedule["n_parents"] > 0
-    after_end = schedule["scheduled_s"] >= measured_window(run).end_s
-    came: Mask = ~warmup_rows(run) & ~(unreleased & (waited | after_end))
-    return came
 
 
 def keeps(columns: PerRequest, slo: Slo) -> Mask:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 _HALVINGS = 60  # of an interval of length 1: past what a float64 tells apart
 
 
+@lru_cache(maxsize=64)  # metrics of one run have the same n: each is asked for a dozen times
 def window(n: int, share: float) -> tuple[int, NDArray[np.float64]]:
     """(k₀, [P(B = k₀), P(B = k₀ + 1), …]) for B ~ Bin(n, share), 0 < share < 1; what lies outside
     has a probability below 10⁻¹⁵ in all.
@@ -28,7 +30,9 @@ def window(n: int, share: float) -> tuple[int, NDArray[np.float64]]:
     steps = np.log((n - counts) / (counts + 1)) + (math.log(share) - math.log1p(-share))
     logs = np.concatenate([[0.0], np.cumsum(steps)])
     weights: NDArray[np.float64] = np.exp(logs - logs.max())
-    return first, weights / weights.sum()
+    weights /= weights.sum()
+    weights.flags.writeable = False  # it is given out again
+    return first, weights
 
 
 def at_most(k: int, n: int, share: float) -> float:

@@ -73,20 +73,21 @@ def tpot_points(run: Run, columns: PerRequest, well: Mask) -> tuple[Values, Seco
 
 
 def _splits(run: Run, columns: PerRequest, well: np.ndarray) -> dict[str, Split]:
+    rows = {  # each column out of its long rows once
+        name: np.ascontiguousarray(run.request_rows[name])
+        for name in ("server_queue_s", "first_token_s", "last_token_s", "sent_s")
+    }
     by_e2e = well[np.argsort(-columns.e2e_s[well], kind="stable")]
     sizes = {name: math.ceil(share * len(by_e2e)) for name, share in SLOWEST.items()}
     return {
-        name: _split(run, columns, by_e2e[:size])
+        name: _split(rows, columns, by_e2e[:size])
         for name, size in sizes.items()
         if size >= LEAST_OF_A_GROUP
     }
 
 
-def _split(run: Run, columns: PerRequest, which: np.ndarray) -> Split:
-    rows = {  # not whole rows, of which there are many and each is long
-        name: run.request_rows[name][which]
-        for name in ("server_queue_s", "first_token_s", "last_token_s", "sent_s")
-    }
+def _split(whole: Mapping[str, Seconds], columns: PerRequest, which: np.ndarray) -> Split:
+    rows = {name: column[which] for name, column in whole.items()}
     client_s = columns.queue_client_s[which]
     connect_s = np.nan_to_num(columns.connect_s[which], nan=0.0)
     waited_s, told = rows["server_queue_s"], np.isfinite(rows["server_queue_s"])

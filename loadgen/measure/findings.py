@@ -179,7 +179,8 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
         return ""
     order = np.argsort(run.request_rows["released_s"][counted], kind="stable")
     ttft_s = columns.ttft_s[counted][order]
-    ranks = np.argsort(np.argsort(ttft_s, kind="stable"), kind="stable").astype(np.float64)
+    ranks = np.empty(len(ttft_s))
+    ranks[np.argsort(ttft_s, kind="stable")] = np.arange(len(ttft_s))
     ranks -= ranks.mean()
     correlation = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks))
     if correlation <= ALIKE:

@@ -65,6 +65,7 @@ class PerRequest:
     """Columns of shape [n_requests], float64 seconds, named and defined as in the catalogue.
 
     `output_tokens` is n: as counted by whoever `token_source` names, else one per chunk.
+    `chunk_starts`: where in `run.chunk_rows` each request's begin, of those that received any.
     `own_slo_s`: by metric, the limits that requests brought themselves, where any did (0: none).
     """
 
@@ -85,6 +86,7 @@ class PerRequest:
     connect_s: Seconds
     lateness_s: Seconds
     gaps: Gaps
+    chunk_starts: NDArray[np.intp]
     own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
     def column(self, metric: str) -> Seconds:
@@ -104,7 +106,8 @@ def per_request(run: Run) -> PerRequest:
     released_s, sent_s = _column(rows, "released_s"), _column(rows, "sent_s")
     first_s, last_s = _column(rows, "first_token_s"), _column(rows, "last_token_s")
     output_tokens = _output_tokens(rows)
-    gaps = _gaps(run.chunk_rows, rows)
+    starts = chunk_starts(run.chunk_rows)
+    gaps = _gaps(run.chunk_rows, starts, rows)
     max_stall_s = _greatest(gaps.icl_s, gaps, len(rows))
     itl_s = gaps.itl_s
     opened = ~rows["reused_connection"]
@@ -126,6 +129,7 @@ def per_request(run: Run) -> PerRequest:
         connect_s=np.where(opened, _column(rows, "connected_s") - sent_s, np.nan),
         lateness_s=_lateness_s(schedule, sent_s - released_s),
         gaps=gaps,
+        chunk_starts=starts,
         own_slo_s={
             metric: _column(schedule, name)
             for metric, name in OWN_SLO.items()
@@ -182,9 +186,8 @@ def chunk_starts(chunks: Chunks) -> NDArray[np.intp]:
     return np.concatenate([np.zeros(1, np.intp), *found])
 
 
-def _gaps(chunks: Chunks, rows: Requests) -> Gaps:
+def _gaps(chunks: Chunks, starts: NDArray[np.intp], rows: Requests) -> Gaps:
     """Block by block: at 10⁸ chunks every whole column on the way would be most of a gigabyte."""
-    starts = chunk_starts(chunks)
     row = _row_of(chunks["request_id"][starts], rows["request_id"])
     n_gaps = np.diff(starts, append=len(chunks)) - 1
     total = max(0, len(chunks) - len(starts))

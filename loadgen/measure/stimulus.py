@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.arrival_stats import describe_arrivals
-from loadgen.measure.attainment import Window, due_rows, withdrawn_rows
+from loadgen.measure.attainment import Window, came_due
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.stats import nearest_rank
 from loadgen.measure.wording import say_number
@@ -67,7 +67,7 @@ class Stimulus:
 def stimulus(run: Run, columns: PerRequest, window: Window) -> Stimulus:
     """The stimulus of the measured window, requests that were cancelled on purpose included."""
     rows, schedule = run.request_rows, run.schedule_rows
-    asked = due_rows(run) | withdrawn_rows(run)
+    asked = came_due(run)
     roots = asked & (schedule["n_parents"] == 0)
     sent = roots & np.isfinite(rows["sent_s"])
     planned_s, sent_s = np.sort(schedule["scheduled_s"][roots]), np.sort(rows["sent_s"][sent])

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import Window
-from loadgen.measure.groups import BLOCK, group_sums
-from loadgen.measure.per_request import Mask, PerRequest, chunk_starts
+from loadgen.measure.groups import BLOCK
+from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.records import Run
 
 
@@ -49,7 +49,7 @@ def per_second(count: float, window: Window) -> float:
 def tokens_received(run: Run, columns: PerRequest, window: Window) -> float:
     """Tokens of the chunks received inside the window; n evenly over chunks without a count."""
     chunks, rows = run.chunk_rows, run.request_rows
-    starts = chunk_starts(chunks)
+    starts = columns.chunk_starts
     if not len(starts):
         return 0.0
     received_s, tokens = chunks["received_s"], chunks["tokens"]
@@ -59,7 +59,22 @@ def tokens_received(run: Run, columns: PerRequest, window: Window) -> float:
         return float(sum(int(counts.sum(dtype=np.int64)) for counts in each))
     row = np.searchsorted(rows["request_id"], chunks["request_id"][starts])
     n_chunks = np.diff(starts, append=len(chunks))
-    n_within = group_sums(
-        starts, len(chunks), lambda part: inside(received_s[part], window).view(np.int8)
-    )
+    n_within = _chunks_inside(received_s, starts, n_chunks, window)
     return float(np.dot(n_within / n_chunks, columns.output_tokens[row]))
+
+
+def _chunks_inside(
+    received_s: NDArray[np.float64],
+    starts: NDArray[np.intp],
+    n_chunks: NDArray[np.intp],
+    window: Window,
+) -> NDArray[np.intp]:
+    """How many chunks of each request came inside the window. They are in order of arrival, so only
+    requests that reach over an end of it are looked at one by one."""
+    first_s, last_s = received_s[starts], received_s[starts + n_chunks - 1]
+    n_within = np.where(inside(first_s, window) & inside(last_s, window), n_chunks, 0)
+    reaches = (first_s < window.end_s) & (last_s >= window.start_s) & (n_within == 0)
+    for group in np.flatnonzero(reaches).tolist():
+        own_s = received_s[starts[group] : starts[group] + n_chunks[group]]
+        n_within[group] = np.count_nonzero(inside(own_s, window))
+    return n_within
