@@ -116,9 +116,9 @@ def _again(run: Run) -> tuple[str, str]:
 
 def _flag(command: Sequence[str], flag: str) -> str:
     """The value of a flag on a command line, "" without."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+    for number, word in enumerate(command, start=1):
         if word == flag:
-            return following
+            return command[number] if number < len(command) else ""
         if word.startswith(f"{flag}="):
             return word.partition("=")[2]
     return ""
