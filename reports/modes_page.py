@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.modes_charts import figures
-from reports.modes_view import ALL, COLUMNS, heading, notes, value_text, waits_text
+from reports.modes_view import ALL, COLUMNS, heading, notes, times_text, value_text, waits_text
 from reports.page import render_page
 from reports.redaction import redact
 
@@ -48,6 +48,8 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         has_classes=has_classes,
         titles=[title for title, _, _ in COLUMNS],
         rows=[_row(row, has_classes) for row in facts["rows"]],
+        ratio_titles=_ratio_titles(facts),
+        ratios=[_ratio_row(row, facts, has_classes) for row in _others(facts)],
         how=_how(facts),
         command=shlex.join(redact(str(word)) for word in facts["command"]),
     )
@@ -61,6 +63,22 @@ def _row(row: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:
         "cells": [value_text(row[key], unit) for _, key, unit in COLUMNS],
         "waits": waits_text(row),
     }
+
+
+def _others(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in facts["rows"] if row["mode"] != facts["baseline"]]
+
+
+def _ratio_titles(facts: Mapping[str, Any]) -> list[str]:
+    return [title for title, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]]
+
+
+def _ratio_row(
+    row: Mapping[str, Any], facts: Mapping[str, Any], has_classes: bool
+) -> dict[str, Any]:
+    keys = [key for _, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]]
+    cells = [times_text(row["ratio"][key]) for key in keys]
+    return {**_row(row, has_classes), "cells": cells}
 
 
 def _how(facts: Mapping[str, Any]) -> str:

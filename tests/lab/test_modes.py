@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -252,7 +253,16 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     assert "static group running" in told
     assert "times static batch_size=4" in told
     assert set(figures(facts)) == {"latencies"}
-    assert "static group running" in render(facts, cache)
+    page = render(facts, cache)
+    assert "static group running" in page
+    ratios = page.partition('id="ratios">How many times static batch_size=4')[2]
+    head, *lines = re.findall(r"<tr>(.*?)</tr>", ratios.partition("</table>")[0])
+    titles = re.findall(r'<th scope="col">(.*?)</th>', head)[2:]
+    assert len(lines) == 4  # chunked: all, and the three classes
+    for line, row in zip(lines, facts["rows"][4:], strict=True):
+        shown = dict(zip(titles, re.findall(r"<td>(.*?)</td>", line)[1:], strict=True))
+        assert shown["ITL p99"] == f"{row['ratio']['itl_p99']['value']:.2g}"
+    assert "One seed has no interval" in ratios
 
 
 def test_ratios_are_paired_by_seed_and_averaged_as_factors():
