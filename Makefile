@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench gpu-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -18,7 +18,10 @@ check: .venv/dev ## formatting, lint, types
 	@scripts/check
 
 bench: .venv/dev ## the benchmarks that need no GPU; results go to benchmarks/results
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out benchmarks/gpu_suite.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+gpu-check: ## on a machine with an NVIDIA GPU: test and measure the engine there (LONG=--long for all)
+	@scripts/gpu-check $(LONG)
 
 clean: ## remove the environment and caches, keep runs/
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

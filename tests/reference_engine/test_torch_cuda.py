@@ -199,3 +199,14 @@ def test_serve_says_that_there_is_no_gpu_and_exits_2(capfd):
         code = error.exit_code
     assert code == 2
     assert "needs an NVIDIA GPU" in capfd.readouterr().err
+
+
+def test_greedy_tokens_are_the_likeliest_by_the_margin_rule(expected):
+    """The rule itself: nothing falls short here, and one token that is another does."""
+    from tests.reference_engine.margin import shortfalls
+
+    prompt = fresh()[6].tokens  # greedy, 90 tokens
+    tokens, config = [*prompt, *expected["r6"]], resolve("nano").config
+    assert max(shortfalls(config, torch.float32, tokens, len(prompt))) < 1e-4
+    tokens[-1] = (tokens[-1] + 1) % 320
+    assert shortfalls(config, torch.float32, tokens, len(prompt))[-1] > 1e-2

@@ -1,0 +1,107 @@
+"""What a GPU can do at most, measured, and how much of it a kernel reaches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from reference_engine.cost_model import Hardware, StepShape, roofline_s
+from reference_engine.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how large: `scale` 1 on a GPU; rehearsals on a CPU divide sizes by more."""
+
+    device: str
+    dtype: torch.dtype
+    scale: int = 1
+
+    def rows(self, n: int) -> int:
+        """Rows of a batch; few in a rehearsal."""
+        return max(1, n // self.scale)
+
+    def synchronise(self) -> None:
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes/s of a copy (read and written), and 1/s of a matrix multiplication in the dtype."""
+
+    copy_bytes_per_s: float
+    matmul_flops: float
+
+    def decode_roof_s(self, config: ModelConfig, n_rows: int, context: int) -> float:
+        """The least time of a decode step of `n_rows` at a context each, by these ceilings."""
+        shape = StepShape(n_seqs=n_rows, n_decode=n_rows, context_tokens=n_rows * context)
+        return roofline_s(config, self._hardware(), shape)
+
+    def work_roof_s(
+        self, config: ModelConfig, lengths: list[tuple[int, int]], n_rows: int
+    ) -> float:
+        """The least time for requests of (prompt, output) tokens, at most `n_rows` at once: all
+        prompts at the rate of multiplication, then decode steps with whoever is left, each
+        request at its mean context.
+
+        An optimum of a simple policy, not of all: a fraction of it can be compared, not 1.
+        """
+        total = 0.0
+        for n_prompt, _ in lengths:
+            shape = StepShape(1, n_prompt, n_prompt * n_prompt / 2)
+            flops_alone = roofline_s(config, self._hardware(bandwidth=float("inf")), shape)
+            total += flops_alone
+        waiting = list(lengths)
+        running: list[list[int]] = []
+        while waiting or running:
+            while waiting and len(running) < n_rows:
+                n_prompt, n_output = waiting.pop(0)
+                running.append([n_prompt + 1, n_output - 1])
+            running = [row for row in running if row[1] > 0]
+            if not running:
+                continue
+            n_steps = min(row[1] for row in running)
+            mean = sum(row[0] for row in running) / len(running) + n_steps / 2
+            total += n_steps * self.decode_roof_s(config, len(running), round(mean))
+            for row in running:
+                row[0] += n_steps
+                row[1] -= n_steps
+        return total
+
+    def _hardware(self, bandwidth: float | None = None) -> Hardware:
+        return Hardware(
+            "measured", bandwidth or self.copy_bytes_per_s, self.matmul_flops, 0.0, 1.0, 1.0, 0.0
+        )
+
+
+def timed_s(work: Callable[[], object], place: Place, n: int = 20, rounds: int = 5) -> float:
+    """Seconds of one call: median over rounds of n calls with one wait at the end."""
+    for _ in range(3):
+        work()
+    place.synchronise()
+    found = []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        for _ in range(n):
+            work()
+        place.synchronise()
+        found.append((time.perf_counter() - began_s) / n)
+    return statistics.median(found)
+
+
+def ceilings(place: Place) -> Ceilings:
+    """A copy of 2 GiB, and a square multiplication of random numbers (zeros draw less power and
+    would be faster)."""
+    source = torch.randint(0, 127, ((2 << 30) // place.scale,), dtype=torch.int8)
+    source = source.to(place.device)
+    target = torch.empty_like(source)
+    copy_s = timed_s(lambda: target.copy_(source), place, n=5)
+    n = 8192 // min(place.scale, 32)
+    a, b = (torch.randn(n, n, device=place.device).to(place.dtype) for _ in range(2))
+    matmul_s = timed_s(lambda: a @ b, place, n=5)
+    return Ceilings(2 * source.numel() / copy_s, 2 * n**3 / matmul_s)

@@ -1,0 +1,152 @@
+"""Each kernel's time, and the share of the ceiling that it reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from reference_engine.kernels.ops import Ops
+from reference_engine.kernels.tiles import Piece, Tiles, cut, splits_for
+from reference_engine.model.config import ModelConfig
+from reference_engine.model.llama import rotary_tables
+from rig.gpu_ceilings import Ceilings, Place, timed_s
+
+PAGE = 16
+SETS = 3  # inputs taken in turns, so that none is still in the cache of the one before
+
+
+@dataclass(frozen=True)
+class Timed:
+    """`share` is of copy bandwidth or of the multiplication rate, as `of` says."""
+
+    kernel: str
+    case: str
+    seconds: float
+    share: float
+    of: str
+
+
+def all_kernels(ops: Ops, config: ModelConfig, place: Place, top: Ceilings) -> list[Timed]:
+    """The kernels at the sizes of `config` (the 8b shape on a GPU)."""
+    out = []
+    for n_rows in (1, 32, 256):
+        rows = place.rows(n_rows)
+        out += [
+            _decode(ops, config, place, top, rows, context // place.scale)
+            for context in (1024, 8192)
+        ]
+    out += [
+        _chunk(ops, config, place, top, 2048 // place.scale, start // place.scale)
+        for start in (0, 8192)
+    ]
+    n_tokens = 8192 // place.scale
+    out += _pointwise(ops, config, place, top, n_tokens)
+    out.append(_sample(ops, config, place, top, 256 // min(place.scale, 64)))
+    return out
+
+
+def decode_bytes(config: ModelConfig, n_rows: int, context: int, itemsize: int) -> int:
+    """What one layer's attention must read of K and V."""
+    return 2 * n_rows * context * config.n_kv_heads * config.head_dim * itemsize
+
+
+def chunk_flops(config: ModelConfig, n_tokens: int, start: int) -> float:
+    """q·k and p·v of the causal half and of what stands before it."""
+    pairs = n_tokens * start + n_tokens * (n_tokens + 1) / 2
+    return 4 * config.n_heads * config.head_dim * pairs
+
+
+def _decode(
+    ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_rows: int, context: int
+) -> Timed:
+    width = -(-context // PAGE)
+    cache = _cache(config, place, n_rows * width)
+    order = torch.randperm(n_rows * width).to(torch.int32)
+    tables = order.view(n_rows, width).to(place.device)
+    rows = torch.arange(n_rows, dtype=torch.int32, device=place.device)
+    contexts = torch.full_like(rows, context)
+    q = torch.randn(n_rows, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
+    n_splits = splits_for(n_rows, config.n_kv_heads, _processors(place))
+    caches = [cache, *(cache.clone() for _ in range(SETS - 1))] if n_rows < 256 else [cache]
+    turn = iter(range(1 << 30))
+    seconds = timed_s(
+        lambda: ops.decode_attention(
+            q, caches[next(turn) % len(caches)], tables, rows, contexts, n_splits
+        ),
+        place,
+    )
+    n_bytes = decode_bytes(config, n_rows, context, place.dtype.itemsize)
+    share = n_bytes / seconds / top.copy_bytes_per_s
+    return Timed("decode attention", f"batch {n_rows}, context {context}", seconds, share, "copy")
+
+
+def _chunk(
+    ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_tokens: int, start: int
+) -> Timed:
+    width = -(-(start + n_tokens) // PAGE)
+    cache = _cache(config, place, width)
+    tables = torch.randperm(width).to(torch.int32).view(1, width).to(place.device)
+    tiles = Tiles(
+        torch.from_numpy(
+            cut([Piece(0, 0, n_tokens, start)], config.n_heads // config.n_kv_heads)
+        ).to(place.device)
+    )
+    q = torch.randn(n_tokens, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
+    seconds = timed_s(lambda: ops.chunk_attention(q, cache, tables, tiles), place, n=5)
+    share = chunk_flops(config, n_tokens, start) / seconds / top.matmul_flops
+    return Timed("chunk attention", f"{n_tokens} after {start}", seconds, share, "matmul")
+
+
+def _pointwise(
+    ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_tokens: int
+) -> list[Timed]:
+    size, d, ffn = place.dtype.itemsize, config.d_model, config.d_ffn
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=place.device).to(place.dtype)
+
+    residual, delta, weight = drawn(n_tokens, d), drawn(n_tokens, d), drawn(d)
+    gate_up = drawn(n_tokens, 2 * ffn)
+    width = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+    qkv = drawn(n_tokens, width)
+    cache = _cache(config, place, n_tokens // PAGE + 1)
+    at = torch.arange(n_tokens, dtype=torch.int32, device=place.device)
+    cos, sin = (table.to(place.device) for table in rotary_tables(config, n_tokens))
+    works = {
+        "residual + norm": (
+            lambda: ops.add_rms_norm(residual, delta, weight, 1e-5),
+            4 * n_tokens * d * size,
+        ),
+        "silu·mul": (lambda: ops.silu_mul(gate_up), 3 * n_tokens * ffn * size),
+        "rope + KV write": (
+            lambda: ops.rope_write(qkv, at, at, (cos, sin), None, 1e-5, cache),
+            2 * n_tokens * width * size,
+        ),
+    }
+    out = []
+    for name, (work, n_bytes) in works.items():
+        seconds = timed_s(work, place)
+        share = n_bytes / seconds / top.copy_bytes_per_s
+        out.append(Timed(name, f"{n_tokens} tokens", seconds, share, "copy"))
+    return out
+
+
+def _sample(ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_rows: int) -> Timed:
+    logits = torch.randn(n_rows, config.vocab_size, device=place.device)
+    temperatures = torch.full((n_rows,), 0.8, device=place.device)
+    keys = torch.arange(2 * n_rows, dtype=torch.int32, device=place.device).view(n_rows, 2)
+    seconds = timed_s(lambda: ops.sample(logits, temperatures, keys), place)
+    share = logits.numel() * 4 / seconds / top.copy_bytes_per_s
+    return Timed("sampling", f"{n_rows} rows", seconds, share, "copy")
+
+
+def _cache(config: ModelConfig, place: Place, n_blocks: int) -> torch.Tensor:
+    shape = (n_blocks, 2, config.n_kv_heads, PAGE, config.head_dim)
+    return torch.randn(shape, device=place.device, dtype=torch.float32).to(place.dtype)
+
+
+def _processors(place: Place) -> int:
+    if not place.device.startswith("cuda"):
+        return 2
+    return int(torch.cuda.get_device_properties(place.device).multi_processor_count)

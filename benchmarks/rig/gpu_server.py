@@ -1,0 +1,124 @@
+"""The engine behind HTTP in its own process, and modes compared on it under one schedule."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from rig.gpu_ceilings import Place
+
+CLIENT = Path(__file__).parent / "gpu_client.py"
+CLIENTS = 4
+_LEAD_S = 0.5
+MODES = ("static", "continuous", "prefill_first", "chunked")
+Call = tuple[float, int, int]  # instant, prompt tokens, output tokens
+Answer = list[float]  # instant, sent, first token, last token, tokens
+
+
+@contextmanager
+def server(shape: str, place: Place, log_dir: Path, max_num_seqs: int = 256) -> Iterator[str]:
+    """The URL of an engine that is stopped afterwards."""
+    is_gpu = place.device.startswith("cuda")
+    knobs = ["async_depth=1", f"max_num_seqs={max_num_seqs}", f"on={place.device}"]
+    if not is_gpu:
+        knobs += ["kernels=plain", "dtype=float32", "kv_blocks=2048"]
+    command = [
+        *(sys.executable, "-m", "reference_engine", "--device", "cuda", "--shape", shape),
+        *("--port", "0", "--log-dir", str(log_dir), "--max-model-len", "4096"),
+        "--no-prefix-cache",
+        *(word for knob in knobs for word in ("--set", knob)),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line.startswith("READY "):
+            raise RuntimeError(f"the server did not start: exit code {process.wait()}")
+        yield line.split()[1]
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
+
+
+def answered(url: str, calls: Sequence[Call]) -> list[Answer]:
+    """All calls over several client processes, in turns."""
+    model = json.load(urllib.request.urlopen(url + "/v1/models"))["data"][0]["id"]
+    clients = [
+        subprocess.Popen(
+            [sys.executable, str(CLIENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(min(CLIENTS, len(calls)))
+    ]
+    for client in clients:
+        assert client.stdout is not None
+        client.stdout.readline()  # it has imported what it needs
+    epoch_s = time.monotonic() + _LEAD_S
+    for k, client in enumerate(clients):
+        assert client.stdin is not None
+        plan = {"url": url, "model": model, "epoch_s": epoch_s, "calls": list(calls[k::CLIENTS])}
+        client.stdin.write(json.dumps(plan))
+        client.stdin.close()
+    out: list[Answer] = []
+    for client in clients:
+        assert client.stdout is not None
+        text = client.stdout.read()
+        client.stdout.close()
+        if client.wait():
+            raise RuntimeError(f"a client failed with exit code {client.returncode}")
+        out += json.loads(text)
+    return out
+
+
+def tokens_per_s(answers: Sequence[Answer]) -> float:
+    """From the first release to the last token."""
+    return sum(a[4] for a in answers) / (max(a[3] for a in answers) - min(a[0] for a in answers))
+
+
+def compared_modes(
+    url: str,
+    rate_per_s: float,
+    duration_s: float,
+    longest: int,
+    modes: Sequence[str] = MODES,
+    seed: int = 0,
+) -> dict[str, dict[str, float]]:
+    """One Poisson schedule with a tenth of long prompts, asked of each mode."""
+    rng = np.random.default_rng(seed)
+    n = max(2, round(rate_per_s * duration_s))
+    instants = np.cumsum(rng.exponential(1 / rate_per_s, n))
+    prompts = np.where(rng.random(n) < 0.1, longest, rng.integers(50, 350, n))
+    outputs = rng.integers(50, 250, n, endpoint=True)
+    calls = list(zip(instants.tolist(), prompts.tolist(), outputs.tolist(), strict=True))
+    found = {}
+    for mode in modes:
+        body = json.dumps({"mode": mode, "actor": "gpu_suite"}).encode()
+        request = urllib.request.Request(
+            url + "/debug/policy", body, {"content-type": "application/json"}, method="PUT"
+        )
+        urllib.request.urlopen(request).read()
+        answers = answered(url, calls)
+        found[mode] = _latencies(answers)
+    return found
+
+
+def _latencies(answers: Sequence[Answer]) -> dict[str, float]:
+    ttft = np.array([first - at for at, _, first, _, _ in answers])
+    tpot = np.array([(last - first) / (n - 1) for _, _, first, last, n in answers if n > 1])
+    return {
+        "tokens_per_s": tokens_per_s(answers),
+        "ttft_p50_s": float(np.quantile(ttft, 0.5)),
+        "ttft_p99_s": float(np.quantile(ttft, 0.99)),
+        "tpot_p50_s": float(np.quantile(tpot, 0.5)),
+        "tpot_p99_s": float(np.quantile(tpot, 0.99)),
+        "late_max_s": max(sent - at for at, sent, _, _, _ in answers),
+        "n": len(answers),
+    }

@@ -1,0 +1,55 @@
+"""The Markdown table of a suite's results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def markdown(content: Mapping[str, Any]) -> str:
+    """Machine, goals, kernels, modes; what failed stands first."""
+    versions, gpu = content["versions"], content["gpu"]
+    lines = [
+        f"# {gpu['name']}, {content['date']}",
+        "",
+        f"torch {versions['torch']}, CUDA {versions['cuda']}, commit {content['commit'][:12]}, "
+        f"{sum(content['seconds'].values()):.0f} s.",
+        "",
+    ]
+    lines += [f"- **failed**: {name}: {why}" for name, why in content["failures"].items()]
+    top = content.get("ceilings")
+    if top:
+        lines += [
+            f"Ceilings: copy {top['copy_bytes_per_s'] / 1e12:.2f} TB/s, "
+            f"matmul {top['matmul_flops'] / 1e12:.0f} TFLOP/s.",
+            "",
+        ]
+    lines += ["| target | found | goal | met |", "|---|--:|--:|---|"]
+    lines += [
+        f"| {goal['name']} | {goal['value']:.3g} {goal['unit']} | {goal['goal']} | "
+        f"{'yes' if goal['met'] else '**no**'} |"
+        for goal in content["goals"]
+    ]
+    if content.get("kernels"):
+        lines += ["", "| kernel | case | µs | share of its ceiling |", "|---|---|--:|--:|"]
+        lines += [
+            f"| {one['kernel']} | {one['case']} | {one['seconds'] * 1e6:.1f} | "
+            f"{one['share']:.1%} {one['of']} |"
+            for one in content["kernels"]
+        ]
+    modes = content.get("modes")
+    if modes:
+        lines += [
+            "",
+            f"Modes at {modes['rate_per_s']:.3g} requests/s through HTTP, the same schedule:",
+            "",
+            "| mode | tok/s | TTFT p50, ms | TTFT p99, ms | TPOT p50, ms | TPOT p99, ms |",
+            "|---|--:|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {mode} | {row['tokens_per_s']:.0f} | {row['ttft_p50_s'] * 1e3:.1f} | "
+            f"{row['ttft_p99_s'] * 1e3:.1f} | {row['tpot_p50_s'] * 1e3:.2f} | "
+            f"{row['tpot_p99_s'] * 1e3:.2f} |"
+            for mode, row in modes["of"].items()
+        ]
+    return "\n".join(lines) + "\n"

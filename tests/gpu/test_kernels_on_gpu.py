@@ -1,0 +1,60 @@
+"""Every kernel on a device against its float64 twin, at sizes that models have."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+if not torch.cuda.is_available():
+    pytest.skip("there is no CUDA device", allow_module_level=True)
+
+from tests.reference_engine import kernel_cases as cases  # noqa: E402 - only with a GPU
+from tests.reference_engine.kernel_cases import Draw  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+HEADS = [(8, 4, 128), (8, 2, 128), (8, 4, 64), (2, 7, 128), (1, 1, 16)]
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def draw(request):
+    return Draw.of(11, request.param, "cuda")
+
+
+@pytest.mark.parametrize("width", [64, 1000, 4096])
+@pytest.mark.parametrize("has_delta", [True, False])
+def test_add_rms_norm(draw, width, has_delta):
+    cases.check_norm(draw, 33, width, has_delta)
+
+
+@pytest.mark.parametrize("width", [176, 14_336])
+def test_silu_mul(draw, width):
+    cases.check_silu(draw, 33, width)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_rope_write(draw, heads, has_norm):
+    n_kv, group, head_dim = heads
+    positions = [*range(50), 4095, 1000]
+    cases.check_rope(draw, positions, n_kv * group, n_kv, head_dim, 16, has_norm)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("n_splits", [1, 4, 32])
+def test_decode_attention(draw, heads, n_splits):
+    n_kv, group, head_dim = heads
+    cases.check_decode(draw, [1, 16, 17, 1000, 4097], n_kv, group, head_dim, 16, n_splits)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_chunk_attention(draw, heads):
+    n_kv, group, head_dim = heads
+    pieces = [(0, 1), (0, 300), (1000, 129), (17, 64)]
+    cases.check_chunk(draw, pieces, n_kv, group, head_dim, 16)
+
+
+@pytest.mark.parametrize("n_vocab", [320, 128_256])
+def test_sample(n_vocab):
+    cases.check_sample(Draw.of(11, torch.float32, "cuda"), 37, n_vocab)

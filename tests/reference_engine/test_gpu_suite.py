@@ -1,0 +1,114 @@
+"""The GPU suite without a GPU: it says so, its sums are right, its server part works."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from gpu_suite import extrapolated_s  # noqa: E402
+from rig.gpu_ceilings import Ceilings  # noqa: E402
+from rig.gpu_kernels import chunk_flops, decode_bytes  # noqa: E402
+from rig.gpu_server import tokens_per_s  # noqa: E402
+from rig.gpu_table import markdown  # noqa: E402
+
+from reference_engine.model.zoo import SHAPES  # noqa: E402
+
+H200 = Ceilings(4.3e12, 790e12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_rows", "context", "milliseconds"),
+    [("0.6b", 1, 1024, 0.30), ("0.6b", 256, 1024, 7.27), ("8b", 32, 1024, 4.49),
+     ("8b", 256, 1024, 11.48)],
+)  # fmt: skip
+def test_a_decode_steps_roof_is_its_bytes_over_the_bandwidth(shape, n_rows, context, milliseconds):
+    roof_s = H200.decode_roof_s(SHAPES[shape], n_rows, context)
+    assert roof_s * 1e3 == pytest.approx(milliseconds, abs=0.011)
+
+
+def test_bytes_and_operations_of_the_attentions():
+    config = SHAPES["8b"]
+    # 2 (K and V) · 32 sequences · 1024 tokens · 8 heads · 128 numbers · 2 bytes
+    assert decode_bytes(config, 32, 1024, 2) == 134_217_728
+    # 4 · 32 heads · 128 · (1 + 2 + 3 own positions + 3 · 10 before)
+    assert chunk_flops(config, 3, 10) == 4 * 32 * 128 * 36
+
+
+def test_a_works_roof_is_its_prompts_and_its_decode_steps():
+    config = SHAPES["8b"]
+    # Two at once, then one alone; the third token of each comes with its second step.
+    lengths = [(100, 3), (100, 3), (200, 2)]
+    pair_s = 2 * H200.decode_roof_s(config, 2, 102)
+    alone_s = H200.decode_roof_s(config, 1, 202)
+    flops = 0.0
+    for n in (100, 100, 200):
+        inner = config.n_layers * 4 * config.n_heads * config.head_dim * n * n / 2
+        blocks = SHAPES["8b"].n_params - 2 * config.vocab_size * config.d_model
+        flops += 2 * blocks * n + 2 * config.vocab_size * config.d_model + inner
+    roof_s = H200.work_roof_s(config, lengths, n_rows=2)
+    assert roof_s == pytest.approx(pair_s + alone_s + flops / 790e12, rel=1e-3)
+
+
+def test_steps_between_measured_contexts_lie_on_a_line():
+    assert extrapolated_s({10: 1.0, 20: 3.0}, 20) == pytest.approx(
+        9 * 1.0 + 1.0 + 1.2 + 1.4 + 1.6 + 1.8 + 2.0 + 2.2 + 2.4 + 2.6 + 2.8 + 3.0
+    )
+
+
+def test_throughput_is_from_the_first_release_to_the_last_token():
+    assert tokens_per_s([[0.0, 0.1, 1.0, 3.0, 10], [2.0, 2.0, 3.0, 6.0, 20]]) == 5.0
+
+
+def test_the_table_says_what_was_missed_and_what_failed():
+    content = {
+        "gpu": {"name": "NVIDIA H200"}, "date": "2030-01-01", "commit": "0" * 40,
+        "versions": {"torch": "2.11", "cuda": "13.0"}, "seconds": {"a": 61.4},
+        "failures": {"http": "RuntimeError: the server did not start"},
+        "goals": [{"name": "x", "value": 0.5, "unit": "of roof", "goal": ">= 0.6", "met": False}],
+        "modes": {"rate_per_s": 9.0, "of": {"chunked": dict.fromkeys(
+            ("tokens_per_s", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s"), 0.25)}},
+    }  # fmt: skip
+    text = markdown(content)
+    assert "| x | 0.5 of roof | >= 0.6 | **no** |" in text
+    assert "- **failed**: http: RuntimeError: the server did not start" in text
+    assert "| chunked | 0 | 250.0 | 250.0 | 250.00 | 250.00 |" in text
+
+
+def test_without_a_gpu_it_says_so_exits_0_and_writes_nothing(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = subprocess.run(
+        [sys.executable, "benchmarks/gpu_suite.py", "--out", str(tmp_path / "out")],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "no CUDA device here, nothing was measured" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_its_client_counts_the_tokens_of_a_real_server(tmp_path):
+    """The whole HTTP part, tiny, on the CPU: modes are switched and every token is counted."""
+    from rig.gpu_ceilings import Place
+    from rig.gpu_server import answered, compared_modes, server
+
+    both = ("static", "chunked")
+    with server("nano", Place("cpu", torch.float32, 64), tmp_path / "steps", 4) as url:
+        answers = answered(url, [(0.0, 20, 5), (0.1, 30, 6)])
+        modes = compared_modes(url, 20.0, duration_s=0.1, longest=60, modes=both)
+    assert sorted(int(answer[4]) for answer in answers) == [5, 6]
+    assert all(at <= sent <= first <= last for at, sent, first, last, _ in answers)
+    assert list(modes) == list(both)
+    assert {row["n"] for row in modes.values()} == {2}
+    assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == [
+        "engine_events.parquet",
+        "engine_steps.parquet",
+    ]
+    json.dumps(modes)
