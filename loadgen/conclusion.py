@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +12,20 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
+from reports.engine_story import EngineStory
 from reports.html import render
 from reports.page import write_page
 
+ReadStory = Callable[[Path, Run], EngineStory | None]
+"""Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_story`."""
+
 
 def conclude(
-    directory: Path, slo: Sequence[str] | None, confidence: float | None, cache_dir: Path | None
+    directory: Path,
+    slo: Sequence[str] | None,
+    confidence: float | None,
+    cache_dir: Path | None,
+    read_story: ReadStory | None = None,
 ) -> Summary:
     """Compute a recorded run's numbers again, with other promises if given, and render its page.
     A run whose results were never put together is put together first."""
@@ -27,7 +35,7 @@ def conclude(
         run = replace(run, manifest=run.manifest | ending)
         store.write_run(directory, run, derived(run))
         shutil.rmtree(directory / "parts")
-    return summarized(run, directory, slo, confidence, cache_dir)
+    return summarized(run, directory, slo, confidence, cache_dir, read_story)
 
 
 def summarized(
@@ -36,14 +44,22 @@ def summarized(
     slo: Sequence[str] | None,
     confidence: float | None,
     cache_dir: Path | None,
+    read_story: ReadStory | None = None,
 ) -> Summary:
     """The summary of a run, written beside it."""
     summary = summarize(run, slo=slo, confidence=confidence)
-    tell(run, summary, directory, cache_dir)
+    story = None if read_story is None else read_story(directory, run)
+    tell(run, summary, directory, cache_dir, story)
     return summary
 
 
-def tell(run: Run, summary: Summary, directory: Path, cache_dir: Path | None) -> None:
+def tell(
+    run: Run,
+    summary: Summary,
+    directory: Path,
+    cache_dir: Path | None,
+    story: EngineStory | None = None,
+) -> None:
     """What was made of a run, for programs and, as a page, for people."""
     store.write_summary(directory, summary.to_json())
-    write_page(directory / "report.html", render(run, summary, cache_dir))
+    write_page(directory / "report.html", render(run, summary, cache_dir, story))

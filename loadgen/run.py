@@ -27,6 +27,7 @@ from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
 
 if TYPE_CHECKING:
+    from loadgen.conclusion import ReadStory
     from loadgen.measure.summary import Summary
 
 SIMULATED = "sim"
@@ -81,8 +82,20 @@ def execute(
             )
         from loadgen.conclusion import summarized  # imported by the warm-up
 
-        summary = summarized(recorded, directory, None, options.confidence, options.cache_dir)
+        summary = summarized(
+            recorded, directory, None, options.confidence, options.cache_dir, read_story(directory)
+        )
         return Finished(recorded, summary, directory)
+
+
+def read_story(directory: Path) -> ReadStory | None:
+    """Who can read the bundled engine's log of a run; None where there is none to read. Nothing of
+    the engine is imported for other servers."""
+    if not (directory / "engine_steps.parquet").is_file():
+        return None
+    from loadgen.lab.engine_story import engine_story
+
+    return engine_story
 
 
 def _measured(

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.interference import interference
 from loadgen.measure.per_request import per_request
 from loadgen.measure.server import in_words
 from loadgen.measure.summary import Summary
@@ -19,7 +21,9 @@ from reports import tables
 from reports.advice import next_steps
 from reports.charts import figures
 from reports.embedded_rows import embedded_rows
-from reports.frames import Frames, frames
+from reports.engine_story import EngineStory, blocker_rows, engine_figures
+from reports.frames import Frames, frames, kept_rows
+from reports.heat_maps import attainment_cells, heat_figures
 from reports.page import render_page
 from reports.redaction import redact
 from reports.slowest import HEAD as SLOWEST_HEAD
@@ -34,14 +38,28 @@ _CAPTIONS = {
 }
 
 
-def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
-    """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+def render(
+    run: Run,
+    summary: Summary,
+    cache_dir: Path | None = None,
+    story: EngineStory | None = None,
+) -> str:
+    """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make; `story`
+    is what the bundled engine told of the run, where it served it."""
     summary = _redacted(summary)
     columns = per_request(run)
     seen = frames(run, summary, columns)
     reasons = whys(run, summary, columns)
-    worst, rows = slowest(run, columns), embedded_rows(run, summary, columns)
-    drawn = {**figures(seen), **{why.name: why.spec for why in reasons}}
+    waited = {} if story is None else story.why
+    worst, rows = slowest(run, columns, waited), embedded_rows(run, summary, columns)
+    due = due_rows(run)
+    heat = heat_figures(
+        attainment_cells(run, due, kept_rows(run, summary, columns, due)),
+        interference(run, columns),
+    )
+    drawn = {**figures(seen), **{why.name: why.spec for why in reasons}, **heat}
+    if story is not None:
+        drawn |= engine_figures(story)
     if worst.order:
         drawn["slowest"] = gantt(worst)
     return render_page(
@@ -61,8 +79,10 @@ def render(run: Run, summary: Summary, cache_dir: Path | None = None) -> str:
         window=_window(summary),
         captions={name: text for name, text in _CAPTIONS.items() if name in drawn},
         whys=reasons,
+        story=story,
+        blockers=[] if story is None else blocker_rows(story),
         slowest=worst,
-        slowest_head=SLOWEST_HEAD,
+        slowest_head=(*SLOWEST_HEAD, *(["why it waited in the engine"] if waited else [])),
         points_note=_points_note(seen),
         failures=seen.failures,
         level=f"{100 * summary.confidence:g} %",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,8 +36,9 @@ class Slowest:
     rows: Sequence[Sequence[Cell]]
 
 
-def slowest(run: Run, columns: PerRequest) -> Slowest:
-    """Of the due answers that ended well, by E2E; ties in the order of their ids."""
+def slowest(run: Run, columns: PerRequest, waited: Mapping[int, str] | None = None) -> Slowest:
+    """Of the due answers that ended well, by E2E; ties in the order of their ids. `waited` says for
+    request ids why they waited in the server: where there is any, rows have one more cell."""
     well = np.flatnonzero(due_rows(run) & columns.is_ok & columns.has_token)
     worst = well[np.argsort(-columns.e2e_s[well], kind="stable")][:N_SLOWEST].tolist()
     ids = run.request_rows["request_id"]
@@ -46,7 +47,13 @@ def slowest(run: Run, columns: PerRequest) -> Slowest:
         order=[str(ids[row]) for row in worst],
         bars=[bar for row in worst for bar in _bars(run, columns, row)],
         ticks=[tick for row in worst for tick in _ticks(run, chunk_ids, row)],
-        rows=[_cells(run, columns, row) for row in worst],
+        rows=[
+            [
+                *_cells(run, columns, row),
+                *([Cell(waited.get(int(ids[row]), "–"))] if waited else []),
+            ]
+            for row in worst
+        ],
     )
 
 

@@ -98,6 +98,7 @@ def report(
 ) -> None:
     """Recompute and re-render recorded runs."""
     from loadgen.conclusion import conclude
+    from loadgen.run import read_story
 
     if len(runs) > 1 and any(path is not None for _, path in exports):
         raise UsageError(
@@ -107,7 +108,13 @@ def report(
 
     told = []
     for directory in runs:
-        summary = conclude(directory, slo, read_confidence(confidence), cache_dir(os.environ))
+        summary = conclude(
+            directory,
+            slo,
+            read_confidence(confidence),
+            cache_dir(os.environ),
+            read_story(directory),
+        )
         told.append(summary.to_json())
         if not as_json:
             tell(summary, as_json)

@@ -17,7 +17,7 @@ from reference_engine.attribution import Attribution, Blame
 from reference_engine.counterfactual import Case, judge
 from reference_engine.explain import Account
 from reference_engine.log_files import read_log
-from reference_engine.replay import replay
+from reference_engine.replay import EngineLog, replay
 
 _MOST_SIMULATED = 2_000_000  # steps, all modes together
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
@@ -48,9 +48,16 @@ def misses(directory: Path | str) -> Misses:
     again = replay(log)
     if not again.is_identical:
         raise UsageError(f"{path}: the engine's log does not decide the same again: {again}")
-    run = read_run(path)
-    accounts = _promised(again.accounts, run, request_name(str(run.manifest["run"])))
-    found = judge(Case(log.setup, accounts, log.steps, _MOST_SIMULATED))
+    return misses_in(log, again.accounts, read_run(path))
+
+
+def misses_in(
+    log: EngineLog, accounts: Sequence[Account], run: Run, most_steps: int = _MOST_SIMULATED
+) -> Misses:
+    """The same of a log that was decided again, with its accounts; other modes are asked until all
+    their simulations together have made `most_steps`."""
+    accounts = _promised(accounts, run, request_name(str(run.manifest["run"])))
+    found = judge(Case(log.setup, accounts, log.steps, most_steps))
     n_requests = sum(
         any(limit is not None for limit in (one.ttft_slo_s, one.tpot_slo_s, one.deadline_s))
         for one in accounts

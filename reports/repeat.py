@@ -1,0 +1,43 @@
+"""A command that sends the like of one request again: to see with one's own eyes how it fails."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from reports.redaction import redact
+
+_PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+_PROMPT = "PROMPT-OF-THE-SAME-LENGTH"
+
+
+def curl(target: Mapping[str, Any], input_tokens: int, output_tokens: int) -> str:
+    """The request as curl would send it to a manifest's `target`, with a prompt of about as many
+    tokens (the page holds no prompts) and keys from the environment or redacted; "" where the
+    target is no HTTP API that is known here."""
+    url, path = str(target.get("url") or ""), _PATHS.get(str(target.get("api")))
+    if path is None or not url.startswith(("http://", "https://")):
+        return ""
+    base = url.rstrip("/")
+    base = base if base.endswith("/v1") else f"{base}/v1"
+    asked: dict[str, Any] = {
+        "model": str(target.get("model") or ""),
+        "max_tokens": output_tokens,
+        "stream": True,
+        **(target.get("extra_body") or {}),
+    }
+    said = {"messages": [{"role": "user", "content": _PROMPT}]}
+    body = json.dumps({**asked, **(said if target["api"] == "chat" else {"prompt": _PROMPT})})
+    before, _, after = redact(body).rpartition(_PROMPT)
+    words = f"\"$(yes hello | head -n {max(1, input_tokens)} | tr '\\n' ' ')\""
+    sent = f"{shlex.quote(before)}{words}{shlex.quote(after)}"
+    key = str(target.get("api_key_env") or "")
+    names = [str(name) for name in target.get("headers") or []]
+    headers = [
+        "-H 'content-type: application/json'",
+        *([f'-H "authorization: Bearer ${key}"'] if key.isidentifier() else []),
+        *(f"-H {shlex.quote(f'{name}: [redacted]')}" for name in names),
+    ]
+    return f"curl -sSN {shlex.quote(redact(base + path))} {' '.join(headers)} -d {sent}"

@@ -1,0 +1,105 @@
+"""What the page of a run says of the bundled engine follows from the engine's own log."""
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loadgen.lab.engine_story import engine_story
+from loadgen.measure.aggregate import summarize
+from reference_engine.plan import How, Limits
+from reference_engine.setup import Setup
+from reference_engine.step_files import EVENT_SCHEMA, EVENTS, SCHEMA_KEY, STEP_SCHEMA, STEPS
+from reports.engine_story import Misses, blocker_rows, engine_figures
+from reports.html import render
+from tests.runs import measured_run, with_manifest
+
+
+def step(number, t_s, end_s, causes=(), **counts):
+    row: dict[str, Any] = {field.name: 0 for field in STEP_SCHEMA}
+    row |= {"policy": "chunked", "action": "", "group": None, "items": []}
+    told = [{"reason": reason, "requests": n} for reason, n in causes]
+    return row | {"step": number, "t_s": t_s, "end_s": end_s, "causes": told} | counts
+
+
+SETUP = Setup(
+    policy={"kind": "chunked"}, limits=Limits(8, 64, 128, 32), n_blocks=10, block_tokens=16,
+    prefix_cache=False, n_host_blocks=0, copy_s=0.0, preempt=next(iter(How)), async_depth=0,
+    is_strict=False, cost=None, half_life=None,
+)  # fmt: skip
+
+
+def write_log(directory, steps):
+    said = {SCHEMA_KEY: "2"}
+    table = pa.Table.from_pylist(steps, STEP_SCHEMA.with_metadata(said))
+    pq.write_table(table, directory / STEPS)
+    event = {"t_s": 0.0, "step": 0, "kind": "start", "request_id": "", "tenant": "", "actor": ""}
+    begun = event | {"detail": json.dumps(asdict(SETUP))}
+    came = event | {"kind": "arrival", "detail": "{}"}  # without its tokens: level "sizes"
+    events = pa.Table.from_pylist([begun, came], EVENT_SCHEMA.with_metadata(said))
+    pq.write_table(events, directory / EVENTS)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return with_manifest(measured_run(slo=["ttft <= 1s"]), window={"warmup_s": 1, "measure_s": 9})
+
+
+@pytest.fixture
+def story(run, tmp_path):
+    """Ten steps of a second: 100 prompt tokens each; from the third on two wait for a slot, and in
+    the last one besides one for memory. What waited in the first second was warm-up."""
+    steps = [
+        step(k, float(k), k + 0.5, [("no_seq_slot", 2)] if k >= 2 else [("token_x", 5)] * (k == 0),
+             n_prefill_tokens=100, n_decode=4, kv_used_blocks=k)
+        for k in range(9)
+    ]  # fmt: skip
+    steps.append(step(9, 9.0, 10.0, [("no_seq_slot", 2), ("no_kv_blocks", 1)], kv_used_blocks=9))
+    write_log(tmp_path, steps)
+    return engine_story(tmp_path, run)
+
+
+def test_waits_are_requests_left_times_the_seconds_until_the_next_plan(story):
+    assert story.waits_s == {"sequence slots": 2 * 8.0, "KV blocks": 1.0}
+    mean = [w["requests"] for w in story.waiting if w["reason"] == "sequence slots"]
+    lasted = [w["to_s"] - w["from_s"] for w in story.waiting if w["reason"] == "sequence slots"]
+    assert sum(m * s for m, s in zip(mean, lasted, strict=True)) == pytest.approx(16.0)
+
+
+def test_tokens_and_memory_are_told_per_bin(story):
+    tokens = sum(b["prefill"] * (b["to_s"] - b["from_s"]) for b in story.bins)
+    assert tokens == pytest.approx(900.0)
+    assert max(b["kv"] for b in story.bins) == 0.9  # 9 of 10 blocks
+
+
+def test_a_log_of_sizes_says_what_would_tell_more(story):
+    assert "log_level=full" in story.note
+    assert (story.why, story.blockers, story.misses) == ({}, (), ())
+
+
+def test_without_a_log_there_is_nothing_to_tell(run, tmp_path):
+    assert engine_story(tmp_path, run) is None
+
+
+def test_the_page_shows_what_there_is(run, story, cache):
+    page = render(run, summarize(run), cache, story)
+    assert set(engine_figures(story)) == {"engine", "engine-waits"}
+    assert 'id="engine-waits"' in page
+    assert '<th scope="row">sequence slots</th><td>16 s</td>' in page
+    assert "log_level=full" in page
+
+
+def test_blame_is_told_in_a_sentence():
+    told = Misses("policy", 133, [("deadline", 120), ("", 13)]).sentence()
+    assert told == (
+        "Another batching mode would have kept it: 133 missed promises; most often named:"
+        " deadline (120)."
+    )
+
+
+def test_blockers_are_told_with_the_seconds_they_cost(story):
+    found = replace(story, blockers=[("r-17 (16 384 prompt tokens)", 1.61)])
+    assert blocker_rows(found) == [("r-17 (16 384 prompt tokens)", "1.61 s")]

@@ -1,0 +1,55 @@
+"""The curl that repeats a request does what it says, and tells no secret."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from reports.repeat import curl
+
+TARGET = {"url": "http://127.0.0.1:1", "api": "chat", "model": "m'\"; touch x; $(touch y)`z`"}
+
+
+def arguments(command, tmp_path):
+    """What a shell would hand to curl."""
+    (tmp_path / "curl").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    (tmp_path / "curl").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    told = subprocess.run(
+        ["sh", "-c", command], capture_output=True, check=True, cwd=tmp_path,
+        env={"PATH": path, "KEY": "from the environment"}, timeout=30,
+    )  # fmt: skip
+    return told.stdout.decode().split("\0")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("api", "path"), [("chat", "chat/completions"), ("completions", "completions")]
+)
+def test_a_shell_sends_the_same_model_and_lengths(api, path, tmp_path):
+    target = {**TARGET, "api": api, "api_key_env": "KEY", "extra_body": {"top_k": 1}}
+    sent = arguments(curl(target, 3, 24), tmp_path)
+    assert sent[1] == f"http://127.0.0.1:1/v1/{path}"
+    assert "authorization: Bearer from the environment" in sent
+    body = json.loads(sent[-1])
+    prompt = body["messages"][0]["content"] if api == "chat" else body["prompt"]
+    assert prompt.split() == ["hello"] * 3
+    assert (body["model"], body["max_tokens"], body["stream"]) == (TARGET["model"], 24, True)
+    assert body["top_k"] == 1
+    assert sorted(os.listdir(tmp_path)) == ["curl"], "the model's name is text"
+
+
+def test_secrets_of_a_target_stay_out():
+    target = {
+        **TARGET, "url": "https://user:pw@host/v1", "headers": ["x-api-key"],
+        "extra_body": {"api_key": "s3cr3ts3cr3t"},
+    }  # fmt: skip
+    told = curl(target, 3, 24)
+    assert "pw@" not in told
+    assert "s3cr3t" not in told
+    assert "x-api-key: [redacted]" in told
+
+
+def test_what_is_no_http_api_has_none():
+    assert curl({**TARGET, "url": "unix:/tmp/s"}, 3, 24) == ""
+    assert curl({"kind": "sim"}, 3, 24) == ""
