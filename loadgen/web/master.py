@@ -36,6 +36,7 @@ _LOOK_EVERY_S = 1.0
 _POINTS = 3600
 _NOTES = 20
 _INTERNAL = 4
+_NO_VERDICT, _INTERRUPTED = 3, 130
 
 
 class Master:
@@ -60,6 +61,7 @@ class Master:
         self.notes: deque[str] = deque(maxlen=_NOTES)
         self.finished: Finished | None = None
         self.n_runs = 0
+        self._is_interrupted = False
 
     @property
     def is_running(self) -> bool:
@@ -97,14 +99,20 @@ class Master:
         self._note(error)
         self.finished = Finished(exit_code, error=error)
 
+    @property
+    def roster(self) -> list[str]:
+        """The workers that the run began with, or that the next one would."""
+        return self._roster if self.is_running else self.present()
+
     def present(self) -> list[str]:
         """The workers that answer now."""
         return list(self._present())
 
     def renew(self) -> None:
-        """Forget the last run; its report stays where it is."""
+        """Forget the last run at once, without letting others work in between: the shape may ask
+        at any time whether it is over. Its report stays where it is."""
         assert not self.is_running, "the run is not over"
-        gevent.killall(self._greenlets)
+        gevent.killall(self._greenlets, block=False)
         self._process, self._greenlets = None, []
         self.facts, self.finished, self.n_points = {}, None, 0
         self.points.clear()
@@ -115,9 +123,10 @@ class Master:
         if self.is_running and isinstance(data, bytes):
             self._outgoing.put(FromWorker(worker, data))
 
-    def stop(self) -> None:
-        """The user wants the end: what is in flight is waited for, as after Ctrl-C; twice gives
-        that up too."""
+    def stop(self, *, is_interrupt: bool) -> None:
+        """The user wants the end, by Ctrl-C or by the page: what is in flight is waited for; twice
+        gives that up too."""
+        self._is_interrupted = is_interrupt
         if self._process is not None and not self.is_over:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGINT)
@@ -164,6 +173,8 @@ class Master:
         elif isinstance(message, Note):
             self._note(message.text)
         else:
+            if message.exit_code == _INTERRUPTED and not self._is_interrupted:
+                message = msgspec.structs.replace(message, exit_code=_NO_VERDICT)
             self.finished = message
             if message.error:
                 self._note(message.error)

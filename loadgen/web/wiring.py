@@ -55,7 +55,7 @@ class OpenLoop(LoadTestShape):
         session = OpenLoop.session
         if session is None or session.is_over:
             return None
-        n = max(1, len(session.present()))
+        n = max(1, len(session.master.roster))  # the same while it runs, whoever comes or goes
         return n, n
 
     def reset_time(self) -> None:
@@ -71,7 +71,7 @@ class Session:
         self._environment, self._runner = environment, runner
         self._settings = Settings(environment.parsed_options)
         self.master = Master(self._send, self.present, _log.warning)
-        self._is_stopping = self._was_just_started = False
+        self._is_stopping = self._was_just_started = self._is_leaving = False
         events.test_start.add_listener(lambda **_: self._start())
         events.test_stopping.add_listener(lambda **_: self._stopping())
         events.quitting.add_listener(lambda **_: self._quitting())
@@ -113,15 +113,24 @@ class Session:
             return
         self._is_stopping = True
         try:
-            self.master.stop()
+            self.master.stop(is_interrupt=False)
             self.master.wait_until(lambda: self.master.is_over, _STOPPED_S)
         finally:
             self._is_stopping = False
 
     def _interrupted(self) -> None:
+        """Ctrl-C ends the run and, once it is told, everything; without a page the shape does."""
         if self.master.is_running:
-            self.master.stop()
-            return
+            self.master.stop(is_interrupt=True)
+        if not self._is_leaving:
+            self._is_leaving = True
+            gevent.spawn(self._leave)
+
+    def _leave(self) -> None:
+        if self.master.is_running:
+            self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
+            if self._environment.web_ui is None:
+                return
         self._environment.process_exit_code = _INTERRUPTED
         self._runner.quit()
         if self._environment.web_ui is not None:
@@ -129,10 +138,10 @@ class Session:
 
     def _quitting(self) -> None:
         if self.master.is_running:
-            self.master.stop()
+            self.master.stop(is_interrupt=True)
             self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
         self.master.kill()
-        if self.master.finished is not None:
+        if self.master.finished is not None and self._environment.process_exit_code is None:
             self._environment.process_exit_code = self.master.finished.exit_code
 
 
