@@ -91,7 +91,8 @@ def gpu_tests(suite: Suite) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout[-1500:], done.stderr[-1500:])
     suite.found["tests"] = done.stdout.strip().splitlines()[-1:]
-    if done.returncode:
+    nothing_collected = 5  # without a GPU every file is skipped
+    if done.returncode not in ((0, nothing_collected) if suite.is_rehearsal else (0,)):
         raise RuntimeError(f"the tests of tests/gpu ended with {done.returncode}")
 
 

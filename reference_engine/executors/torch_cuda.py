@@ -132,6 +132,7 @@ class TorchCuda:
     def launch(self, batch: StepBatch) -> Tokens:
         """Begin a step; the returned function waits for its tokens."""
         assert not self._is_under_way, "the step before was not waited for"
+        self._lane.enter()
         if batch.copies:
             self._host.work_off(batch.copies, self._model.cache)
         rows, padding = batch.rows, batch.padding
@@ -284,9 +285,7 @@ def _lane(on: str) -> Lane:
     n, device = torch.cuda.device_count(), torch.device(on)
     if (device.index or 0) >= n:
         raise UsageError(f"on: there is no '{on}'; this machine has cuda:0 to cuda:{n - 1}")
-    device = torch.device("cuda", device.index or 0)
-    torch.cuda.set_device(device)
-    return CudaLane(device)
+    return CudaLane(torch.device("cuda", device.index or 0))
 
 
 def _refuse_odd_shape(config: ModelConfig) -> None:

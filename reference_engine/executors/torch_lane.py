@@ -18,6 +18,10 @@ class Lane(Protocol):
     device: torch.device
     is_pinning: bool  # whether host memory is to be pinned for copies beside the computation
 
+    def enter(self) -> None:
+        """Make it the device of the calling thread, which is not the one that built it."""
+        ...
+
     def mark(self) -> Callable[[], None]:
         """A function that returns once everything given to the device so far is done."""
         ...
@@ -33,6 +37,9 @@ class CpuLane:
 
     device = torch.device("cpu")
     is_pinning = False
+
+    def enter(self) -> None:
+        """There is only one CPU."""
 
     def mark(self) -> Callable[[], None]:
         return _nothing
@@ -54,7 +61,11 @@ class CudaLane:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.enter()
         self._pool = torch.cuda.graph_pool_handle()
+
+    def enter(self) -> None:
+        torch.cuda.set_device(self.device)
 
     def mark(self) -> Callable[[], None]:
         event = torch.cuda.Event()

@@ -76,13 +76,15 @@ class Mixed(NamedTuple):
     def size(self, aligned: int) -> int:
         """Numbers of the arena that it takes at most."""
         parts = (self.flat, self.reads, self.tiles, self.last, self.draws)
-        return sum(part.size + aligned for part in parts)
+        return sum(part.size for part in parts) + 10 * aligned
 
     def put(self, arena: Arena, tables: torch.Tensor, n_splits: int) -> tuple[PagedStep, Draws]:
-        tokens, positions, slots = arena.put(self.flat).unbind(0)
-        rows, contexts = arena.put(self.reads).unbind(0)
+        # Row by row, so that each begins at an aligned address whatever the sizes: a kernel is
+        # compiled anew for addresses that are not.
+        tokens, positions, slots = (arena.put(row) for row in self.flat)
+        rows, contexts = (arena.put(row) for row in self.reads)
         tiles, last = arena.put(self.tiles), arena.put(self.last)
-        temperatures, low, high = arena.put(self.draws).unbind(0)
+        temperatures, low, high = (arena.put(row) for row in self.draws)
         arena.send()
         step = PagedStep(
             tokens,
