@@ -6,8 +6,9 @@ Three clients take turns on one core against the C server of targets/truth on an
 users without a pause, a server as fast as it can, 1 and 8 tokens per write; the server itself is
 near its limit then. *Two workers* share the one core at a rate that one of them holds: what it
 costs to divide the work, and whether every row is there once. *Paced*: the highest rate of a ladder
-at which TTFT error and send lateness stay below 5 ms at p99. Exit status 1 where slobench misses a
-goal.
+at which TTFT error and send lateness stay below 5 ms at p99, one token per write; *packed*, with
+8 per write, by two slobench workers on the one core and by the C client. Exit status 1 where
+slobench misses a goal. `--quick` takes two minutes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ FLOOR = {1: 0.9, 8: 0.7}  # of the C client's events/s
 LADDER = (400, 800, 1200, 1500, 1600, 2000, 2400)  # requests/s
 QUICK_LADDER = (400, 1600)
 LIMIT_MS = 5.0
+PACKED = 8  # tokens per write
+PACKED_WORKERS = {"slobench": 2, "C": 1}
 Figures = dict[str, float]
 
 
@@ -96,13 +99,21 @@ def holds(found: Measured) -> bool:
     return not figures["not answered"] and worst_ms < LIMIT_MS
 
 
-def paced_ceiling(rig: Rig, side: str, tokens: int, for_s: float, ladder: Sequence[int]) -> float:
+def paced_ceiling(
+    rig: Rig,
+    side: str,
+    tokens: int,
+    for_s: float,
+    ladder: Sequence[int],
+    workers: int = 1,
+    burst: int = 1,
+) -> float:
     """Events/s of the highest step of the ladder that held; each step may fail once."""
     best = 0.0
     for rate_per_s in ladder:
         load = Load(tokens, for_s, float(rate_per_s))
         for _ in range(2):
-            if holds(rig.measure(side, load, **SCRIPT)):
+            if holds(rig.measure(side, load, workers, burst=burst, **SCRIPT)):
                 best = rate_per_s * (tokens + OTHER_EVENTS)
                 break
         else:
@@ -134,12 +145,25 @@ def main() -> int:
             kept["two workers"], goals = table, goals + found
             show("400 requests/s on one core", list(table), table)
         ceilings = {side: paced_ceiling(rig, side, asked.tokens, for_s, ladder) for side in sides}
+        packed = {
+            side: paced_ceiling(rig, side, asked.tokens, for_s, ladder, workers, PACKED)
+            for side, workers in PACKED_WORKERS.items()
+            if side in sides
+        }
     print("\nhighest paced events/s, errors below 5 ms:", ceilings)
+    print(f"… packed, {PACKED} per write, slobench with two workers:", packed)
     if "slobench" in ceilings:
         goals.append(Goal("paced events/s", ceilings["slobench"], 100_000, is_floor=True))
+        name = "paced events/s, packed, two workers"
+        goals.append(Goal(name, packed["slobench"], 100_000, is_floor=True))
     print(*goals, sep="\n")
     if asked.write:
-        found_all = {**kept, "paced": ceilings, "goals": [goal.to_json() for goal in goals]}
+        found_all = {
+            **kept,
+            "paced": ceilings,
+            "packed": packed,
+            "goals": [goal.to_json() for goal in goals],
+        }
         print(f"\n{keep('generator_ceiling', vars(asked), found_all)}")
     return int(not all(goal.met for goal in goals))
 
