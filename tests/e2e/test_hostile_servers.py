@@ -102,6 +102,7 @@ def test_a_line_of_50_MB_is_read_within_bounds(cli, tmp_path):
     )
     with Hostile(lambda number: "long_line" if number == 2 else "burst") as server:
         command = ["run", f"--target={server.url}", *flags("5/s", "1s"), *cli.lenient]
+        command.append("--set=phases.drain=60s")  # as long as it takes to be written and read
         done = subprocess.run(
             [sys.executable, "-c", watch, sys.executable, "-m", "loadgen", *command],
             cwd=tmp_path, env=cli.environ, capture_output=True, text=True, timeout=90, check=True,

@@ -24,7 +24,7 @@ def measured(cli, tmp_path, truth_cache):
         with truth_server(tmp_path, cache_dir=truth_cache, with_tokens=True, **script) as server:
             result = cli(
                 "run", f"--target={server.url}", "--rate=60/s", "--duration=1s", "--input-len=16",
-                f"--output-len={TOKENS}", "--set=stop_when=never", "--set=phases.drain=5s",
+                f"--output-len={TOKENS}", "--set=stop_when=never", "--set=phases.drain=60s",
                 "--out=run", *cli.lenient, *words, cwd=tmp_path,
             )  # fmt: skip
             log = server.finish()
