@@ -95,8 +95,9 @@ def report(
     confidence: float | None,
     as_json: bool,
     exports: Exports = (),
+    copies: Sequence[str] = (),
 ) -> None:
-    """Recompute and re-render recorded runs."""
+    """Recompute and re-render recorded runs; `copies` are png, pdf and svg of their pages."""
     from loadgen.conclusion import conclude
     from loadgen.run import read_story
 
@@ -106,6 +107,7 @@ def report(
             "put them into one table with slobench export"
         )
 
+    browser = _browser(copies)
     told = []
     for directory in runs:
         summary = conclude(
@@ -119,9 +121,31 @@ def report(
         if not as_json:
             tell(summary, as_json)
         typer.echo(f"report: {directory / 'report.html'}", err=True)
+        write_copies(directory, copies, browser)
         write_exports(directory, exports, slo)
     if as_json:  # one object for one run, a list for several
         print_json(told[0] if len(told) == 1 else told)
+
+
+def _browser(copies: Sequence[str]) -> str:
+    """The browser that copies need, "" where they need none: looked for before any work is done."""
+    from reports.printed import find_browser
+
+    return find_browser(os.environ.get("PATH", "")) if {"png", "pdf"} & set(copies) else ""
+
+
+def write_copies(directory: Path, copies: Sequence[str], browser: str) -> None:
+    """A run's page as a picture, for print, and its figures as files, beside it."""
+    from reports.printed import pdf, picture, write_figures
+
+    page = directory / "report.html"
+    for kind, write in (("png", picture), ("pdf", pdf)):
+        if kind in copies:
+            write(page, page.with_suffix(f".{kind}"), browser)
+            typer.echo(f"{kind}: {page.with_suffix(f'.{kind}')}", err=True)
+    if "svg" in copies:
+        written = write_figures(page, directory / "figures")
+        typer.echo(f"svg: {len(written)} figures in {directory / 'figures'}", err=True)
 
 
 def preview(scenario: Scenario, as_json: bool, html: Path | None, parquet: Path | None) -> None:

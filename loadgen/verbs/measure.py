@@ -220,10 +220,18 @@ def report(
     slo: Slo = None,
     confidence: Confidence = None,
     export: Export = None,
+    png: Annotated[
+        bool, typer.Option("--png", help="Also the whole page as report.png (needs Chromium).")
+    ] = False,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also the page as report.pdf (needs Chromium).")
+    ] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Also each figure as figures/*.svg.")] = False,
     json: Json = False,
 ) -> None:
     """Compute the numbers of recorded runs again and write their report.html anew."""
-    command.report(runs, slo, confidence, json, read_exports(export or []))
+    copies = [name for name, asked in (("png", png), ("pdf", pdf), ("svg", svg)) if asked]
+    command.report(runs, slo, confidence, json, read_exports(export or []), copies)
 
 
 @verbs.command(

@@ -64,5 +64,8 @@
     });
   }
 
-  Promise.all(drawn).then(() => { document.documentElement.dataset.drawn = String(drawn.length); });
+  Promise.all(drawn).then(() => { 
+    document.documentElement.dataset.height = String(document.documentElement.scrollHeight);
+    document.documentElement.dataset.drawn = String(drawn.length);
+  });
 })();

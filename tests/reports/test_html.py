@@ -143,6 +143,7 @@ def test_the_page_carries_its_summary_for_machines(cache: Path) -> None:
     ("run", "word"),
     [
         (measured_run(slo=SLO), "MET"),
+        (with_manifest(measured_run(slo=SLO), command=[]), "MET"),
         (measured_run(slo=["p50(ttft) <= 1ms"]), "MISSED"),
         (measured_run(), "NO VERDICT"),
         (with_shard(measured_run(slo=SLO), cpu_share=0.99), "INVALID: NO VERDICT"),
@@ -151,7 +152,17 @@ def test_the_page_carries_its_summary_for_machines(cache: Path) -> None:
         (measured_run(1, slo=SLO), "NO VERDICT"),
         (measured_run(0, slo=SLO), "NO VERDICT"),
     ],
-    ids=["met", "missed", "nothing asked", "invalid", "interrupted", "all failed", "one", "empty"],
+    ids=[
+        "met",
+        "from Python",
+        "missed",
+        "nothing asked",
+        "invalid",
+        "interrupted",
+        "all failed",
+        "one",
+        "empty",
+    ],
 )
 def test_every_kind_of_run_has_a_page_with_its_verdict_first(
     run: Run, word: str, cache: Path

@@ -1,0 +1,111 @@
+"""A written page as one picture or one PDF, through a Chromium that is installed; its figures as
+SVG files, without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadgen.errors import MissingDependency, UsageError
+from reports.figure_files import write_figure
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_WIDTH_PX, _MOST_PX = 1280, 16_000  # Chromium draws no higher picture
+_DRAWING_MS = 30_000  # of the page's own time, which passes as fast as it has nothing to do
+_TIMEOUT_S = 180.0
+_HEIGHT = re.compile(r'<html[^>]*\bdata-height="(\d+)"')
+_FIGURES = re.compile(r'<script type="application/json" id="figures">(.*?)</script>', re.DOTALL)
+
+
+def find_browser(search_path: str) -> str:
+    """The first Chromium or Chrome in a PATH. Raises MissingDependency, saying what to install."""
+    for name in BROWSERS:
+        found = shutil.which(name, path=search_path)
+        if found is not None:
+            return found
+    raise MissingDependency(
+        f"pictures and PDFs of a page need a browser, and none of {', '.join(BROWSERS)} is in PATH:"
+        " install Chromium (e.g. apt-get install chromium), or ask for --svg, which needs none"
+    )
+
+
+def picture(page: Path, into: Path, browser: str) -> None:
+    """The whole page as a PNG, as wide as a desk's screen. Raises UsageError where that fails."""
+    told = _chromium(browser, page, "--dump-dom", f"--window-size={_WIDTH_PX},900")
+    height = _HEIGHT.search(told)
+    if height is None:
+        raise UsageError(f"{page}: its figures were not drawn; was it written by this version?")
+    size = f"--window-size={_WIDTH_PX},{min(int(height[1]) + 1, _MOST_PX)}"
+    _chromium(browser, page, f"--screenshot={into.absolute()}", size)
+    _check(into)
+
+
+def pdf(page: Path, into: Path, browser: str) -> None:
+    """The page as it would be printed. Raises UsageError where that fails."""
+    _chromium(browser, page, f"--print-to-pdf={into.absolute()}", "--no-pdf-header-footer")
+    _check(into)
+
+
+def figures_of(page: Path) -> dict[str, Any]:
+    """The specifications inside a page, by name, with sizes that need no page around them."""
+    found = _FIGURES.search(page.read_text(encoding="utf-8"))
+    if found is None:
+        raise UsageError(f"{page}: holds no figures; it is no page of slobench")
+    return {name: _sized(spec) for name, spec in json.loads(found[1]).items()}
+
+
+def write_figures(page: Path, folder: Path) -> list[Path]:
+    """Each figure of a page as an SVG of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, spec in figures_of(page).items():
+        written.append(folder / f"{name}.svg")
+        write_figure(spec, written[-1])
+    return written
+
+
+def _sized(spec: Mapping[str, Any]) -> dict[str, Any]:
+    if "vconcat" in spec:
+        return {**spec, "vconcat": [{**panel, "width": 900} for panel in spec["vconcat"]]}
+    return {**spec, "width": 600} if spec.get("width") == "container" else dict(spec)
+
+
+def _chromium(browser: str, page: Path, *flags: str) -> str:
+    """What a headless browser prints; it has a profile of its own, and no network to speak of."""
+    with tempfile.TemporaryDirectory(prefix="slobench-chromium-") as profile:
+        command = [
+            browser,
+            "--headless",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            f"--user-data-dir={profile}",
+            f"--virtual-time-budget={_DRAWING_MS}",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # it refuses root otherwise
+            *flags,
+            page.absolute().as_uri(),
+        ]
+        try:
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UsageError(f"{browser}: {error}") from None
+    if ended.returncode:
+        last = ended.stderr.strip().splitlines()[-1:] or ["it did not say why"]
+        raise UsageError(f"{browser}: exit status {ended.returncode}: {last[0]}")
+    return ended.stdout
+
+
+def _check(written: Path) -> None:
+    if not written.is_file() or not written.stat().st_size:
+        raise UsageError(f"{written}: the browser wrote nothing there")

@@ -1,0 +1,61 @@
+"""Copies of a page for slides: a picture, a PDF, and figures as files."""
+
+import struct
+
+import pytest
+
+from loadgen.errors import MissingDependency, UsageError
+from loadgen.measure.aggregate import summarize
+from reports.html import render
+from reports.printed import find_browser, pdf, picture, write_figures
+from tests.browser import CHROMIUM, needs_chromium
+from tests.runs import measured_run
+
+
+@pytest.fixture(scope="module")
+def page(cache, tmp_path_factory):
+    run = measured_run(slo=["ttft <= 1s"])
+    path = tmp_path_factory.mktemp("printed") / "report.html"
+    path.write_text(render(run, summarize(run), cache))
+    return path
+
+
+def test_without_a_browser_one_is_told_what_to_install(tmp_path):
+    with pytest.raises(MissingDependency, match=r"install Chromium .* --svg"):
+        find_browser(str(tmp_path))
+    assert MissingDependency.exit_code == 2
+
+
+def test_the_first_browser_in_the_path_is_taken(tmp_path):
+    (tmp_path / "google-chrome").touch(mode=0o755)
+    assert find_browser(str(tmp_path)) == str(tmp_path / "google-chrome")
+
+
+def test_a_browser_that_fails_is_told_with_its_last_words(page, tmp_path):
+    (tmp_path / "chromium").write_text("#!/bin/sh\necho cannot open display >&2\nexit 7\n")
+    (tmp_path / "chromium").chmod(0o755)
+    with pytest.raises(UsageError, match="exit status 7: cannot open display"):
+        pdf(page, tmp_path / "page.pdf", str(tmp_path / "chromium"))
+
+
+def test_every_figure_is_a_file(page, tmp_path):
+    written = write_figures(page, tmp_path / "figures")
+    assert {path.stem for path in written} >= {"timeline", "spectrum-ttft", "slowest", "why-split"}
+    assert all(path.read_text().startswith("<svg") for path in written)
+
+
+def test_a_page_of_somebody_else_has_no_figures(tmp_path):
+    (tmp_path / "other.html").write_text("<html></html>")
+    with pytest.raises(UsageError, match="no page of slobench"):
+        write_figures(tmp_path / "other.html", tmp_path)
+
+
+@pytest.mark.e2e
+@needs_chromium
+def test_a_picture_holds_the_whole_page(page, tmp_path):
+    picture(page, tmp_path / "page.png", str(CHROMIUM))
+    content = (tmp_path / "page.png").read_bytes()
+    width, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk
+    assert content.startswith(b"\x89PNG")
+    assert width == 1280
+    assert height > 4000
