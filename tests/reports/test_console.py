@@ -90,7 +90,7 @@ def test_words_in_brackets_are_text_not_markup() -> None:
 
 def test_a_verdict_by_proof_only_says_what_is_missing() -> None:
     run = measured_run(n_failed=1, slo=["attainment >= 99%"])
-    assert "NO VERDICT" in printed(run, confidence=0.95)
+    assert "INCONCLUSIVE" in printed(run, confidence=0.95)
     assert "not proven at 95 % (needs n ≈" in printed(run, confidence=0.95)
 
 
