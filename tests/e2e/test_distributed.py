@@ -57,6 +57,7 @@ class Relay:
 
     def __init__(self, to_port):
         self.to_port, self.writers = to_port, []
+        self.is_dialled = threading.Event()
 
     async def serve(self, is_up, is_over):
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -68,6 +69,7 @@ class Relay:
         await asyncio.sleep(2 * ONE_WAY_S)  # what is held back finds its transport closed
 
     async def _connected(self, reader, writer):
+        self.is_dialled.set()
         self.writers.append(writer)
         try:
             there, away = await asyncio.open_connection("127.0.0.1", self.to_port)
@@ -92,8 +94,8 @@ def _write(writer, data):
 
 @contextmanager
 def relay(to_port):
-    """A relay in a thread of its own; yields its port."""
-    ports, is_up, loops = [], threading.Event(), []
+    """A relay in a thread of its own; yields its port, and an event for its first caller."""
+    ports, is_up, loops, ours = [], threading.Event(), [], Relay(to_port)
 
     async def body():
         is_over = asyncio.Event()
@@ -103,13 +105,13 @@ def relay(to_port):
             ports.append(port)
             is_up.set()
 
-        await Relay(to_port).serve(up, is_over)
+        await ours.serve(up, is_over)
 
     thread = threading.Thread(target=asyncio.run, args=[body()])
     thread.start()
     assert is_up.wait(30)
     try:
-        yield ports[0]
+        yield ports[0], ours.is_dialled
     finally:
         loop, is_over = loops[0]
         loop.call_soon_threadsafe(is_over.set)
@@ -126,6 +128,13 @@ def far_away(cli, tmp_path_factory):
     """A master and three workers, each behind a relay; a promise that cannot be kept."""
     where, port = tmp_path_factory.mktemp("far"), free_port()
     with ExitStack() as stack:
+        relays = [stack.enter_context(relay(port)) for _ in range(3)]
+        for through, _ in relays:
+            stack.enter_context(
+                started(cli, "worker", "--master=127.0.0.1", f"--port={through}", cwd=where)
+            )
+        for _, is_dialled in relays:  # how long they take to start is not what a master waits for
+            assert is_dialled.wait(120)
         master = stack.enter_context(
             started(
                 cli, "web", "--headless", "--expect-workers=3", f"--master-port={port}", *MOCK,
@@ -134,11 +143,6 @@ def far_away(cli, tmp_path_factory):
                 cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
         )  # fmt: skip
-        for _ in range(3):
-            through = stack.enter_context(relay(port))
-            stack.enter_context(
-                started(cli, "worker", "--master=127.0.0.1", f"--port={through}", cwd=where)
-            )
         said, _ = master.communicate(timeout=200)
         return master.returncode, said, where / "run"
 
@@ -184,14 +188,16 @@ def test_merged_percentiles_are_those_of_the_rows(far_away):
 
 
 def descendants(pid):
-    """Every process below one, by command line."""
-    found = {}
+    """Every process below one, by command line; those that end meanwhile are left out."""
+    found: dict[int, str] = {}
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as children:
-            for child in children.read().split():
+            below = [int(child) for child in children.read().split()]
+        for child in below:
+            with suppress(FileNotFoundError, ProcessLookupError):
                 with open(f"/proc/{child}/cmdline", "rb") as line:
-                    found[int(child)] = line.read().replace(b"\0", b" ").decode()
-                found |= descendants(int(child))
+                    said = line.read().replace(b"\0", b" ").decode()
+                found |= {child: said, **descendants(child)}
     return found
 
 
