@@ -28,11 +28,11 @@ def curl(target: Mapping[str, Any], input_tokens: int, output_tokens: int) -> st
         "stream": True,
         **(target.get("extra_body") or {}),
     }
-    said = {"messages": [{"role": "user", "content": _PROMPT}]}
-    body = json.dumps({**asked, **(said if target["api"] == "chat" else {"prompt": _PROMPT})})
+    prompt = {"messages": [{"role": "user", "content": _PROMPT}]}
+    body = json.dumps({**asked, **(prompt if target["api"] == "chat" else {"prompt": _PROMPT})})
     before, _, after = redact(body).rpartition(_PROMPT)
-    words = f"\"$(yes hello | head -n {max(1, input_tokens)} | tr '\\n' ' ')\""
-    sent = f"{shlex.quote(before)}{words}{shlex.quote(after)}"
+    words = f"yes hello | head -n {max(1, input_tokens)} | tr '\\n' ' '"
+    said = f"printf %s {shlex.quote(before)}; {words}; printf %s {shlex.quote(after)}"
     key = str(target.get("api_key_env") or "")
     names = [str(name) for name in target.get("headers") or []]
     headers = [
@@ -40,4 +40,6 @@ def curl(target: Mapping[str, Any], input_tokens: int, output_tokens: int) -> st
         *([f'-H "authorization: Bearer ${key}"'] if key.isidentifier() else []),
         *(f"-H {shlex.quote(f'{name}: [redacted]')}" for name in names),
     ]
-    return f"curl -sSN {shlex.quote(redact(base + path))} {' '.join(headers)} -d {sent}"
+    to = f"{shlex.quote(redact(base + path))} {' '.join(headers)}"
+    # By a pipe: one argument of a command may hold 128 KiB, a long prompt is longer.
+    return f"{{ {said}; }} | curl -sSN {to} --data-binary @-"

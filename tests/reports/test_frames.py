@@ -135,7 +135,7 @@ def test_failures_are_grouped_by_how_they_ended() -> None:
     assert kind.by_class == {"default": 5}
     assert [sample.request_id for sample in kind.samples] == [215, 216, 217]
     assert kind.samples[0].lasted_s == pytest.approx(0.01)
-    assert kind.samples[0].curl.startswith("curl -sSN http://127.0.0.1:8000/v1/chat/completions")
+    assert "| curl -sSN http://127.0.0.1:8000/v1/chat/completions" in kind.samples[0].curl
 
 
 def test_an_empty_run_has_frames_without_samples() -> None:

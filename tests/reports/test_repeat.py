@@ -12,15 +12,15 @@ TARGET = {"url": "http://127.0.0.1:1", "api": "chat", "model": "m'\"; touch x; $
 
 
 def arguments(command, tmp_path):
-    """What a shell would hand to curl."""
-    (tmp_path / "curl").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    """What a shell would hand to curl: its arguments, and last what it would read."""
+    (tmp_path / "curl").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\ncat\n')
     (tmp_path / "curl").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     told = subprocess.run(
         ["sh", "-c", command], capture_output=True, check=True, cwd=tmp_path,
         env={"PATH": path, "KEY": "from the environment"}, timeout=30,
     )  # fmt: skip
-    return told.stdout.decode().split("\0")[:-1]
+    return told.stdout.decode().split("\0")
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,15 @@ def test_a_shell_sends_the_same_model_and_lengths(api, path, tmp_path):
     body = json.loads(sent[-1])
     prompt = body["messages"][0]["content"] if api == "chat" else body["prompt"]
     assert prompt.split() == ["hello"] * 3
+    assert sent[-3:-1] == ["--data-binary", "@-"]
     assert (body["model"], body["max_tokens"], body["stream"]) == (TARGET["model"], 24, True)
     assert body["top_k"] == 1
     assert sorted(os.listdir(tmp_path)) == ["curl"], "the model's name is text"
+
+
+def test_a_prompt_longer_than_an_argument_may_be_is_sent_whole(tmp_path):
+    body = json.loads(arguments(curl(TARGET, 200_000, 24), tmp_path)[-1])
+    assert len(body["messages"][0]["content"].split()) == 200_000
 
 
 def test_secrets_of_a_target_stay_out():
