@@ -62,4 +62,4 @@ def tell(
 ) -> None:
     """What was made of a run, for programs and, as a page, for people."""
     store.write_summary(directory, summary.to_json())
-    write_page(directory / "report.html", render(run, summary, cache_dir, story))
+    write_page(directory / "report.html", render(run, summary, cache_dir, story, directory))

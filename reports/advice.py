@@ -9,7 +9,15 @@ from loadgen.measure.verdict import SloResult, sentence
 from loadgen.measure.wording import say, say_count
 
 _MANY_FAILURES = 0.01  # of the due requests
-_CLIENT_CHECKS = ("lateness", "event loop", "read backlog", "client CPU", "run delay", "throttling")
+_CLIENT_CHECKS = (
+    "lateness",
+    "event loop",
+    "read backlog",
+    "client CPU",
+    "run delay",
+    "throttling",
+    "shared cores",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +46,13 @@ def promised(summary: Summary) -> list[SloResult]:
     return [result for result in every if result.scope == "run"]
 
 
-def next_steps(summary: Summary, scenario: str, target: str) -> list[Step]:
+def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list[Step]:
     """What follows from a verdict. `scenario` and `target` are words of a command line, '' where
-    there are none that another run could be asked for with."""
+    there are none that another run could be asked for with; `place` is the run's own."""
     if not summary.validity.trusted:
         return _repair(summary)
     if summary.verdict == "no_verdict" and not is_inconclusive(summary):
-        return _nothing_known(summary)
+        return _nothing_known(summary, place)
     steps = [*_failures(summary), *_longer(summary)]
     if summary.verdict == "missed":
         steps += _missed(summary)
@@ -72,13 +80,13 @@ def _repair(summary: Summary) -> list[Step]:
     return steps
 
 
-def _nothing_known(summary: Summary) -> list[Step]:
+def _nothing_known(summary: Summary, place: str) -> list[Step]:
     if summary.exit_code == 0:
         return [
             Step(
                 "State a promise, e.g. --slo 'p99(ttft) <= 500ms'; this run can be judged by it"
                 " without measuring again:",
-                f"slobench rescore {summary.run} --slo 'p99(ttft) <= 500ms'",
+                f"slobench rescore {place} --slo 'p99(ttft) <= 500ms'",
             )
         ]
     return [Step("See below how requests failed and what the checks found, and measure again.")]

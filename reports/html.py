@@ -25,6 +25,7 @@ from reports.engine_story import EngineStory, blocker_rows, engine_figures
 from reports.frames import Frames, frames, kept_rows
 from reports.heat_maps import attainment_cells, heat_figures
 from reports.page import render_page
+from reports.place import run_word
 from reports.redaction import redact
 from reports.slowest import HEAD as SLOWEST_HEAD
 from reports.slowest import gantt, slowest
@@ -43,10 +44,13 @@ def render(
     summary: Summary,
     cache_dir: Path | None = None,
     story: EngineStory | None = None,
+    directory: Path | None = None,
 ) -> str:
     """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make; `story`
-    is what the bundled engine told of the run, where it served it."""
+    is what the bundled engine told of the run, where it served it; `directory` is where the run
+    lies, for the commands on the page that read it."""
     summary = _redacted(summary)
+    place = run_word(directory)
     columns = per_request(run)
     seen = frames(run, summary, columns)
     reasons = whys(run, summary, columns)
@@ -69,9 +73,10 @@ def render(
         data={"summary": summary.to_json(), **({"rows": rows} if rows else {})},
         scripts=("static/rescore.js",),
         rescoring=rows,
-        next_steps=next_steps(summary, *_again(run)),
+        next_steps=next_steps(summary, *_again(run), place),
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,
+        place=place,
         summary=summary,
         banner=tables.banner(summary),
         tables=tables,

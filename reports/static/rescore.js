@@ -129,7 +129,7 @@
       limits = asked.flatMap((ask) => ask());
       body.replaceChildren(...judged(columns, limits));
       const flags = limits.map((limit) => ` --slo '${limit.word} <= ${limit.ms}ms'`).join("");
-      command.textContent = `slobench rescore ${held.run}${flags}`;
+      command.textContent = `${command.dataset.command}${flags}`;
     }
     const asked = held.limits.map((limit) => connect(limit, update));
     section.querySelector("[data-save=csv]").addEventListener("click", () => {

@@ -11,7 +11,10 @@ CHAT, URL = "scenarios/chat.yaml", "--target http://h"
 
 
 def told(run, scenario=CHAT, target=URL, **options):
-    return [(s.text, s.command) for s in next_steps(summarize(run, **options), scenario, target)]
+    return [
+        (s.text, s.command)
+        for s in next_steps(summarize(run, **options), scenario, target, "runs/chat-1")
+    ]
 
 
 def test_a_client_that_was_the_limit_is_sent_to_the_doctor():
@@ -20,9 +23,15 @@ def test_a_client_that_was_the_limit_is_sent_to_the_doctor():
     assert command == "slobench doctor"
 
 
+def test_a_client_whose_cores_others_kept_busy_is_sent_there_too():
+    taken = {"allowed": [0], "online": 4, "own_s": 0.5, "idle_s": 0.0, "programs_s": 9.99}
+    run = with_shard(measured_run(slo=["ttft <= 1s"]), cores={**taken, "total_s": 10.0})
+    assert [command for _, command in told(run)] == ["slobench doctor"]
+
+
 def test_a_run_without_a_promise_can_be_judged_without_measuring_again():
     [(_, command)] = told(measured_run())
-    assert command == "slobench rescore evening-chat-1 --slo 'p99(ttft) <= 500ms'"
+    assert command == "slobench rescore runs/chat-1 --slo 'p99(ttft) <= 500ms'"
 
 
 def test_a_kept_promise_leads_to_how_much_more_and_an_unproven_one_to_how_much_longer():

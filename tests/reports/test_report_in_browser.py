@@ -30,7 +30,7 @@ def run():
 @pytest.fixture(scope="module")
 def path(run, cache, tmp_path_factory):
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(run, summarize(run), cache))
+    path.write_text(render(run, summarize(run), cache, directory=Path("runs/chat-1")))
     return path
 
 
@@ -78,7 +78,7 @@ def test_other_promises_are_judged_in_the_page_as_by_rescore(browser, run, path,
         page.locator(f'[data-metric="{metric}"] input[type=number]').fill(limit)
     assert shown() == judged(OTHERS)
     command = page.locator("[data-command]").text_content()
-    assert command == "slobench rescore evening-chat-1 --slo 'ttft <= 97.5ms' --slo 'tpot <= 10ms'"
+    assert command == "slobench rescore runs/chat-1 --slo 'ttft <= 97.5ms' --slo 'tpot <= 10ms'"
     slider = page.get_by_label("E2E limit")
     slider.focus()
     page.keyboard.press("Home")
