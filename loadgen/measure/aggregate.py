@@ -80,8 +80,8 @@ def summarize(
         run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     everything = [*slos, *(own for promised in by_class.values() for own in promised)]
-    stated = {one.metric for one in everything if one.scope == "request"}
-    slos += [own_slo(metric) for metric in columns.own_slo_s if metric not in stated]
+    shared = tuple(slos)
+    slos += _brought_to_all(run, columns, shared, by_class)
     everything += _tightest_own(columns, due)
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
     load = load_through(run, columns, due, window)
@@ -91,7 +91,7 @@ def summarize(
     met = due & meets_own(run, columns, slos, by_class)
     whole = _numbers(run, columns, slos, due, met, window, level)
     classes = {
-        name: _class_summary(run, name, slos, own, window, level, confidence is not None)
+        name: _class_summary(run, name, shared, own, window, level, confidence is not None)
         for name, own in by_class.items()
     }
     asked = [*whole.slo, *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
@@ -123,6 +123,45 @@ def summarize(
         backends=addresses,
         stimulus=sent,
     )
+
+
+def _brought_to_all(
+    run: Run, columns: PerRequest, shared: Sequence[Slo], by_class: Mapping[str, Sequence[Slo]]
+) -> list[Slo]:
+    """Promises that only rows brought, which the share that the whole run states (or implies) is
+    asked of: not about a metric that the run promises itself, nor where every class whose rows
+    brought any promises that metric or states a share of its own."""
+    found = []
+    for metric, own_s in columns.own_slo_s.items():
+        brought = own_s > 0
+        for name, own in by_class.items():
+            if _promises(own, metric) or _states_share(own):
+                brought &= run.schedule_rows["class_id"] != run.names.classes.index(name)
+        if brought.any() and not _promises(shared, metric):
+            found.append(own_slo(metric))
+    return found
+
+
+def _brought_to_class(
+    columns: PerRequest, due: Mask, shared: Sequence[Slo], own: Sequence[Slo]
+) -> list[Slo]:
+    """Promises that only rows of a class brought, judged as the class's: its own share is asked of
+    them or, where nobody states one, the implied share."""
+    if _states_share(shared) and not _states_share(own):
+        return []
+    return [
+        own_slo(metric)
+        for metric, own_s in columns.own_slo_s.items()
+        if (due & (own_s > 0)).any() and not _promises([*shared, *own], metric)
+    ]
+
+
+def _promises(slos: Sequence[Slo], metric: str) -> bool:
+    return any(slo.scope == "request" and slo.metric == metric for slo in slos)
+
+
+def _states_share(slos: Sequence[Slo]) -> bool:
+    return any(slo.metric in ("attainment", "goodput") for slo in slos)
 
 
 def _tightest_own(columns: PerRequest, due: Mask) -> list[Slo]:
@@ -190,7 +229,7 @@ def _numbers(
 def _class_summary(
     run: Run,
     name: str,
-    slos: Sequence[Slo],
+    shared: Sequence[Slo],
     own: Sequence[Slo],
     window: Window,
     level: float,
@@ -199,7 +238,8 @@ def _class_summary(
     """The rows of one class as a run of their own."""
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
-    met = due & meets(columns, [*slos, *own])
+    own = [*own, *_brought_to_class(columns, due, shared, own)]
+    met = due & meets(columns, [*shared, *own])
     numbers = _numbers(part, columns, own, due, met, window, level)
     stated = (run.manifest.get("classes") or {}).get(name, {})
     return ClassSummary(

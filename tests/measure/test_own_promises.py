@@ -76,6 +76,53 @@ def test_a_classes_promise_gives_way_too():
     assert (after.attainment.met, after.slo[0].n_own) == (25, 25)
 
 
+def of_rag(limit_s, every=4):
+    """As many of the 50 due requests of rag, which take 1 s, with a limit of their own."""
+    return np.where(np.arange(220) % every == 3, limit_s, 0.0)
+
+
+def test_a_promise_to_one_class_does_not_hide_what_the_others_rows_brought():
+    """chat keeps its promise; every row of rag brought 1 ms, and none is kept."""
+    run = two_classes(chat=["ttft <= 10s"])
+    found = summarize(replace_schedule(run, ttft_slo_s=of_rag(0.001)))
+    assert (found.verdict, found.exit_code) == ("missed", 1)
+    own, share = found.classes["rag"].slo
+    assert (own.text, own.n, own.value) == ("ttft <= the request's own", 50, 0.0)
+    assert (share.text, share.met) == ("attainment >= 99%", False)
+    assert found.classes["rag"].verdict == "missed"
+    assert found.classes["chat"].verdict == "met"
+    assert summarize(replace_schedule(run, ttft_slo_s=of_rag(2.0))).verdict == "met"
+
+
+def test_a_small_class_that_misses_all_its_rows_brought_is_missed():
+    """2 of 200 due requests: 99 % of all keep theirs."""
+    run = two_classes(chat=["ttft <= 10s"])
+    run.schedule_rows["class_id"] = np.isin(np.arange(220), [103, 107])
+    own_s = np.where(run.schedule_rows["class_id"] == 1, 0.001, 0.0)
+    found = summarize(replace_schedule(run, ttft_slo_s=own_s))
+    assert (found.attainment.met, found.classes["rag"].attainment.met) == (198, 0)
+    assert found.verdict == "missed"
+
+
+@pytest.mark.parametrize(
+    ("promised", "verdict"),
+    [
+        ({"rag": ["ttft <= 10s", "attainment >= 40%"]}, "met"),  # its own share of its own promise
+        ({"rag": ["attainment >= 40%"]}, "met"),  # and of what only its rows promise
+        ({"rag": ["attainment >= 60%"]}, "missed"),
+        ({"slo": ["attainment >= 80%"]}, "met"),  # everybody's share: 175 of 200 keep theirs
+        ({"slo": ["attainment >= 90%"]}, "missed"),
+        ({}, "missed"),
+    ],
+)
+def test_the_share_that_was_stated_is_asked_of_what_rows_brought(promised, verdict):
+    """Half of rag's rows brought 1 ms, which they miss; the others keep everything."""
+    run = two_classes(**{"chat": ["ttft <= 10s"], **promised})
+    found = summarize(replace_schedule(run, ttft_slo_s=of_rag(0.001, every=8)))
+    assert (found.attainment.met, found.classes["rag"].attainment.met) == (175, 25)
+    assert found.verdict == verdict
+
+
 def test_the_tightest_limit_of_its_own_sets_how_late_the_client_may_be():
     run = measured_run(slo=["ttft <= 10s"])
     run.request_rows["sent_s"] += 0.1  # 2 % of 10 s is 200 ms, of 1 s it is 20 ms
