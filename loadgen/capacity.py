@@ -37,7 +37,7 @@ from loadgen.measure.capacity.search import Ask, Question, State, judge, next_pr
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.verdict import IMPLIED_ATTAINMENT
-from loadgen.records import Run, Status
+from loadgen.records import CLIENT_LIMIT, Run, Status
 from loadgen.run import SIMULATED, Finished, execute
 from loadgen.run_directory import free
 from loadgen.run_options import RunOptions
@@ -295,7 +295,7 @@ class _Search:
         last = self.probes[-2:]
         if len(last) == 2 and all(probe.grade == "broken" for probe in last):
             raise TargetError(
-                f"{self._asked.target}: was away in two probes, one after the other "
+                f"{self._asked.target}: could not be reached in two probes, one after the other "
                 f"({last[-1].why}); see whether it still runs, and why it ended"
             )
 
@@ -414,15 +414,18 @@ _STRAY = 0.01  # of the due requests: so many may find no connection, as any oth
 def why_gone(run: Run, due: Mask) -> str:
     """That a server ended, or could not be reached, during the run; "" where it was there.
 
-    No connection at all (refused, no route, no name) is not how a server is slow: one that cannot
-    keep up answers late, or with an error. More than 1 % of them, or one at the very end, and it
-    was away.
+    No connection at all (refused, no route, no name, a proxy that lets nobody through) is not how a
+    server is slow: one that cannot keep up answers late, or with an error. More than 1 % of them,
+    or one at the very end, and it was away. What the client had no connection left for says
+    nothing of a server: the gate "client limits" sees to that.
     """
     if run.manifest.get("server_ended_s") is not None:
         return str(run.manifest.get("end_reason") or "the server ended")
     rows = run.request_rows[due]
     tried = rows[np.isfinite(rows["sent_s"])]
-    refused = tried[tried["status"] == Status.connect_error]
+    ours = [k for k, text in enumerate(run.names.errors) if text.endswith(CLIENT_LIMIT)]
+    is_away = (tried["status"] == Status.connect_error) & ~np.isin(tried["error_id"], ours)
+    refused = tried[is_away]
     if not len(refused):
         return ""
     is_last = bool(refused["sent_s"].max() >= tried["sent_s"].max())
@@ -430,7 +433,7 @@ def why_gone(run: Run, due: Mask) -> str:
         return ""
     first = refused[np.argmin(refused["sent_s"])]
     return (
-        f"{len(refused)} of {len(rows)} requests found no server, the first "
+        f"{len(refused)} of {len(rows)} requests got no connection, the first "
         f"{first['sent_s']:.3g} s into the run: {run.names.errors[first['error_id']]}"
     )
 

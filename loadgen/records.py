@@ -140,6 +140,11 @@ class FinishReason(IntEnum):
     other = 5
 
 
+CLIENT_LIMIT = " (the client's own limit)"
+"""How the reason of a `connect_error` ends where the client's machine had no port, file or memory
+left for a connection: no server was asked."""
+
+
 def own_limits(schedule: Schedule) -> dict[int, tuple[float, ...]]:
     """By row, for rows that brought promises of their own: their limits in the order of `OWN_SLO`,
     seconds, 0 for none."""

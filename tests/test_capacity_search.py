@@ -13,6 +13,7 @@ import slobench as sb
 from loadgen.capacity import Asked, question_of, search, why_gone
 from loadgen.early import EarlyEnd
 from loadgen.errors import TargetError, UsageError
+from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.capacity.answer import conclude
 from loadgen.measure.capacity.probe import Probe
@@ -180,8 +181,32 @@ def test_a_server_that_was_away_is_not_one_that_was_slow(n_refused, at_the_end, 
     why = why_gone(replace(run, request_rows=rows, names=names), due_rows(run))
     assert bool(why) is is_gone
     if is_gone:
-        assert why.startswith(f"{n_refused} of 200 requests found no server, the first ")
+        assert why.startswith(f"{n_refused} of 200 requests got no connection, the first ")
         assert why.endswith("gpu-7:8000: Connection refused")
+
+
+FULL = "connect to gpu-7:8000: Cannot assign requested address (the client's own limit)"
+
+
+def without_ports(finished):
+    """As it was, but that the client found no port for one of its requests."""
+    rows = finished.run.request_rows.copy()
+    row = int(np.flatnonzero(due_rows(finished.run))[-1])
+    rows["status"][row], rows["error_id"][row] = Status.connect_error, 1
+    rows["first_token_s"][row] = rows["last_token_s"][row] = np.nan
+    names = replace(finished.run.names, errors=("", FULL))
+    run = replace(finished.run, request_rows=rows, names=names)
+    return replace(finished, run=run, summary=summarize(run))
+
+
+def test_a_client_without_a_port_left_is_not_a_server_that_was_away(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr("loadgen.capacity.execute", lambda *a, **k: without_ports(execute(*a, **k)))
+    answer = search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
+    assert {probe.grade for probe in answer.probes} == {"untrusted"}
+    why = answer.probes[0].why
+    assert "client limits: client-bound: 1 of " in why
+    assert why.endswith("connect to gpu-7:8000: Cannot assign requested address")
+    assert answer.client_limit is not None
 
 
 def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(
@@ -194,7 +219,7 @@ def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(
         return replace(finished, run=replace(finished.run, request_rows=rows))
 
     monkeypatch.setattr("loadgen.capacity.execute", away)
-    with pytest.raises(TargetError, match="sim: was away in two probes, one after the other"):
+    with pytest.raises(TargetError, match="sim: could not be reached in two probes, one after"):
         search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
     kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
     assert [probe["grade"] for probe in kept["probes"]] == ["broken", "broken"]

@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from loadgen.drive.connect_errors import connect_reason
 from loadgen.drive.exchange import Exchange
 from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
 from loadgen.records import Status
@@ -239,9 +240,7 @@ def failure(exchange: Exchange, error: Exception, route: Route) -> tuple[Status,
         said = f"proxy {route.proxy.url} answered {error.status} {error.message} to CONNECT"
         return Status.connect_error, f"connect to {route}: {said}"
     if isinstance(error, aiohttp.ClientConnectorError):
-        cause: Exception = error.os_error
-        what = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-        return Status.connect_error, f"connect to {route}: {what}"
+        return Status.connect_error, connect_reason(route, error.os_error)
     if isinstance(error, aiohttp.ClientResponseError):
         return Status.stream_error, f"not HTTP/1.1: {' '.join(error.message.split())}"
     if isinstance(error, _Broken):

@@ -15,6 +15,7 @@ from typing import cast
 
 import httptools
 
+from loadgen.drive.connect_errors import connect_reason
 from loadgen.drive.exchange import Exchange
 from loadgen.drive.pool import Pool
 from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
@@ -339,8 +340,3 @@ class Client:
         connection.key = key
         self._busy[exchange.row] = connection
         connection.start(exchange, payload)
-
-
-def connect_reason(to: object, error: OSError) -> str:
-    """Why there is no connection, in one line."""
-    return f"connect to {to}: {error.strerror or str(error) or type(error).__name__}"

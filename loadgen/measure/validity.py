@@ -19,7 +19,7 @@ from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed, stalls
 from loadgen.measure.stats import nearest_rank
 from loadgen.measure.wording import say, say_count, say_number, say_share
-from loadgen.records import Run, Status
+from loadgen.records import CLIENT_LIMIT, Run, Status
 
 LOOP_LAG_S = 0.005
 READ_BACKLOG_S = 0.0025  # on average; in a burst of reads the last one then waits for 5 ms
@@ -55,6 +55,7 @@ def checks(
     shards = run.instrument.get("shards") or []
     return [
         _rows(run),
+        *_client_limits(run),
         _lateness(run, columns, due, slos, limits, shards),
         _loop_lag(shards, float(limits.get("loop_lag_s", LOOP_LAG_S))),
         _backlog(shards, float(limits.get("read_backlog_s", READ_BACKLOG_S))),
@@ -106,6 +107,20 @@ def _rows(run: Run) -> Check:
         detail = f"{say_count(n_lost)} of {say_count(n)} rows were lost by the client"
         return Check("record", False, detail + _how_rows_got_lost(run), is_gate=True)
     return Check("record", True, f"all {say_count(n)} scheduled rows are recorded", is_gate=True)
+
+
+def _client_limits(run: Run) -> list[Check]:
+    """A gate that only shows where it is closed: what the client could not even begin."""
+    ours = [k for k, text in enumerate(run.names.errors) if text.endswith(CLIENT_LIMIT)]
+    found = run.request_rows[np.isin(run.request_rows["error_id"], ours)]
+    if not len(found):
+        return []
+    why = run.names.errors[found["error_id"][0]].removesuffix(CLIENT_LIMIT)
+    detail = (
+        f"client-bound: {say_count(len(found))} of {say_count(len(run.request_rows))} requests got"
+        f" no connection because the client's machine had none left to give: {why}"
+    )
+    return [Check("client limits", False, detail, is_gate=True)]
 
 
 def _how_rows_got_lost(run: Run) -> str:
