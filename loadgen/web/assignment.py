@@ -83,6 +83,7 @@ def _assignment(job: Job, part: Plan, share: Share, prompts: Prompts, run: str) 
         transport=job.transport,
         promises={name: [slo.text for slo in promised[name]] for name in names.classes},
         n_pieces=len(rows),
+        needs_ca_cert=job.target.endpoint.ca_cert is not None,
     )
     task = shard_task(
         job.scenario, part, share, job.target, job.transport, prompts, run, job.parts_dir, True
@@ -119,6 +120,11 @@ def task_of(
         raise UsageError(
             f"the target file sets the header {missing[0]}, whose value does not travel: start "
             "this worker with --target FILE"
+        )
+    if assign.needs_ca_cert and endpoint.ca_cert is None:
+        raise UsageError(
+            "the target file names a ca_cert, which does not travel: start this worker with "
+            "--target FILE"
         )
     try:
         adapter = endpoint.adapter(**assign.adapter)

@@ -65,8 +65,9 @@ class Assign(_Message, frozen=True):
     """Your share of a run. Holds no secret: the worker finds the key in its own environment.
 
     `target` is a target file's text, `headers` the names of those it must have values for,
-    `adapter` the codec's fields; the share itself follows in `n_pieces` pieces, and its fingerprint
-    must come out as the one that the conductor has.
+    `needs_ca_cert` whether it must have a certificate, `adapter` the codec's fields; the share
+    itself follows in `n_pieces` pieces, and its fingerprint must come out as the one that the
+    conductor has.
     """
 
     run: str
@@ -82,6 +83,7 @@ class Assign(_Message, frozen=True):
     transport: str
     promises: dict[str, list[str]]
     n_pieces: Count
+    needs_ca_cert: bool = False
 
 
 class Piece(_Message, frozen=True):

@@ -7,10 +7,12 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from loadgen.command.web import PLUGINS, TARGET
 from loadgen.errors import UsageError, nearest
-from loadgen.web.asked import POLICIES, Asked, read_asked
+from loadgen.web.asked import POLICIES, Asked, read_asked, several
 from loadgen.workload.scenario import shipped_scenarios
 
 IN_FORM = {
@@ -72,6 +74,18 @@ def _given(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         elif word.startswith("--scenario="):
             found = word.partition("=")[2]
     return found
+
+
+def of_this_machine(options: Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a worker finds the plugins and the target file that its own command
+    line names, as that of a single process or of `--processes` does. Those that are set stay."""
+    found = {}
+    if plugins := several(options.plugins or ""):
+        found[PLUGINS] = os.pathsep.join(str(Path(word).resolve()) for word in plugins)
+    host = options.host or ""
+    if host not in OURS and "://" not in host and Path(host).is_file():
+        found[TARGET] = str(Path(host).resolve())
+    return {name: value for name, value in found.items() if not environ.get(name)}
 
 
 class Settings:

@@ -4,6 +4,7 @@ messages in both directions, and the exit code."""
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from typing import Any
 
@@ -23,7 +24,7 @@ from loadgen.drive.live_counts import LiveCounts
 from loadgen.errors import UsageError
 from loadgen.records import Status
 from loadgen.web.master import Master
-from loadgen.web.options import Settings, add_options
+from loadgen.web.options import Settings, add_options, of_this_machine
 from loadgen.web.page import dress
 from loadgen.web.shard_host import ShardHost
 from loadgen.web.tally import Ended
@@ -164,6 +165,8 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
 
 
 def _be_worker(environment: Environment, runner: Runner) -> None:
+    os.environ.update(of_this_machine(environment.parsed_options, os.environ))
+
     def on_ended(ended: Ended) -> None:
         if ended.status is Status.not_released:
             return

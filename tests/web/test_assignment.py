@@ -92,6 +92,16 @@ def test_header_values_come_from_the_worker_s_own_file(tmp_path):
     assert task.head.host == "localhost:8000"
 
 
+def test_a_certificate_comes_from_the_worker_s_own_file(tmp_path):
+    (tmp_path / "ca.pem").write_text("a certificate\n")
+    (one,) = assignments(job(TARGET + f"ca_cert: {tmp_path / 'ca.pem'}\n"), 1, "a-run")
+    with pytest.raises(UsageError, match=r"names a ca_cert.*--target FILE"):
+        built(one)
+    own = tmp_path / "own.yaml"
+    own.write_text("url: http://localhost:8000\nca_cert: ca.pem\n")
+    assert built(one, own=own).route.ca_cert == tmp_path / "ca.pem"
+
+
 @pytest.mark.parametrize(
     "changed",
     [
