@@ -5,6 +5,7 @@ Importing locust patches the process, so this process never does: it is replaced
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import socket
@@ -17,7 +18,10 @@ from typing import NoReturn
 from loadgen.errors import MissingDependency, UsageError
 
 LOOPBACK = "127.0.0.1"
-PATIENCE_S = 60
+PATIENCE_S = 300
+"""Seconds for which a headless master waits for its workers; a container may have to fetch its
+image first."""
+PASSWORD = "SLOBENCH_WEB_PASSWORD"
 PLUGINS, TARGET = "SLOBENCH_WORKER_PLUGINS", "SLOBENCH_WORKER_TARGET"
 
 
@@ -81,6 +85,9 @@ def web(asked: Mapping[str, str], flags: Sequence[str], where: Where) -> NoRetur
         raise UsageError("which traffic? Add --scenario (see `slobench list scenarios`)")
     if where.is_headless and not asked.get("host") and not os.environ.get("OPENAI_BASE_URL"):
         raise UsageError("which server? Add --target URL, a target file, reference or mock")
+    if where.has_login:
+        password(os.environ)
+    check_ports(where)
     own = [word for key, value in asked.items() if value for word in (f"--{key}", value)]
     _become([*_processes(where), *_page(where), *own, *flags], {})
 
@@ -93,6 +100,37 @@ def worker(master: str, port: int, target: Path | None, plugins: Sequence[Path])
     if target is not None:
         environ[TARGET] = str(target.resolve())
     _become(["--worker", "--master-host", master, "--master-port", str(port)], environ)
+
+
+def password(environ: Mapping[str, str]) -> str:
+    """What --web-login asks for. Raises UsageError where there is none: the empty one opens to
+    everybody."""
+    found = environ.get(PASSWORD, "")
+    if not found:
+        raise UsageError(
+            f"--web-login: the environment variable {PASSWORD} is not set or is empty; export "
+            f"{PASSWORD}=… or leave --web-login out"
+        )
+    return found
+
+
+def check_ports(where: Where) -> None:
+    """Raises UsageError where the page or the master cannot listen, as a run has not begun yet."""
+    if not where.is_headless:
+        _check_port("--web-port", where.web_host, where.web_port)
+    if where.n_expected:
+        _check_port("--master-port", where.master_host, where.master_port)
+
+
+def _check_port(flag: str, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server(("" if host == "*" else host, port), family=family).close()
+    except OSError as error:
+        hint = (
+            "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        )
+        raise UsageError(f"{flag} {port}: cannot listen at {host}:{port}: {hint}") from None
 
 
 def locustfile() -> Path:
@@ -111,23 +149,17 @@ def together(parts: Sequence[str]) -> str:
 
 
 def _processes(where: Where) -> list[str]:
+    patience = ["--expect-workers-max-wait", str(PATIENCE_S)]
     if where.n_local:
         port = str(_free_port())
         here = [word for end in ("bind-", "") for word in (f"--master-{end}host", LOOPBACK)]
         ports = ["--master-bind-port", port, "--master-port", port]
-        return ["--processes", str(where.n_local), *here, *ports]
+        return ["--processes", str(where.n_local), *here, *ports, *patience]
     if where.n_expected:
         expected = ["--expect-workers", str(where.n_expected)]
-        patience = ["--expect-workers-max-wait", str(PATIENCE_S)]
         bound = ["--master-bind-host", where.master_host]
-        return [
-            "--master",
-            *expected,
-            *patience,
-            *bound,
-            "--master-bind-port",
-            str(where.master_port),
-        ]
+        ports = ["--master-bind-port", str(where.master_port)]
+        return ["--master", *expected, *patience, *bound, *ports]
     return []
 
 

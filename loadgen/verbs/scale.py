@@ -54,7 +54,7 @@ def web(
     web_host: Annotated[
         str, typer.Option(help="Where the page listens; 0.0.0.0 is everywhere.")
     ] = command.LOOPBACK,
-    web_port: Annotated[int, typer.Option(help="Its port.")] = 8089,
+    web_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8089,
     web_login: Annotated[
         bool,
         typer.Option("--web-login", help="Ask for the password in SLOBENCH_WEB_PASSWORD."),
@@ -62,7 +62,7 @@ def web(
     master_host: Annotated[
         str, typer.Option(help="Where workers from elsewhere connect; 0.0.0.0 is everywhere.")
     ] = command.LOOPBACK,
-    master_port: Annotated[int, typer.Option(help="Its port.")] = 5557,
+    master_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 5557,
 ) -> None:
     """Run on Locust: its page with our numbers, and load from as many machines as it takes."""
     command.web(
@@ -81,7 +81,7 @@ def web(
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench worker --master 10.0.0.5")
 def worker(
     master: Annotated[str, typer.Option(help="The machine on which `slobench web` waits.")],
-    port: Annotated[int, typer.Option(help="Its --master-port.")] = 5557,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Its --master-port.")] = 5557,
     target: Annotated[
         Path | None,
         typer.Option(help="A target file of this machine, for header values and certificates."),

@@ -37,6 +37,7 @@ _POINTS = 3600
 _NOTES = 20
 _INTERNAL = 4
 _NO_VERDICT, _INTERRUPTED = 3, 130
+NOBODY = "no worker is connected; start one with slobench worker"
 
 
 class Master:
@@ -62,6 +63,14 @@ class Master:
         self.finished: Finished | None = None
         self.n_runs = 0
         self._is_interrupted = False
+
+    @property
+    def why_not(self) -> str | None:
+        """Why no run can begin now; None where one can."""
+        if self.is_running:
+            what = "its report is being written" if self.is_over else "it is still on"
+            return f"the run before is not over yet, {what}: start again after it"
+        return None if self.present() else NOBODY
 
     @property
     def is_running(self) -> bool:

@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import Blueprint, Flask, Response, abort, redirect, request, send_file, session, url_for
+from flask import (
+    Blueprint,
+    Flask,
+    Response,
+    abort,
+    jsonify,
+    redirect,
+    request,
+    send_file,
+    session,
+    url_for,
+)
 
 from loadgen.command.asked import cache_dir
+from loadgen.command.web import password
 from loadgen.web.master import Master
 from reports.bundle import vega_bundle
 
-PASSWORD = "SLOBENCH_WEB_PASSWORD"
 SHARD_COLUMNS = {
     "name": "Shard",
     "worker": "Worker",
@@ -37,7 +48,8 @@ _STATIC = files("loadgen.web") / "static"
 
 
 def dress(web_ui: Any, master: Master, base_path: str) -> None:
-    """Hang tabs, routes and the report on Locust's page before it is served."""
+    """Hang tabs, routes and the report on Locust's page before it is served. Raises UsageError for
+    a login without a password."""
     app: Flask = web_ui.app
     web_ui.template_args.update(
         extended_tabs=[{"title": "LLM SLO", "key": "slo"}, {"title": "Shards", "key": "shards"}],
@@ -55,6 +67,10 @@ def dress(web_ui: Any, master: Master, base_path: str) -> None:
     app.register_blueprint(_routes(master, web_ui.auth_required_if_enabled, base_path))
     app.view_functions["locust.stats_report"] = web_ui.auth_required_if_enabled(
         lambda: _report(master)
+    )
+    start = app.view_functions["locust.swarm"]
+    app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(
+        lambda: _refused(master) or start()
     )
     app.before_request(_refuse_strangers)
     changed = app.after_request_funcs.setdefault(None, [])
@@ -173,10 +189,18 @@ def _refuse_strangers() -> None:
         abort(403, f"a page of {origin} may not do this")
 
 
+def _refused(master: Master) -> Response | None:
+    """A start for which Locust would take the form's values, say that it starts, and do nothing."""
+    why = master.why_not
+    if why is None:
+        return None
+    return jsonify({"success": False, "message": why, "host": request.form.get("host", "")})
+
+
 def _ask_for_password(web_ui: Any, base_path: str) -> None:
     from flask_login import UserMixin, login_user  # type: ignore[import-untyped]  # has no types
 
-    expected = os.environ.get(PASSWORD, "")
+    expected = password(os.environ)
     web_ui.app.secret_key = secrets.token_bytes(32)
 
     class Person(UserMixin):  # type: ignore[misc]  # the library has no types

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from argparse import Namespace
 from typing import Any
 
 import gevent
@@ -21,9 +22,9 @@ from locust.runners import (
 )
 
 from loadgen.drive.live_counts import LiveCounts
-from loadgen.errors import UsageError
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
-from loadgen.web.master import Master
+from loadgen.web.master import NOBODY, Master
 from loadgen.web.options import Settings, add_options, of_this_machine
 from loadgen.web.page import dress
 from loadgen.web.shard_host import ShardHost
@@ -31,7 +32,6 @@ from loadgen.web.tally import Ended
 
 DOWN, UP = "slobench_down", "slobench_up"
 METHOD = "LLM"
-_STOPPED_S = 60.0
 _CONCLUDED_S = 120.0
 _INTERRUPTED = 130
 _LOCAL = "local"
@@ -54,7 +54,7 @@ class OpenLoop(LoadTestShape):
 
     def tick(self) -> tuple[int, float] | None:
         session = OpenLoop.session
-        if session is None or session.is_over:
+        if session is None or session.is_over or session.refuses():
             return None
         n = max(1, len(session.master.roster))  # the same while it runs, whoever comes or goes
         return n, n
@@ -72,17 +72,27 @@ class Session:
         self._environment, self._runner = environment, runner
         self._settings = Settings(environment.parsed_options)
         self.master = Master(self._send, self.present, _log.warning)
-        self._is_stopping = self._was_just_started = self._is_leaving = False
+        self._is_stopping = self._was_just_started = self._is_leaving = self._is_asked = False
         events.test_start.add_listener(lambda **_: self._start())
         events.test_stopping.add_listener(lambda **_: self._stopping())
         events.quitting.add_listener(lambda **_: self._quitting())
         runner.register_message(UP, lambda msg, **_: self.master.take(msg.node_id, msg.data))
         gevent.signal_handler(signal.SIGINT, self._interrupted)
+        if isinstance(runner, MasterRunner) and environment.web_ui is None:
+            self._wait_for_workers(runner, environment.parsed_options)
 
     @property
     def is_over(self) -> bool:
         """Whether the shape may end; while a stop is waited for it may not."""
         return self.master.finished is not None and not self._is_stopping
+
+    def refuses(self) -> bool:
+        """End a run that nobody is there for: Locust's master would start nothing, and never try
+        again."""
+        if self.master.is_running or self.master.finished is not None or self.present():
+            return False
+        self.master.refuse(UsageError.exit_code, NOBODY)
+        return True
 
     def present(self) -> list[str]:
         """Workers that answer, in the order in which they came."""
@@ -93,6 +103,7 @@ class Session:
 
     def renew(self) -> None:
         """The next start is a run of its own."""
+        self._is_asked = True
         if self._was_just_started:  # a master's runner calls the shape again after the start
             self._was_just_started = False
         elif self.master.finished is not None:
@@ -103,19 +114,23 @@ class Session:
 
     def _start(self) -> None:
         self._was_just_started = isinstance(self._runner, MasterRunner)
+        if self.master.is_running:
+            _log.warning(self.master.why_not)
+            return
         try:
             self.master.begin(self._settings.asked(self._environment.parsed_options))
         except UsageError as error:
             self.master.refuse(error.exit_code, str(error))
 
     def _stopping(self) -> None:
-        """The Stop button: the workers are kept until their rows are here."""
+        """The Stop button: the workers are kept until their rows are here and all is told, so that
+        the next start finds nothing on."""
         if not self.master.is_running or self._is_stopping:
             return
         self._is_stopping = True
         try:
             self.master.stop(is_interrupt=False)
-            self.master.wait_until(lambda: self.master.is_over, _STOPPED_S)
+            self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
         finally:
             self._is_stopping = False
 
@@ -137,6 +152,25 @@ class Session:
         if self._environment.web_ui is not None:
             self._environment.web_ui.stop()
 
+    def _wait_for_workers(self, runner: MasterRunner, options: Namespace) -> None:
+        """In the place of Locust, which would give up with the exit code of a missed promise."""
+        n, patience_s = options.expect_workers, options.expect_workers_max_wait
+        options.expect_workers_max_wait = 0
+        if not options.processes:
+            _log.warning(f"waiting for {n} workers at {_address(runner)}")
+        if patience_s:
+            gevent.spawn(self._give_up_after, patience_s, runner, n)
+
+    def _give_up_after(self, patience_s: float, runner: MasterRunner, n: int) -> None:
+        if self.master.wait_until(lambda: self._is_asked or self._is_leaving, patience_s):
+            return
+        _log.error(
+            f"gave up after {patience_s:g} s: {len(runner.clients.ready)} of {n} workers connected "
+            f"to {_address(runner)}; nothing was sent"
+        )
+        runner.quit()
+        raise SystemExit(RunInvalid.exit_code)
+
     def _quitting(self) -> None:
         if self.master.is_running:
             self.master.stop(is_interrupt=True)
@@ -144,6 +178,10 @@ class Session:
         self.master.kill()
         if self.master.finished is not None and self._environment.process_exit_code is None:
             self._environment.process_exit_code = self.master.finished.exit_code
+
+
+def _address(runner: MasterRunner) -> str:
+    return f"{runner.master_bind_host}:{runner.master_bind_port}"
 
 
 def listen() -> None:
@@ -161,7 +199,15 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
     if not isinstance(runner, WorkerRunner):
         session = OpenLoop.session = Session(environment, runner)
         if web_ui is not None:
-            dress(web_ui, session.master, environment.parsed_options.web_base_path or "")
+            _dress(web_ui, session.master, environment.parsed_options.web_base_path or "")
+
+
+def _dress(web_ui: Any, master: Master, base_path: str) -> None:
+    try:
+        dress(web_ui, master, base_path)
+    except UsageError as error:
+        _log.error(str(error))
+        raise SystemExit(error.exit_code) from None
 
 
 def _be_worker(environment: Environment, runner: Runner) -> None:

@@ -1,12 +1,46 @@
-"""What Locust's workers find on this machine."""
+"""What is refused before Locust starts, and what its workers find on this machine."""
 
 import os
+import socket
 from argparse import Namespace
 
 import pytest
 
-from loadgen.command.web import PLUGINS, TARGET
+from loadgen.command.web import PASSWORD, PLUGINS, TARGET, Where, check_ports, password
+from loadgen.errors import UsageError
 from loadgen.web.options import of_this_machine
+
+
+@pytest.mark.parametrize("environ", [{}, {PASSWORD: ""}])
+def test_a_login_without_a_password_is_refused(environ):
+    with pytest.raises(UsageError, match=f"{PASSWORD} is not set or is empty"):
+        password(environ)
+
+
+def test_the_password_is_the_variables():
+    assert password({PASSWORD: "open sesame"}) == "open sesame"
+
+
+@pytest.fixture
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_named(taken_port):
+    with pytest.raises(UsageError, match=f"--web-port {taken_port}.*another process listens"):
+        check_ports(Where(web_port=taken_port))
+    with pytest.raises(UsageError, match=f"--master-port {taken_port}.*another process listens"):
+        check_ports(Where(is_headless=True, n_expected=2, master_port=taken_port))
+
+
+def test_ports_that_are_not_used_may_be_taken(taken_port):
+    check_ports(Where(is_headless=True, web_port=taken_port, master_port=taken_port))
+
+
+def test_a_host_that_is_none_of_this_machine_is_named():
+    with pytest.raises(UsageError, match=r"--master-port 5557: cannot listen at 192\.0\.2\.1:5557"):
+        check_ports(Where(is_headless=True, n_expected=1, master_host="192.0.2.1"))
 
 
 def options(**given):
