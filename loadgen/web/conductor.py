@@ -7,10 +7,12 @@ process passes on. So neither the page nor the interpreter that draws it takes p
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -19,12 +21,12 @@ from rich.console import Console
 from loadgen.command.asked import cache_dir
 from loadgen.command.guard import INTERRUPTED, guarded
 from loadgen.command.terminal import tell
-from loadgen.errors import SlobenchError, UsageError
+from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.run import Finished as Recorded
 from loadgen.run import execute
 from loadgen.run_options import RunOptions
 from loadgen.web.asked import Asked, read_asked
-from loadgen.web.relay_pipe import Begin, Finished, Line
+from loadgen.web.relay_pipe import ENDING, Begin, Finished, Line
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
@@ -34,18 +36,18 @@ _BEGIN_S = 60.0
 
 def main() -> None:
     line = Line(socket.socket(fileno=int(sys.argv[1])))
-    received = line.receive(_BEGIN_S)
-    begin = received[0] if received else None
-    if not isinstance(begin, Begin):
-        raise SystemExit("loadgen.web.conductor: nobody says what to conduct")
     said: list[Finished] = []
-    code = guarded(lambda: said.append(_conducted(line, begin)), os.environ)
+    code = guarded(lambda: said.append(_conducted(line)), os.environ)
     line.send(said[0] if said else Finished(code, error=_problem(code)))
 
 
-def _conducted(line: Line, begin: Begin) -> Finished:
+def _conducted(line: Line) -> Finished:
+    """The run, from the first word about it. Whoever interrupted it before gets an answer, too:
+    signals were held back until here."""
     try:
-        recorded = conduct(line, read_asked(begin.asked), begin.workers)
+        with _interruptible():
+            begin = _begun(line)
+            recorded = conduct(line, read_asked(begin.asked), begin.workers)
     except SlobenchError as error:
         typer.echo(f"slobench: {error}", err=True)
         return Finished(error.exit_code, error=str(error))
@@ -59,6 +61,25 @@ def _conducted(line: Line, begin: Begin) -> Finished:
         verdict=str(summary["verdict"]),
         reasons=[str(reason) for reason in summary["reasons"]],
     )
+
+
+def _begun(line: Line) -> Begin:
+    received = line.receive(_BEGIN_S)
+    if not received or not isinstance(received[0], Begin):
+        raise RunInvalid("nobody says what to conduct")
+    return received[0]
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are heard, and at the end held back again: what is told then is short."""
+    for number in ENDING:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
 def conduct(line: Line, asked: Asked, workers: Sequence[str]) -> Recorded:

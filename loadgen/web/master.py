@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import gevent
@@ -19,6 +19,7 @@ from gevent.subprocess import Popen
 
 from loadgen.web.asked import Asked
 from loadgen.web.relay_pipe import (
+    ENDING,
     Back,
     Begin,
     Finished,
@@ -89,7 +90,7 @@ class Master:
         self.n_runs += 1
         self.asked, self._roster = asked, list(self._present())
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _held_back(ENDING):
             self._process = Popen(
                 [sys.executable, "-P", "-m", "loadgen.web.conductor", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -202,6 +203,17 @@ class Master:
             for worker in gone - now_gone:
                 self._outgoing.put(Back(worker))
             gone = now_gone
+
+
+@contextlib.contextmanager
+def _held_back(signals: Collection[signal.Signals]) -> Iterator[None]:
+    """A process that is started meanwhile gets them once it asks for them: while the conductor
+    imports what it needs, nobody could say what an interrupt ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _received(end: socket.socket) -> bytes:

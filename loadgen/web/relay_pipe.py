@@ -5,10 +5,14 @@ Both ends are of this machine and this version; what workers said travels inside
 
 from __future__ import annotations
 
+import signal
 import socket
 from typing import Any
 
 import msgspec
+
+ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
+"""Signals that end a run; the conductor is started with them held back, and takes them itself."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):

@@ -74,8 +74,8 @@ class RemoteFleet:
                 on_idle()
                 self._beat(controller, on_beat)
                 self._watch_losses(controller, told_dead, on_death)
-            if time.monotonic() > limit_at_s:
-                break
+            if time.monotonic() > limit_at_s or not self._line.is_open:
+                break  # over a line that is closed nobody comes back
             if started and time.monotonic() >= told_s + _TELL_EVERY_S:
                 told_s = time.monotonic()
                 self._line.send(Told(live.look(controller.shards)))

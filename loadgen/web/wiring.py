@@ -78,6 +78,8 @@ class Session:
         events.quitting.add_listener(lambda **_: self._quitting())
         runner.register_message(UP, lambda msg, **_: self.master.take(msg.node_id, msg.data))
         gevent.signal_handler(signal.SIGINT, self._interrupted)
+        if environment.web_ui is None:  # Locust hears SIGTERM after the run, or beside its page
+            gevent.signal_handler(signal.SIGTERM, self._interrupted)
         if isinstance(runner, MasterRunner) and environment.web_ui is None:
             self._wait_for_workers(runner, environment.parsed_options)
 
@@ -151,6 +153,8 @@ class Session:
         self._runner.quit()
         if self._environment.web_ui is not None:
             self._environment.web_ui.stop()
+        elif not self._is_asked:
+            raise SystemExit(_INTERRUPTED)  # from Locust's wait for workers, too
 
     def _wait_for_workers(self, runner: MasterRunner, options: Namespace) -> None:
         """In the place of Locust, which would give up with the exit code of a missed promise."""
@@ -173,7 +177,8 @@ class Session:
 
     def _quitting(self) -> None:
         if self.master.is_running:
-            self.master.stop(is_interrupt=True)
+            if not self._is_leaving:  # twice would give up what is in flight
+                self.master.stop(is_interrupt=True)
             self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
         self.master.kill()
         if self.master.finished is not None and self._environment.process_exit_code is None:

@@ -1,4 +1,4 @@
-"""Locust's process between start and end, without a run: starts that cannot be."""
+"""Locust's process between start and end, without a run: starts that cannot be, early ends."""
 
 import subprocess
 import sys
@@ -6,6 +6,20 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.timeout(120)
+
+EARLY = """
+import sys
+from loadgen.web.asked import Asked
+from loadgen.web.master import Master
+
+master = Master(lambda worker, data: None, lambda: ["w"], lambda text: None)
+master.begin(Asked("quickstart", "mock"))
+assert "still on" in master.why_not
+master.stop(is_interrupt=sys.argv[1] == "interrupt")  # the conductor is no interpreter yet
+assert master.wait_until(lambda: master.finished is not None, 100)
+assert master.why_not is None
+print(master.finished.exit_code, master.finished.error)
+"""
 
 LOCUST = """
 import loadgen.web.wiring as wiring
@@ -62,6 +76,12 @@ def said_by(code, *words, exit_code=0):
     assert done.returncode == exit_code, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+@pytest.mark.parametrize(("how", "exit_code"), [("interrupt", 130), ("stop", 3)])
+def test_a_conductor_that_is_ended_while_it_starts_says_so(how, exit_code):
+    done = said_by(EARLY, how)
+    assert done.stdout == f"{exit_code} stopped before the first request\n"
 
 
 def test_a_start_before_any_worker_is_refused_each_time():
