@@ -36,21 +36,23 @@ def find_browser(search_path: str) -> str:
     )
 
 
-def picture(page: Path, into: Path, browser: str) -> None:
-    """The whole page as a PNG, as wide as a desk's screen. Raises UsageError where that fails."""
+def picture(page: Path, into: Path, browser: str) -> int:
+    """The page as a PNG, as wide as a desk's screen: how many px at its foot are not on it, as a
+    picture holds 16 000. Raises UsageError where that fails."""
     told = _chromium(browser, page, "--dump-dom", f"--window-size={_WIDTH_PX},900")
     height = _HEIGHT.search(told)
     if height is None:
         raise UsageError(f"{page}: its figures were not drawn; was it written by this version?")
-    size = f"--window-size={_WIDTH_PX},{min(int(height[1]) + 1, _MOST_PX)}"
-    _chromium(browser, page, f"--screenshot={into.absolute()}", size)
-    _check(into)
+    height_px = int(height[1])
+    size = f"--window-size={_WIDTH_PX},{min(height_px + 1, _MOST_PX)}"
+    _write(browser, page, into, f"--screenshot={into.absolute()}", size)
+    return max(0, height_px - _MOST_PX)
 
 
 def pdf(page: Path, into: Path, browser: str) -> None:
     """The page as it would be printed. Raises UsageError where that fails."""
-    _chromium(browser, page, f"--print-to-pdf={into.absolute()}", "--no-pdf-header-footer")
-    _check(into)
+    flag = f"--print-to-pdf={into.absolute()}"
+    _write(browser, page, into, flag, "--no-pdf-header-footer")
 
 
 def figures_of(page: Path) -> dict[str, Any]:
@@ -106,6 +108,12 @@ def _chromium(browser: str, page: Path, *flags: str) -> str:
     return ended.stdout
 
 
-def _check(written: Path) -> None:
-    if not written.is_file() or not written.stat().st_size:
-        raise UsageError(f"{written}: the browser wrote nothing there")
+def _write(browser: str, page: Path, into: Path, *flags: str) -> None:
+    """What stood there is gone first: a browser may end well and have written nothing."""
+    try:
+        into.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{into}: cannot be replaced: {error.strerror}") from None
+    _chromium(browser, page, *flags)
+    if not into.is_file() or not into.stat().st_size:
+        raise UsageError(f"{into}: the browser wrote nothing there")

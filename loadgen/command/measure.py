@@ -136,13 +136,22 @@ def _browser(copies: Sequence[str]) -> str:
 
 def write_copies(directory: Path, copies: Sequence[str], browser: str) -> None:
     """A run's page as a picture, for print, and its figures as files, beside it."""
+    from loadgen.measure.wording import say_count
     from reports.printed import pdf, picture, write_figures
 
     page = directory / "report.html"
-    for kind, write in (("png", picture), ("pdf", pdf)):
-        if kind in copies:
-            write(page, page.with_suffix(f".{kind}"), browser)
-            typer.echo(f"{kind}: {page.with_suffix(f'.{kind}')}", err=True)
+    if "png" in copies:
+        n_lost_px = picture(page, page.with_suffix(".png"), browser)
+        typer.echo(f"png: {page.with_suffix('.png')}", err=True)
+        if n_lost_px:
+            typer.echo(
+                f"png: the page's last {say_count(n_lost_px)} px are not on it, a picture can hold"
+                " no more; --pdf holds all of it",
+                err=True,
+            )
+    if "pdf" in copies:
+        pdf(page, page.with_suffix(".pdf"), browser)
+        typer.echo(f"pdf: {page.with_suffix('.pdf')}", err=True)
     if "svg" in copies:
         written = write_figures(page, directory / "figures")
         typer.echo(f"svg: {len(written)} figures in {directory / 'figures'}", err=True)

@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from loadgen.command.measure import write_copies
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.measure.aggregate import summarize
 from reports.html import render
@@ -36,6 +37,54 @@ def test_a_browser_that_fails_is_told_with_its_last_words(page, tmp_path):
     (tmp_path / "chromium").chmod(0o755)
     with pytest.raises(UsageError, match="exit status 7: cannot open display"):
         pdf(page, tmp_path / "page.pdf", str(tmp_path / "chromium"))
+
+
+def fake_browser(tmp_path, height):
+    """Says how high the page is, and draws as it is told: not at all, or a byte."""
+    path = tmp_path / "chromium"
+    path.write_text(
+        f"""#!/bin/sh
+echo '<html lang="en" data-height="{height}">'
+for word; do case $word in --window-size=*) echo $word >> {tmp_path}/sizes;; esac; done
+[ ! -e {tmp_path}/draws ] || for word; do case $word in
+  --screenshot=*) printf . > "${{word#*=}}";;
+esac; done
+"""
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("write", [picture, pdf])
+def test_an_old_copy_is_not_passed_off_as_a_new_one(write, page, tmp_path):
+    (tmp_path / "copy").write_bytes(b"of an old run")
+    with pytest.raises(UsageError, match="copy: the browser wrote nothing there"):
+        write(page, tmp_path / "copy", fake_browser(tmp_path, 900))
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_copy_that_cannot_be_replaced_is_named(page, tmp_path):
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(UsageError, match=r"copy: cannot be replaced: "):
+        pdf(page, tmp_path / "copy", fake_browser(tmp_path, 900))
+
+
+@pytest.mark.parametrize(("height", "drawn", "lost"), [(15_999, 16_000, 0), (20_000, 16_000, 4000)])
+def test_a_page_higher_than_a_picture_may_be_is_said_to_be_cut(height, drawn, lost, page, tmp_path):
+    (tmp_path / "draws").touch()
+    assert picture(page, tmp_path / "page.png", fake_browser(tmp_path, height)) == lost
+    assert (tmp_path / "sizes").read_text().split()[-1] == f"--window-size=1280,{drawn}"
+
+
+def test_the_user_is_told_that_a_picture_was_cut(page, tmp_path, capsys):
+    (tmp_path / "draws").touch()
+    (tmp_path / "report.html").write_text(page.read_text())
+    write_copies(tmp_path, ["png"], fake_browser(tmp_path, 20_000))
+    assert capsys.readouterr().err.splitlines() == [
+        f"png: {tmp_path / 'report.png'}",
+        "png: the page's last 4\u202f000 px are not on it, a picture can hold no more;"
+        " --pdf holds all of it",
+    ]
 
 
 def test_every_figure_is_a_file(page, tmp_path):
