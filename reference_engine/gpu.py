@@ -27,10 +27,10 @@ class GpuReading:
 class Gpu:
     """One GPU through `nvml`, the module pynvml. Reading takes about a millisecond."""
 
-    def __init__(self, nvml: Any, index: int) -> None:
-        self._nvml, self._index = nvml, index
-        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        self._uuid = str(nvml.nvmlDeviceGetUUID(self._handle))
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        self._nvml, self._uuid = nvml, uuid
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._index = int(nvml.nvmlDeviceGetIndex(self._handle))
         self._name = str(nvml.nvmlDeviceGetName(self._handle))
 
     def read(self) -> GpuReading:
@@ -59,9 +59,9 @@ class Gpu:
             return None
 
 
-def open_gpu(index: int = 0) -> Gpu | None:
-    """The GPU of this number in NVML's order, or None, said once in the log, where the library or
-    the driver is missing."""
+def open_gpu(uuid: str) -> Gpu | None:
+    """The GPU of this name, `GPU-…` (numbers of CUDA are not NVML's: devices may be hidden or in
+    another order), or None, said once in the log, where the library or the driver is missing."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -69,7 +69,7 @@ def open_gpu(index: int = 0) -> Gpu | None:
         return None
     try:
         pynvml.nvmlInit()
-        return Gpu(pynvml, index)
+        return Gpu(pynvml, uuid)
     except pynvml.NVMLError as error:
         log.warning("no GPU telemetry in /metrics: NVML: %s", error)
         return None

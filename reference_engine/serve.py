@@ -21,7 +21,7 @@ from aiohttp import web
 
 from loadgen.errors import SlobenchError, UsageError
 from reference_engine.build import Engine, build
-from reference_engine.gpu import Gpu, open_gpu
+from reference_engine.gpu import open_gpu
 from reference_engine.metrics import EngineMetrics
 from reference_engine.policies.base import Policy
 from reference_engine.routes.about import About, AboutRoutes
@@ -110,24 +110,20 @@ def wire_up(
         },
     )
 
+    uuid = engine.executor.caps.gpu
+    gpu = open_gpu(uuid) if uuid else None
+
     def make_policy(mode: str, knobs: Mapping[str, Any]) -> Policy:
         return policy_of(mode, options, knobs)
 
     routes = [
         *CompletionRoutes(service, about).routes(),
         *EstimateRoutes(service, about).routes(),
-        *AboutRoutes(service, state, about, _gpu(options)).routes(),
+        *AboutRoutes(service, state, about, gpu).routes(),
         *DebugRoutes(service, about).routes(),
         *InterventionRoutes(service, make_policy).routes(),
     ]
     return service, routes
-
-
-def _gpu(options: ServeOptions) -> Gpu | None:
-    on = str(options.executor_args.get("on", "cuda"))
-    if options.device != "cuda" or on == "cpu":
-        return None
-    return open_gpu(int(on.partition(":")[2] or 0))
 
 
 def _listeners(

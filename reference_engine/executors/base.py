@@ -99,11 +99,13 @@ class StepResult:
 class Caps:
     """What an executor can do. `n_host_blocks` is the host memory to swap KV to (0: it cannot);
     `copy_s` is how long one block takes one way. `n_blocks` is how many blocks of KV it found room
-    for, 0 where it was told."""
+    for, 0 where it was told; `gpu` the one it computes on, by NVML's UUID (`GPU-…`), "" for none.
+    """
 
     n_host_blocks: int = 0
     copy_s: float = 0.0
     n_blocks: int = 0
+    gpu: str = ""
 
     @property
     def can_swap(self) -> bool:

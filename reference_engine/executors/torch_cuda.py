@@ -106,7 +106,7 @@ class TorchCuda:
         model.cache = model.memory(n_blocks + 1)
         self._host = HostKv(model.cache, site.n_host_blocks, lane.is_pinning)
         copy_s = model.block_bytes / _COPY_BYTES_PER_S
-        self.caps = Caps(site.n_host_blocks, copy_s, n_blocks)
+        self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, lane.gpu)
         config = model.config
         self._group = config.n_heads // config.n_kv_heads
         self._tables = BlockTables(

@@ -16,6 +16,7 @@ class Lane(Protocol):
     """One device and its order of work."""
 
     device: torch.device
+    gpu: str  # its UUID as NVML writes it, "" for none
     is_pinning: bool  # whether host memory is to be pinned for copies beside the computation
 
     def enter(self) -> None:
@@ -36,6 +37,7 @@ class CpuLane:
     """Everything is done at once; a graph is its work done anew."""
 
     device = torch.device("cpu")
+    gpu = ""
     is_pinning = False
 
     def enter(self) -> None:
@@ -61,6 +63,7 @@ class CudaLane:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.gpu = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         self.enter()
         self._pool = torch.cuda.graph_pool_handle()
 
