@@ -6,8 +6,8 @@
 Runs the tests marked `gpu`, measures the ceilings of this GPU (copy, matmul) and judges everything
 as a share of them: each kernel, decode steps, whole works, the CPU's part of a step, the HTTP path
 against the engine alone, `transformers` on the same weights, and the batching modes under load.
-Writes results/gpu-<name>-<date>.json and .md. Without a GPU it says so and exits 0; a missed
-target, or a part that failed, exits 1.
+Writes results/gpu-<name>-<date>.json and .md if all parts ran. Without a GPU it says so and exits
+0; a missed target, or a part that failed, exits 1.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from rig.gpu_server import answered, compared_modes, server, tokens_per_s
 from rig.gpu_table import markdown
 from rig.machine import Goal, machine
 
+from loadgen.errors import nearest
 from reference_engine.kernels.ops import ops
 from reference_engine.model.zoo import SHAPES
 
@@ -249,8 +250,9 @@ def sanitizer(suite: Suite) -> None:
     print(suite.found["sanitizer"])
 
 
+CEILINGS = "ceilings"
 PARTS: dict[str, Callable[[Suite], None]] = {
-    "ceilings": measure_ceilings,
+    CEILINGS: measure_ceilings,
     "kernels": kernels,
     "decode_steps": decode_steps,
     "throughput": throughput,
@@ -267,22 +269,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("gpu-check: no CUDA device here, nothing was measured")
         return 0
     place = Place("cpu", torch.float32, 64) if given.rehearse else Place("cuda", torch.bfloat16)
+    wanted = [n for n in PARTS if n in (CEILINGS, *(given.only or PARTS)) and n not in given.skip]
+    keeps = not given.rehearse and len(wanted) == len(PARTS)
     with tempfile.TemporaryDirectory() as directory:
         out = Path(given.out or ROOT / "benchmarks" / "results")
-        suite = Suite(place, given.long, Path(directory) if given.rehearse else out / "gpu-logs")
-        if not given.rehearse:
-            suite.logs.mkdir(parents=True, exist_ok=True)
-        wanted = [name for name in PARTS if not given.only or name in given.only.split(",")]
+        suite = Suite(place, given.long, out / "gpu-logs" if keeps else Path(directory))
+        suite.logs.mkdir(parents=True, exist_ok=True)
         for name in wanted:
-            if name not in given.skip.split(","):
-                suite.run(name, PARTS[name])
-        return _concluded(suite, out, given.rehearse)
+            suite.run(name, PARTS[name])
+        return _concluded(suite, out if keeps else None)
 
 
-def _concluded(suite: Suite, out: Path, is_rehearsal: bool) -> int:
+def _concluded(suite: Suite, out: Path | None) -> int:
+    """Tells what was found, and writes it where there is a place for it; the exit code."""
     for name, why in suite.failures.items():
         print(f"  FAILED {name}: {why}")
-    if is_rehearsal:
+    if suite.is_rehearsal:
         print("rehearsed on the CPU; nothing is kept, no target counts")
         return 1 if suite.failures else 0
     gpu = torch.cuda.get_device_properties(0)
@@ -298,13 +300,16 @@ def _concluded(suite: Suite, out: Path, is_rehearsal: bool) -> int:
         "failures": suite.failures,
         "seconds": suite.seconds,
     }
-    stem = f"gpu-{gpu.name.split()[-1].lower()}-{today}"
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, default=float)
-    (out / f"{stem}.json").write_text(text + "\n", encoding="utf-8")
     table = markdown(content)
-    (out / f"{stem}.md").write_text(table, encoding="utf-8")
+    if out is not None:
+        stem = f"gpu-{gpu.name.split()[-1].lower()}-{today}"
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(content, indent=2, default=float)
+        (out / f"{stem}.json").write_text(text + "\n", encoding="utf-8")
+        (out / f"{stem}.md").write_text(table, encoding="utf-8")
     print(table)
+    if out is None:
+        print("only some parts ran; no result is written, not to pass for a whole one")
     return 1 if suite.failures or not all(goal.met for goal in suite.goals) else 0
 
 
@@ -315,14 +320,37 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def _parts(names: str) -> list[str]:
+    """Parts by name. Raises what argparse tells, with the name that may have been meant."""
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"unknown part '{name}'; {nearest(name, PARTS)}")
+    return chosen
+
+
+def _dispensable(names: str) -> list[str]:
+    chosen = _parts(names)
+    if CEILINGS in chosen:
+        raise argparse.ArgumentTypeError(
+            f"{CEILINGS} are always measured: all else is judged by them"
+        )
+    return chosen
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Measure the engine on this machine's GPU and judge it by its own ceilings.",
-        epilog="example: python benchmarks/gpu_suite.py --only ceilings,kernels",
+        epilog="example: python benchmarks/gpu_suite.py --only kernels",
     )
     parser.add_argument("--long", action="store_true", help="also the full-length runs")
-    parser.add_argument("--only", default="", help=f"parts, of {', '.join(PARTS)}")
-    parser.add_argument("--skip", default="", help="parts to leave out")
+    parts = ", ".join(PARTS)
+    some = f"parts, of {parts}; {CEILINGS} are always measured; writes no result"
+    parser.add_argument("--only", default=[], type=_parts, metavar="NAME,…", help=some)
+    parser.add_argument(
+        "--skip", default=[], type=_dispensable, metavar="NAME,…",
+        help="parts to leave out; writes no result",
+    )  # fmt: skip
     parser.add_argument("--out", help="where the results go (default: benchmarks/results)")
     parser.add_argument(
         "--rehearse", action="store_true", help="run it tiny on the CPU and keep nothing"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import gpu_suite  # noqa: E402
 from gpu_suite import extrapolated_s  # noqa: E402
 from rig.gpu_ceilings import Ceilings  # noqa: E402
 from rig.gpu_kernels import chunk_flops, decode_bytes  # noqa: E402
@@ -92,6 +94,60 @@ def test_without_a_gpu_it_says_so_exits_0_and_writes_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "no CUDA device here, nothing was measured" in done.stdout
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flag", ["--only", "--skip"])
+def test_a_part_that_does_not_exist_is_refused_with_the_nearest(flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpu_suite.main([flag, "ceilings,kernel"])
+    assert ended.value.code == 2
+    assert f"argument {flag}: unknown part 'kernel'; did you mean 'kernels'?" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_ceilings_cannot_be_left_out(capsys):
+    with pytest.raises(SystemExit):
+        gpu_suite.main(["--skip", "http,ceilings"])
+    assert "argument --skip: ceilings are always measured" in capsys.readouterr().err
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Every part only says that it ran; there is a GPU to write a result of."""
+    ran: list[str] = []
+    for name in gpu_suite.PARTS:
+        monkeypatch.setitem(gpu_suite.PARTS, name, lambda suite, name=name: ran.append(name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = SimpleNamespace(name="NVIDIA H200", total_memory=1 << 37)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    monkeypatch.setattr(gpu_suite, "freed", lambda place: None)
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [
+        (["--only", "kernels"], ["ceilings", "kernels"]),
+        (["--only", "sanitizer,http"], ["ceilings", "http", "sanitizer"]),
+        (["--skip", "http,tests,sanitizer"],
+         ["ceilings", "kernels", "decode_steps", "throughput", "transformers"]),
+    ],
+)  # fmt: skip
+def test_some_parts_are_judged_by_measured_ceilings_and_leave_no_result(
+    flags, chosen, parts, tmp_path, capsys
+):
+    assert gpu_suite.main([*flags, "--out", str(tmp_path)]) == 0
+    assert parts == chosen
+    assert list(tmp_path.glob("gpu-h200*")) == []
+    assert "only some parts ran; no result is written" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--only", ",".join(reversed(gpu_suite.PARTS))]])
+def test_all_parts_leave_a_result(flags, parts, tmp_path):
+    assert gpu_suite.main([*flags, "--out", str(tmp_path)]) == 0
+    assert parts == list(gpu_suite.PARTS)
+    assert {path.suffix for path in tmp_path.glob("gpu-h200*")} == {".json", ".md"}
 
 
 def test_its_client_counts_the_tokens_of_a_real_server(tmp_path):
