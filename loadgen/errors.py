@@ -66,6 +66,17 @@ class MissingDependency(SlobenchError):
     exit_code = 2
 
 
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C that another exception was made of: code in C (pydantic's serializers) that calls
+    Python turns whatever comes out of it into an error of its own."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, KeyboardInterrupt):
+            return behind
+        behind = behind.__cause__
+    return None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The phrase that ends an unknown-name message: a close name if there is one, then all of them.
 

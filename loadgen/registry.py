@@ -30,6 +30,7 @@ from pydantic_core import (
 )
 
 from loadgen.errors import UnknownKind, nearest
+from loadgen.units import as_data
 
 
 class Block(BaseModel):
@@ -123,9 +124,7 @@ class Registry(Generic[P]):
 
     def dump(self, plugin: P, info: SerializationInfo) -> dict[str, object]:
         """The inverse of `build`: `{kind: …, **parameters}`, `kind` first."""
-        parameters = plugin.model_dump(
-            mode=info.mode, by_alias=True, exclude_defaults=info.exclude_defaults
-        )
+        parameters = as_data(plugin, info.mode, exclude_defaults=info.exclude_defaults)
         return {"kind": plugin.kind, **parameters}
 
     def __iter__(self) -> Iterator[type[P]]:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, PlainSerializer
+from pydantic_core import PydanticSerializationError
+
+from loadgen.errors import interrupt_behind
 
 _SECONDS = {
     "ns": 1e-9,
@@ -141,6 +144,18 @@ def _shortest(
     readable = [text for text in texts if parse(text) == value]
     # 500ms reads better than 0.5s: a leading "0." counts as one more letter
     return min(readable, key=lambda text: len(text) + text.startswith("0."), default=exact)
+
+
+def as_data(
+    model: BaseModel, mode: str = "json", *, exclude_defaults: bool = False
+) -> dict[str, Any]:
+    """A model as plain data; `json`: durations and rates as strings. Ctrl-C meanwhile is Ctrl-C:
+    whoever keeps what is measured waits for that, and pydantic makes an error of its own of it
+    (whose cause is lost when one serializer calls another, so each asks here)."""
+    try:
+        return model.model_dump(mode=mode, by_alias=True, exclude_defaults=exclude_defaults)
+    except PydanticSerializationError as error:
+        raise interrupt_behind(error) or error from None
 
 
 Seconds = Annotated[

@@ -1,12 +1,17 @@
 """Units: what people write becomes SI floats, and is written back exactly."""
 
 import math
+from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, PlainSerializer
+from pydantic_core import PydanticSerializationError
 
+from loadgen.command.guard import INTERRUPTED, guarded
 from loadgen.units import (
+    as_data,
     format_duration,
     parse_duration_s,
     parse_level_per_s,
@@ -160,3 +165,20 @@ def test_shares_are_written_in_per_cent(share, text):
 )
 def test_durations_are_shown_in_the_unit_that_keeps_them_readable(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_ctrl_c_while_a_model_is_written_is_ctrl_c():
+    def pressed(_value):
+        raise KeyboardInterrupt
+
+    class Inner(BaseModel):
+        at: Annotated[float, PlainSerializer(pressed)] = 1.0
+
+    class Outer(BaseModel):
+        inner: Annotated[Inner, PlainSerializer(as_data)] = Inner()
+
+    with pytest.raises(KeyboardInterrupt):
+        as_data(Outer())
+    with pytest.raises(PydanticSerializationError) as raised:
+        Outer().model_dump()
+    assert guarded(lambda: (_ for _ in ()).throw(raised.value), {}) == INTERRUPTED

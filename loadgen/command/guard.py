@@ -14,7 +14,7 @@ from typing import NoReturn
 import typer
 
 from loadgen.command.asked import cache_dir
-from loadgen.errors import SlobenchError
+from loadgen.errors import SlobenchError, interrupt_behind
 
 NO_VERDICT = 3
 INTERRUPTED = 130
@@ -48,7 +48,11 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
         _give_up_unwritable()
         return NO_VERDICT
-    except Exception as error:  # the process boundary: a bug of ours, kept for the report
+    except Exception as error:  # the process boundary
+        if interrupt_behind(error):
+            typer.echo("slobench: interrupted", err=True)
+            return INTERRUPTED
+        # a bug of ours, kept for the report
         path = _keep_traceback(environ)
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         typer.echo(f"slobench: internal error: {what}", err=True)

@@ -19,7 +19,7 @@ from loadgen.measure.measures import Measure, measure
 from loadgen.registry import Block
 from loadgen.sweep.axes import Axis, How, axis, label
 from loadgen.sweep.points import Base, cells_of
-from loadgen.units import Seconds
+from loadgen.units import Seconds, as_data
 
 FILE = "sweep.yaml"
 SCENARIO = "scenario.yaml"
@@ -75,7 +75,7 @@ class SweepFile(Block):
         return [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
 
     def to_yaml(self) -> str:
-        values = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        values = as_data(self, exclude_defaults=True)
         return write_document({"schema": self.schema_version, **values})
 
 

@@ -27,7 +27,7 @@ from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
 from loadgen.measure.slo import Slo, lateness_limit_s, own_slo, parse_slo, ungrounded
 from loadgen.records import Names
-from loadgen.units import Seconds, Share
+from loadgen.units import Seconds, Share, as_data
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.classes import (
     Chain,
@@ -100,7 +100,7 @@ def _or_never(value: object) -> object:
 def _never_or(stop_when: StopWhen | None, info: SerializationInfo) -> object:
     if stop_when is None:
         return "never"
-    return stop_when.model_dump(mode=info.mode, exclude_defaults=info.exclude_defaults)
+    return as_data(stop_when, info.mode, exclude_defaults=info.exclude_defaults)
 
 
 def _or_synthetic(value: object) -> object:
@@ -220,12 +220,12 @@ class Scenario(Strict):
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as JSON; `model_validate` reads it back."""
-        return self.model_dump(mode="json", by_alias=True)
+        return as_data(self)
 
     def to_yaml(self) -> str:
         """The scenario as a file that reads back as an equal one: units as strings, and no key that
         equals its default except `schema`, which every file carries."""
-        values = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        values = as_data(self, exclude_defaults=True)
         return write_document({"schema": self.schema_version, **values})
 
 
