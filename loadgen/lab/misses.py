@@ -11,6 +11,7 @@ from pathlib import Path
 from loadgen.drive.payloads import request_name
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
+from loadgen.measure.attainment import due_rows
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from reference_engine.attribution import Attribution, Blame
@@ -26,7 +27,7 @@ Limits = tuple[float | None, float | None, float | None]  # TTFT, TPOT, E2E (s)
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """The promises that the engine did not keep, of `n_requests` that had any."""
+    """The promises that the engine did not keep, of `n_requests` that were due and had any."""
 
     n_requests: int
     missed: tuple[Attribution, ...]
@@ -41,8 +42,11 @@ class Misses:
 
 def misses(directory: Path | str) -> Misses:
     """Whose fault the misses of a run are, as the engine saw them (from a request's arrival there).
-    Promises are those of the scenario's classes, and what requests asked the engine for themselves.
-    Raises UsageError for a run without a log, or whose log is not decided again as it was."""
+
+    Only requests that were due count, as in the run's own numbers. Promises are those of the
+    scenario's classes, and what requests asked the engine for themselves. Raises UsageError for a
+    run without a log, or whose log is not decided again as it was.
+    """
     path = Path(directory)
     log = read_log(path)
     again = replay(log)
@@ -56,13 +60,16 @@ def misses_in(
 ) -> Misses:
     """The same of a log that was decided again, with its accounts; other modes are asked until all
     their simulations together have made `most_steps`."""
-    accounts = _promised(accounts, run, request_name(str(run.manifest["run"])))
+    name = request_name(str(run.manifest["run"]))
+    due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
+    accounts = _promised(accounts, run, name)
     found = judge(Case(log.setup, accounts, log.steps, most_steps))
     n_requests = sum(
         any(limit is not None for limit in (one.ttft_slo_s, one.tpot_slo_s, one.deadline_s))
         for one in accounts
+        if one.request_id in due
     )
-    return Misses(n_requests, tuple(found))
+    return Misses(n_requests, tuple(miss for miss in found if miss.request_id in due))
 
 
 def _promised(accounts: Sequence[Account], run: Run, run_name: str) -> list[Account]:
