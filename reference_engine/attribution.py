@@ -6,6 +6,8 @@
    under the one that served them they miss it, or the replay could prove nothing;
 4. interference: none of these; the top blocker by charged seconds is named.
 
+Where replays ended before they could tell 3 from 4, whoever handed them in makes it unsettled.
+
 Pure: the replay is handed in, whoever does it.
 """
 
@@ -31,6 +33,7 @@ class Blame(StrEnum):
     capacity = "capacity"
     policy = "policy"
     interference = "interference"
+    unsettled = "unsettled"
 
 
 class Timing(NamedTuple):

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop
 from typing import Any
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UnknownKind
 from reference_engine.admission import AdmissionError
-from reference_engine.attribution import Attribution, Attributor, Plant, Timing
+from reference_engine.attribution import Attribution, Attributor, Blame, Plant, Timing
 from reference_engine.core import EngineState
 from reference_engine.cost_model import StepCost
 from reference_engine.executors.base import Caps
@@ -73,13 +73,25 @@ class Case:
 
 def judge(case: Case) -> list[Attribution]:
     """The missed promises of a case and whose fault each is. May take as long as `max_steps`
-    simulated steps do."""
+    simulated steps do; what they were too few for is unsettled."""
     control = str(case.setup.policy["kind"])
     others = [mode for mode in MODES if mode != control]
-    served = Counterfactual(case).served
-    return _misses(
-        case, Attributor(case.accounts, case.plant(), served, others, case.steps, control=control)
+    what_if = Counterfactual(case)
+    attributor = Attributor(
+        case.accounts, case.plant(), what_if.served, others, case.steps, control=control
     )
+    found = _misses(case, attributor)
+    if what_if.n_steps_left:
+        return found
+    return [_unsettled(miss, case.max_steps) for miss in found]
+
+
+def _unsettled(miss: Attribution, max_steps: int) -> Attribution:
+    """A miss for which no better mode was found, though not all were simulated to the end."""
+    if miss.blame is not Blame.interference:
+        return miss
+    because = f"{max_steps} simulated steps did not tell whether another mode would have kept it"
+    return replace(miss, blame=Blame.unsettled, because=because, culprit="")
 
 
 def judge_without(case: Case) -> list[Attribution]:

@@ -18,6 +18,7 @@ _BLAMES = {
     "capacity": "More tokens were offered around then than the engine can do",
     "policy": "Another batching mode would have kept it",
     "interference": "Other requests held them up",
+    "unsettled": "It would take more simulation to tell whether another mode keeps it",
 }
 
 
@@ -56,7 +57,9 @@ class EngineStory:
 
 
 def engine_figures(story: EngineStory) -> dict[str, Spec]:
-    """Figures by name; waits have none where nobody waited."""
+    """Figures by name; waits have none where nobody waited, and there are none without steps."""
+    if not story.bins:
+        return {}
     drawn = {"engine": _timeline(story)}
     if story.waits_s:
         drawn["engine-waits"] = _waits(story.waits_s)

@@ -94,9 +94,23 @@ def test_a_client_that_gave_up_waiting_counts_as_a_miss_of_the_policy():
     assert (found.was_s, found.blame, found.culprit) == (None, Blame.policy, "sjf")
 
 
-def test_without_enough_steps_or_the_mode_itself_nobody_is_blamed():
+@pytest.mark.parametrize("max_steps", [3, 25])
+def test_what_too_few_steps_cannot_tell_is_unsettled_and_not_others_fault(max_steps):
+    """25 are enough for the mode that served them (20 steps), not for any other."""
+    asked = case(behind_a_long_one(ttft_slo_s=0.6), max_steps=max_steps)
+    (found,) = judge(asked)
+    assert (found.blame, found.culprit) == (Blame.unsettled, "")
+    told = f"{max_steps} simulated steps did not tell whether another mode would have kept it"
+    assert found.because == told
+
+
+def test_what_does_not_need_other_modes_is_settled_without_steps():
+    (found,) = judge(case([request("a", [1] * 1000, 5, ttft_slo_s=0.5)], max_steps=1))
+    assert found.blame is Blame.request
+
+
+def test_without_the_mode_itself_nobody_is_blamed():
     asked = case(behind_a_long_one(ttft_slo_s=0.6))
-    assert [m.blame for m in judge(replace(asked, max_steps=3))] == [Blame.interference]
     unknown = replace(asked.setup, policy={**asked.setup.policy, "kind": "of-a-plugin"})
     assert [m.blame for m in judge(replace(asked, setup=unknown))] == [Blame.interference]
     what_if = Counterfactual(replace(asked, max_steps=30))
