@@ -16,8 +16,9 @@ from reports.engine_story import EngineStory
 from reports.html import render
 from reports.page import write_page
 
-ReadStory = Callable[[Path, Run], EngineStory | None]
-"""Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_story`."""
+ReadStory = Callable[[Path, Run, bool], EngineStory | None]
+"""Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_story`; whether
+the run is judged by its own promises is the third."""
 
 
 def conclude(
@@ -48,8 +49,7 @@ def summarized(
 ) -> Summary:
     """The summary of a run, written beside it."""
     summary = summarize(run, slo=slo, confidence=confidence)
-    story = None if read_story is None else read_story(directory, run)
-    tell(run, summary, directory, cache_dir, story)
+    tell(run, summary, directory, cache_dir, read_story, is_own_promise=slo is None)
     return summary
 
 
@@ -58,8 +58,11 @@ def tell(
     summary: Summary,
     directory: Path,
     cache_dir: Path | None,
-    story: EngineStory | None = None,
+    read_story: ReadStory | None = None,
+    is_own_promise: bool = True,
 ) -> None:
-    """What was made of a run, for programs and, as a page, for people."""
+    """What was made of a run, for programs and, as a page, for people. The numbers are written
+    before anything that only the page needs is read."""
     store.write_summary(directory, summary.to_json())
+    story = None if read_story is None else read_story(directory, run, is_own_promise)
     write_page(directory / "report.html", render(run, summary, cache_dir, story, directory))

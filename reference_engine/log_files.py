@@ -34,7 +34,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         )
     try:
         table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"{path}: {error}") from error
     said = table.schema.metadata or {}
     version = int(said.get(SCHEMA_KEY.encode(), b"1"))

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from loadgen.drive.payloads import request_name
 from loadgen.errors import UsageError
@@ -28,21 +30,23 @@ MOST_STEPS = 20_000  # replayed, and simulated, for a page: some seconds of a co
 N_BLOCKERS = 10
 N_CULPRITS = 3
 _FULL = "--engine log_level=full also tells who held up whom, and whose fault missed promises are."
+_OTHERS = "Whose fault missed promises are is only told of the promises that the run was made with."
 _COLUMNS = ("t_s", "end_s", "n_prefill_tokens", "n_decode", "kv_used_blocks", "causes")
 Floats = NDArray[np.float64]
 
 
-def engine_story(directory: Path, run: Run) -> EngineStory | None:
-    """None where the bundled engine left no log beside the run."""
-    from pyarrow import parquet
-
+def engine_story(directory: Path, run: Run, is_own_promise: bool = True) -> EngineStory | None:
+    """None where the bundled engine left no log beside the run; only a note where it cannot be
+    read. Misses are those of the run's own promises: a run judged by others (`is_own_promise`
+    False) is told without."""
     if not (directory / STEPS).is_file() or not (directory / EVENTS).is_file():
         return None
-    with parquet.ParquetFile(directory / STEPS) as file:
-        table = file.read(columns=list(_COLUMNS))
-    if not table.num_rows:
+    try:
+        column, n_blocks = _columns(directory / STEPS), _n_blocks(directory / EVENTS)
+    except (pa.ArrowException, OSError, KeyError, json.JSONDecodeError) as error:
+        return EngineStory([], [], {}, note=f"The engine's log cannot be read: {error}")
+    if not len(column["t_s"]):
         return None
-    column = {name: table.column(name).combine_chunks() for name in _COLUMNS}
     t_s, end_s, prefill, decode, kv = (column[name].to_numpy() for name in _COLUMNS[:-1])
     waited = _waited(column["causes"], np.diff(t_s, append=end_s[-1]))
     start_s = measured_window(run).start_s
@@ -58,7 +62,7 @@ def engine_story(directory: Path, run: Run) -> EngineStory | None:
         return rate
 
     bins = {"prefill": per_bin(prefill), "decode": per_bin(decode)}
-    most = _largest(t_s, kv, edges) / max(1, _n_blocks(directory / EVENTS))
+    most = _largest(t_s, kv, edges) / max(1, n_blocks)
     return EngineStory(
         bins=[
             {
@@ -80,7 +84,7 @@ def engine_story(directory: Path, run: Run) -> EngineStory | None:
             for k, requests in enumerate(per_bin(waited[reason]))
         ],
         waits_s=ordered,
-        **_explained(directory, run, len(t_s)),
+        **_explained(directory, run, len(t_s), is_own_promise),
     )
 
 
@@ -109,19 +113,21 @@ def _largest(t_s: Floats, values: NDArray[Any], edges: Floats) -> Floats:
     return np.where(np.isfinite(largest), largest, np.nan)
 
 
-def _n_blocks(path: Path) -> int:
-    """KV blocks of the engine, as its first event tells; 0 where it does not."""
-    from pyarrow import parquet
-
+def _columns(path: Path) -> dict[str, Any]:
+    """Arrow arrays by name. Raises what pyarrow does for a damaged file, KeyError for another."""
     with parquet.ParquetFile(path) as file:
-        rows = file.read(columns=["kind", "detail"]).to_pylist()
-    start: dict[str, Any] = next(
-        (json.loads(row["detail"]) for row in rows if row["kind"] == "start"), {}
-    )
-    return int(start.get("n_blocks", 0))
+        table = file.read(columns=list(_COLUMNS))
+    return {name: table.column(name).combine_chunks() for name in _COLUMNS}
 
 
-def _explained(directory: Path, run: Run, n_steps: int) -> dict[str, Any]:
+def _n_blocks(path: Path) -> int:
+    """KV blocks of the engine, as its first event tells; 0 where it does not. Other events stay in
+    Arrow: of a full log they hold every prompt."""
+    table = parquet.read_table(path, columns=["detail"], filters=[("kind", "=", "start")])
+    return int(json.loads(table["detail"][0].as_py()).get("n_blocks", 0)) if len(table) else 0
+
+
+def _explained(directory: Path, run: Run, n_steps: int, is_own_promise: bool) -> dict[str, Any]:
     """What needs the engine's decisions once more; else the reason why there is none of it."""
     if n_steps > MOST_STEPS:
         return {"note": f"{n_steps} steps are too many to decide again for a page."}
@@ -131,7 +137,7 @@ def _explained(directory: Path, run: Run, n_steps: int) -> dict[str, Any]:
         if not again.is_identical:
             return {"note": f"The engine's log does not decide the same again: {again.sentence()}."}
         name = request_name(str(run.manifest["run"]))
-        missed = misses_in(log, again.accounts, run, MOST_STEPS)
+        missed = misses_in(log, again.accounts, run, MOST_STEPS) if is_own_promise else None
     except UsageError as error:
         return {"note": _FULL if "log_level" in str(error) else str(error)}
     return {
@@ -144,9 +150,10 @@ def _explained(directory: Path, run: Run, n_steps: int) -> dict[str, Any]:
         },
         "misses": [
             Misses(blame, found.total(), found.most_common(N_CULPRITS))
-            for blame, found in missed.by_blame().items()
+            for blame, found in ({} if missed is None else missed.by_blame()).items()
             if found
         ],
+        "note": _OTHERS if missed is None else "",
     }
 
 

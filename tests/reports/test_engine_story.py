@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from loadgen.conclusion import summarized
 from loadgen.lab.engine_story import engine_story
 from loadgen.measure.aggregate import summarize
 from reference_engine.plan import How, Limits
@@ -82,6 +83,38 @@ def test_a_log_of_sizes_says_what_would_tell_more(story):
 
 def test_without_a_log_there_is_nothing_to_tell(run, tmp_path):
     assert engine_story(tmp_path, run) is None
+
+
+@pytest.mark.parametrize("name", [STEPS, EVENTS])
+def test_a_damaged_log_costs_neither_the_numbers_nor_the_page(name, run, story, cache, tmp_path):
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    found = summarized(run, tmp_path, None, None, cache, engine_story)
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert (found.verdict, told["verdict"]) == ("met", "met")
+    page = (tmp_path / "report.html").read_text()
+    assert "The engine&#39;s log cannot be read: " in page
+    assert 'id="engine"' not in page
+
+
+def test_the_numbers_are_written_whatever_becomes_of_the_story(run, cache, tmp_path):
+    def broken(directory, run, is_own_promise):
+        raise RuntimeError("a fault of its own")
+
+    with pytest.raises(RuntimeError):
+        summarized(run, tmp_path, None, None, cache, broken)
+    assert json.loads((tmp_path / "summary.json").read_text())["verdict"] == "met"
+
+
+def test_a_run_judged_by_other_promises_is_told_without_its_own_misses(run, tmp_path):
+    asked = []
+
+    def story(directory, run, is_own_promise):
+        asked.append(is_own_promise)
+
+    summarized(run, tmp_path, ["ttft <= 10s"], None, tmp_path, story)
+    summarized(run, tmp_path, None, None, tmp_path, story)
+    assert asked == [False, True]
 
 
 def test_the_page_shows_what_there_is(run, story, cache):
