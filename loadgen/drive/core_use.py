@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # of `/proc`'s clocks
 
-Cpu = Mapping[int, float]  # s, by process
+
+class Used(NamedTuple):
+    """CPU seconds of a process, and of those of its descendants that ended and were waited for."""
+
+    parent: int
+    own_s: float
+    reaped_s: float
+
+
+Cpu = Mapping[int, Used]  # by process
 _COMM_END = ") "  # a program's name may hold anything, also blanks and parentheses
 
 
@@ -52,9 +61,12 @@ def cores_of_thread() -> frozenset[int]:
 
 def family_cpu(ancestor: int, without: Collection[int] = (), proc: Path = Path("/proc")) -> Cpu:
     """CPU seconds so far of a process and all its descendants that live, without some of them;
-    empty where there is no `/proc`."""
-    parent_of: dict[int, int] = {}
-    cpu: dict[int, float] = {}
+    empty where there is no `/proc`. What the ancestor itself has waited for is left out: those
+    left out were its children, too.
+
+    Source: proc_stat(5): ppid, utime, stime, cutime, cstime.
+    """
+    found: dict[int, Used] = {}
     for folder in proc.glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text("utf-8", "replace").rpartition(_COMM_END)[2]
@@ -62,27 +74,44 @@ def family_cpu(ancestor: int, without: Collection[int] = (), proc: Path = Path("
             continue
         words = fields.split()
         pid = int(folder.name)
-        parent_of[pid], cpu[pid] = int(words[1]), (int(words[11]) + int(words[12])) / TICKS_PER_S
+        own, reaped = (sum(map(int, words[k : k + 2])) / TICKS_PER_S for k in (11, 13))
+        found[pid] = Used(int(words[1]), own, 0.0 if pid == ancestor else reaped)
 
     def is_family(pid: int) -> bool:
         while pid > 1 and pid != ancestor:
-            pid = parent_of.get(pid, 0)
+            pid = found[pid].parent if pid in found else 0
         return pid == ancestor
 
-    return {pid: seconds for pid, seconds in cpu.items() if is_family(pid) and pid not in without}
+    return {pid: used for pid, used in found.items() if is_family(pid) and pid not in without}
 
 
 def family_cpu_s(before: Cpu, after: Cpu, cores: frozenset[int]) -> float:
-    """What the processes of `after` have used since `before` on these cores, s: of one that may run
-    elsewhere, too, as large a share as these are of its cores."""
+    """The most that the processes of `after`, and what ended under them, can have used since
+    `before` on these cores, s: all of what those used that may run there."""
     return sum(
-        (seconds - before.get(pid, 0.0)) * _share_on(pid, cores) for pid, seconds in after.items()
+        now.own_s + now.reaped_s - _used_before(pid, before, after)
+        for pid, now in after.items()
+        if _may_run_on(pid, cores)
     )
 
 
-def _share_on(pid: int, cores: frozenset[int]) -> float:
+def _used_before(pid: int, before: Cpu, after: Cpu) -> float:
+    """What a process had used, and what those had that it has waited for since."""
+    then = before.get(pid)
+    if then is None:
+        return 0.0
+    reaped_s = then.reaped_s + sum(
+        one.own_s + one.reaped_s
+        for child, one in before.items()
+        if one.parent == pid and child not in after
+    )
+    return then.own_s + min(
+        reaped_s, after[pid].reaped_s
+    )  # nobody waits where nobody wants to know
+
+
+def _may_run_on(pid: int, cores: frozenset[int]) -> bool:
     try:
-        allowed = os.sched_getaffinity(pid)
+        return bool(os.sched_getaffinity(pid) & cores)
     except (AttributeError, OSError):  # another platform; or it has ended
-        return 1.0
-    return len(allowed & cores) / len(allowed)
+        return True
