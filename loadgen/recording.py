@@ -241,6 +241,9 @@ class Recording:
             self._stop("interrupted", "the second interrupt", 0.0)
 
     def _ending(self, outcome: Outcome) -> dict[str, Any]:
+        if outcome.cut_short is not None and self._ended == "completed":
+            self._ended, self._end_reason = "stopped", outcome.cut_short.reason
+            self._ended_s = (outcome.cut_short.at_ns - self._epoch_ns) * 1e-9
         reason = self._end_reason
         if outcome.dead:
             shard, words = next(iter(outcome.dead.items()))

@@ -42,15 +42,25 @@ class _Child:
         return self.has_ended or self.instrument is not None
 
 
+@dataclass(frozen=True)
+class CutShort:
+    """Why the shards' keeper itself ended a run, and when (monotonic ns)."""
+
+    reason: str
+    at_ns: int
+
+
 @dataclass
 class Outcome:
     """What came of the shards: the instrument readings of those that finished, and who died;
-    `told` is what else the manifest should say."""
+    `told` is what else the manifest should say, `cut_short` set where not all was to be released
+    any more."""
 
     epoch_ns: int
     instruments: list[dict[str, Any]] = field(default_factory=list)
     dead: dict[int, str] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
+    cut_short: CutShort | None = None
 
 
 class Shards:

@@ -106,6 +106,10 @@ def _rows(run: Run) -> Check:
     if n_lost:
         detail = f"{say_count(n_lost)} of {say_count(n)} rows were lost by the client"
         return Check("record", False, detail + _how_rows_got_lost(run), is_gate=True)
+    for shard in run.instrument.get("shards") or []:
+        if why := shard.get("broken"):
+            detail = f"load-generating process {shard.get('shard')} stopped before its time: {why}"
+            return Check("record", False, detail, is_gate=True)
     return Check("record", True, f"all {say_count(n)} scheduled rows are recorded", is_gate=True)
 
 
@@ -129,7 +133,9 @@ def _how_rows_got_lost(run: Run) -> str:
     why = str(run.manifest.get("end_reason") or "").rstrip(".")
     worker = re.search(r"\bprocess (\d+) died", why)
     log = "; what its workers wrote is in logs/shard-N.log"
-    if worker is not None:
+    if "workers" in run.manifest:  # of other processes, perhaps of other machines
+        log = "; manifest.json says under `workers` what is known of each"
+    elif worker is not None:
         log = f"; its log is logs/shard-{worker[1]}.log"
     return f": {why}{log}" if why else log
 

@@ -82,6 +82,7 @@ class Shard:
     host: str = ""
     note: str = ""
     lost_at_ns: int | None = None
+    heard_ns: int = 0
     done: Done | None = None
     rows: Load | None = None
 
@@ -130,6 +131,7 @@ class Controller:
         if not isinstance(message, Pong) and message.shard != shard.number:
             self.n_bad += 1
             return []
+        shard.heard_ns = now_ns
         if shard.state == "lost":
             self._found_again(shard)
         if shard.is_over:
@@ -144,9 +146,9 @@ class Controller:
             if shard.frame is None or message.seq > shard.frame.seq:
                 shard.frame = message
         elif isinstance(message, Done):
-            self._done(shard, message)
+            return self._done(shard, message, now_ns)
         elif isinstance(message, Piece):
-            return self._piece(shard, message)
+            return self._piece(shard, message, now_ns)
         elif isinstance(message, Died):
             self._withdraw(shard, message.words, RunInvalid)
             shard.state, shard.note = "died", message.words
@@ -160,8 +162,7 @@ class Controller:
         if shard is None or shard.is_over or shard.state == "lost":
             return
         self._withdraw(shard, "its worker is gone", RunInvalid)
-        shard.state, shard.lost_at_ns = "lost", now_ns
-        shard.note = "nothing is heard of its worker"
+        self._lose(shard, now_ns)
 
     def back(self, worker: str) -> None:
         self._gone.discard(worker)
@@ -173,6 +174,7 @@ class Controller:
             slow = next(shard for shard in self.shards if self._is_awaited(shard))
             what = "did not answer" if self.phase == "meeting" else "was not ready"
             raise RunInvalid(f"worker {slow.worker} {what} in time; nothing was sent")
+        self._lose_the_silent(now_ns)
         self._look_whether_over(now_ns)
         if self.phase != "running" or now_ns < self._lease_ns:
             return []
@@ -246,6 +248,8 @@ class Controller:
             yield from (Send(worker, piece) for piece in given.rows)
 
     def _readied(self, shard: Shard, ready: Ready, now_ns: int) -> list[Send]:
+        if self.phase != "assigning" or shard.state != "waiting":
+            return []  # said twice
         expected = self.given[shard.number].sha256
         if ready.sha256 != expected:
             raise RunInvalid(
@@ -266,31 +270,53 @@ class Controller:
             for s in self.shards
         ]
 
-    def _piece(self, shard: Shard, piece: Piece) -> list[Send]:
-        if shard.rows is None:
-            self.n_bad += 1
-            return []
+    def _piece(self, shard: Shard, piece: Piece, now_ns: int) -> list[Send]:
+        """A part of the rows; it may come before the `done` that says how many there are."""
         try:
+            if shard.rows is None:
+                shard.rows = Load(piece.n)
             shard.rows.add(piece)
         except Bad:
             self.n_bad += 1
-        if shard.done is None or not shard.rows.is_whole:
-            return []
-        shard.part = shard.rows.data()
-        shard.rows = None
-        if hashlib.sha256(shard.part).hexdigest() == shard.done.sha256:
-            shard.state, shard.note = "done", ""
-        else:
-            shard.state, shard.note = "died", "its rows arrived damaged"
-        self._look_whether_over(0)
-        return [Send(shard.worker, Release(self.run))]
+        return self._collected(shard, now_ns)
 
-    def _done(self, shard: Shard, done: Done) -> None:
+    def _done(self, shard: Shard, done: Done, now_ns: int) -> list[Send]:
+        if shard.done is not None:
+            return []  # said twice
+        shard.done = done
         try:
-            shard.rows, shard.done = Load(done.n_pieces), done
+            if shard.rows is None or shard.rows.n != done.n_pieces:
+                shard.rows = Load(done.n_pieces)
         except Bad as problem:
             self.n_bad += 1
             shard.state, shard.note = "died", str(problem)
+        return self._collected(shard, now_ns)
+
+    def _collected(self, shard: Shard, now_ns: int) -> list[Send]:
+        """The end of a shard whose rows are all here, or never will be."""
+        if shard.state != "died":
+            if shard.done is None or shard.rows is None or not shard.rows.is_whole:
+                return []
+            shard.part = shard.rows.data()
+            if hashlib.sha256(shard.part).hexdigest() == shard.done.sha256:
+                shard.state, shard.note = "done", ""
+            else:
+                shard.state, shard.note = "died", "its rows arrived damaged"
+        shard.rows = None
+        self._look_whether_over(now_ns)
+        return [Send(shard.worker, Release(self.run))]
+
+    def _lose(self, shard: Shard, since_ns: int) -> None:
+        shard.state, shard.lost_at_ns = "lost", since_ns
+        shard.note = "nothing is heard of its worker"
+
+    def _lose_the_silent(self, now_ns: int) -> None:
+        """A worker that is gone may still be heard, of what was on its way; not for long."""
+        patience_ns = round(PATIENCE_S * 1e9)
+        for shard in self.shards:
+            is_gone = shard.state == "running" and shard.worker in self._gone
+            if is_gone and now_ns > shard.heard_ns + patience_ns:
+                self._lose(shard, shard.heard_ns)
 
     def _found_again(self, shard: Shard) -> None:
         shard.state, shard.lost_at_ns, shard.note = "running", None, ""

@@ -240,6 +240,11 @@ class Load:
             raise Bad(f"{n} pieces; at most {MAX_LOAD_BYTES // PIECE_BYTES} are taken")
         self._n, self._found = n, dict[int, bytes]()
 
+    @property
+    def n(self) -> int:
+        """How many pieces it has."""
+        return self._n
+
     def add(self, piece: Piece) -> None:
         if piece.n != self._n or piece.k >= self._n:
             raise Bad(f"piece {piece.k} of {piece.n}, where {self._n} are expected")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.drive.live_counts import LiveCounts
-from loadgen.drive.shards import OnBeat, Outcome
+from loadgen.drive.shards import CutShort, OnBeat, Outcome
 from loadgen.fleet import Job
 from loadgen.web.assignment import assignments
 from loadgen.web.controller import Controller, Policy, Send
@@ -34,6 +34,7 @@ class RemoteFleet:
         self._max_skew_s, self._on_loss = max_skew_s, on_loss
         self._controller: Controller | None = None
         self._heard: dict[int, tuple[int, dict[str, LiveCounts]]] = {}
+        self._cut_short: CutShort | None = None
 
     def __enter__(self) -> RemoteFleet:
         return self
@@ -115,8 +116,10 @@ class RemoteFleet:
             if shard.state in ("lost", "died") and shard.number not in told:
                 told.add(shard.number)
                 on_death(shard.number)
-        if (lost := controller.must_abort) is not None:
-            self._pass_on(controller.stop(f"shard {lost.number} was lost", 0.0))
+        if (lost := controller.must_abort) is not None and self._cut_short is None:
+            reason = f"shard {lost.number} was lost (--on-worker-loss abort)"
+            self._cut_short = CutShort(reason, time.monotonic_ns())
+            self._pass_on(controller.stop(reason, 0.0))
 
     def _beat(self, controller: Controller, on_beat: OnBeat) -> None:
         """Each new frame as the beat that a process of this machine would have sent."""
@@ -144,7 +147,8 @@ class RemoteFleet:
             instruments.append(shard.done.instrument)
             if shard.done.instrument.get("broken"):
                 dead[shard.number] = str(shard.done.instrument["broken"])
-        return Outcome(controller.epoch_ns, instruments, dead, controller.told() | {"live": live})
+        told = controller.told() | {"live": live}
+        return Outcome(controller.epoch_ns, instruments, dead, told, self._cut_short)
 
     def _pass_on(self, sends: Sequence[Send]) -> None:
         for send in sends:

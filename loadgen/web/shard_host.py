@@ -44,6 +44,7 @@ from loadgen.web.messages import (
 from loadgen.web.tally import Ended, Tally
 
 LEASE_TICKS = 5
+_UNLEASED = f"nothing was heard of the master for {LEASE_TICKS} s"
 """Seconds of our own running time without a lease after which nothing more is released. Ticks, not
 a clock: a worker that was stopped itself has not been left alone."""
 _FRAME_EVERY_S = 1.0
@@ -111,7 +112,7 @@ class _Work:
         self._folder = Path(tempfile.mkdtemp(prefix="slobench-shard-"))
         self._log = self._folder / "log"
         self._sha256, self._is_going, self._is_done = "", False, False
-        self._ticks_left = LEASE_TICKS
+        self._ticks_left, self._broken = LEASE_TICKS, ""
         with self._log.open("wb") as log:
             self._process = Popen(
                 [sys.executable, "-P", "-m", "loadgen.web.generator", str(self._folder)],
@@ -178,8 +179,10 @@ class _Work:
             self._finish(said["instrument"])
 
     def _finish(self, instrument: dict[str, Any]) -> None:
-        """The last frame, then the rows, as the generating process wrote them."""
+        """The last frame, then the rows, as the generating process wrote them. A share that was cut
+        short here is no whole one, though all its rows say how they ended."""
         self._is_done = True
+        instrument = instrument | {"broken": instrument["broken"] or self._broken}
         self._say(self._tally.frame())
         data = (self._folder / f"shard-{self._shard}.npz").read_bytes()
         parts = pieces(self.run, self._shard, data)
@@ -197,7 +200,8 @@ class _Work:
             self._say(self._tally.frame())
             self._ticks_left -= 1
             if self._ticks_left == 0:
-                self.stop("nothing was heard of the master", 0.0)
+                self._broken = _UNLEASED
+                self.stop(_UNLEASED, 0.0)
 
     def _last_words(self) -> str:
         code = self._process.wait()

@@ -116,6 +116,22 @@ def test_rows_lost_without_a_told_cause_point_to_the_logs() -> None:
     )
 
 
+def test_rows_lost_with_a_worker_elsewhere_point_to_what_is_known_of_it() -> None:
+    run = measured_run()
+    run.request_rows["status"][50] = Status.lost
+    why = "load-generating process 0 died (nothing is heard of its worker)"
+    (reason, *_) = summarize(with_manifest(run, workers=[{"shard": 0}], end_reason=why)).reasons
+    assert "logs/" not in reason
+    assert reason.endswith("manifest.json says under `workers` what is known of each.")
+
+
+def test_a_share_that_was_cut_short_allows_no_verdict_though_no_row_is_lost() -> None:
+    cut = with_shard(measured_run(), broken="nothing was heard of the master for 5 s")
+    summary = summarize(cut)
+    assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
+    assert "nothing was heard of the master for 5 s" in summary.reasons[0]
+
+
 def test_an_instrument_that_is_not_trusted_allows_no_verdict_even_for_a_miss() -> None:
     run = with_shard(measured_run(slo=["p50(ttft) <= 50ms"]), cpu_share=0.97)
     summary = summarize(run)

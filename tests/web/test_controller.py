@@ -225,3 +225,51 @@ def test_a_stop_goes_to_all_and_a_loss_may_end_the_run():
     assert wire.lost().number == 1
     wire.do(wire.controller.stop("shard 1 was lost", 0.0))
     assert [send.worker for send in wire.of(Stop)] == ["w0"]
+
+
+def test_a_lost_worker_whose_last_words_come_late_is_lost_again():
+    wire = Wire()
+    wire.start()
+    wire.controller.gone("w1", wire.now_ns)
+    wire.say(1, frame(1, 3, ok=2))  # was on its way
+    wire.finish(0)
+    wire.tick(4.9)
+    assert wire.phase() == "running"
+    wire.tick(0.2)
+    assert wire.phase() == "over"
+    assert list(wire.controller.dead) == [1]
+
+
+def test_a_worker_that_is_back_may_be_silent():
+    wire = Wire()
+    wire.start()
+    wire.controller.gone("w1", wire.now_ns)
+    wire.controller.back("w1")
+    wire.say(1, frame(1, 3, ok=2))
+    wire.finish(0)
+    wire.tick(30)
+    assert wire.phase() == "running"
+    assert wire.shard(1).state == "running"
+
+
+@pytest.mark.parametrize("order", list(permutations(["done", "done", 0, 1])))
+def test_rows_and_their_announcement_may_come_in_any_order_and_twice(order):
+    wire = Wire()
+    wire.start()
+    wire.finish(0)
+    done = Done("run", 1, 2, hashlib.sha256(ROWS).hexdigest(), {"broken": ""})
+    for one in order:
+        wire.say(1, done if one == "done" else Piece("run", 1, one, 2, (ROWS[:7], ROWS[7:])[one]))
+    assert wire.controller.dead == {}
+    assert wire.shard(1).part == ROWS
+
+
+def test_a_doubled_ready_does_not_start_the_run_again():
+    wire = Wire()
+    wire.start()
+    epoch_ns = wire.controller.epoch_ns
+    wire.now_ns += SECOND
+    for shard in (0, 1):
+        wire.say(shard, Ready("run", shard, SHAS[shard], "h", "0.1"))
+    assert len(wire.of(Go)) == 2
+    assert wire.controller.epoch_ns == epoch_ns

@@ -1,0 +1,138 @@
+"""The fleet's shell around the controller: a line with workers that answer at once."""
+
+import hashlib
+import io
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from loadgen.drive.shards import CutShort, Outcome
+from loadgen.drive.store import write_part
+from loadgen.recording import Recording
+from loadgen.records import CHUNKS, Names, Status, empty_requests
+from loadgen.run_options import RunOptions
+from loadgen.web.assignment import assignments
+from loadgen.web.messages import (
+    Assign,
+    Died,
+    Done,
+    Go,
+    Piece,
+    Ping,
+    Pong,
+    Ready,
+    Stop,
+    encode,
+    read_down,
+)
+from loadgen.web.relay_pipe import FromWorker, ToWorker
+from loadgen.web.remote_fleet import RemoteFleet
+from loadgen.workload.schedule import split_plan
+from tests.web.test_assignment import job
+
+WORKERS = ["w0", "w1"]
+
+
+def part(tmp_path, rows):
+    path = tmp_path / "made.npz"
+    requests = empty_requests(rows)
+    requests["status"] = Status.ok
+    write_part(path, requests, np.empty(0, CHUNKS), Names())
+    return path.read_bytes()
+
+
+class Workers:
+    """The line, and behind it two workers on the conductor's own clock. `on_go` says what each
+    answers to GO."""
+
+    is_open = True
+
+    def __init__(self, shas, on_go):
+        self._shas, self._on_go, self._answers = shas, on_go, []
+        self.told = []
+
+    def send(self, message):
+        if not isinstance(message, ToWorker):
+            return
+        shard, said = WORKERS.index(message.worker), read_down(message.data)
+        self.told.append((shard, said))
+        if isinstance(said, Ping):
+            self._say(shard, Pong(said.run, said.sent_ns, said.sent_ns))
+        elif isinstance(said, Assign):
+            self._say(shard, Ready(said.run, shard, self._shas[shard], "host", "0.1"))
+        elif isinstance(said, (Go, Stop)):
+            for answer in self._on_go(shard, said):
+                self._say(shard, answer)
+
+    def _say(self, shard, message):
+        self._answers.append(FromWorker(WORKERS[shard], encode(message)))
+
+    def receive(self, wait_s):
+        answers, self._answers = self._answers, []
+        return answers
+
+
+def rows_of(shard, data, broken=""):
+    digest = hashlib.sha256(data).hexdigest()
+    return [Done("a-run", shard, 1, digest, {"broken": broken}), Piece("a-run", shard, 0, 1, data)]
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """Runs a fleet of two whose shards answer what `on_go(shard, said, rows)` gives; `rows` is a
+    complete part of that shard."""
+    asked = replace(job(), parts_dir=tmp_path / "parts")
+    asked.parts_dir.mkdir()
+    shares = [share.schedule for share in split_plan(asked.plan, 2)]
+
+    def run(on_go, on_loss="continue"):
+        shas = [one.sha256 for one in assignments(asked, 2, "a-run")]
+        line = Workers(shas, lambda k, said: on_go(k, said, part(tmp_path, shares[k])))
+        fleet = RemoteFleet(line, WORKERS, 1.0, on_loss)
+        nothing = itertools.repeat(None).__next__
+        outcome = fleet.run(asked, lambda *_: None, lambda _: None, nothing, 60.0, lambda _: None)
+        return outcome, line
+
+    return run
+
+
+def test_a_loss_that_ends_the_run_is_told_once_with_its_instant(ran):
+    def on_go(shard, said, rows):
+        if shard == 1:
+            return [Died("a-run", 1, "exit status -9")]
+        return rows_of(0, rows) if isinstance(said, Stop) else []
+
+    outcome, line = ran(on_go, on_loss="abort")
+    stops = [said for _, said in line.told if isinstance(said, Stop)]
+    assert len(stops) == 1
+    assert outcome.cut_short.reason == "shard 1 was lost (--on-worker-loss abort)"
+    assert outcome.dead == {1: "exit status -9"}
+
+
+def test_a_share_cut_short_on_its_worker_counts_as_died(ran):
+    outcome, _ = ran(lambda k, said, rows: rows_of(k, rows, "nobody is there" if k else ""))
+    assert outcome.dead == {1: "nobody is there"}
+    assert [one["broken"] for one in outcome.instruments] == ["", "nobody is there"]
+    assert outcome.cut_short is None
+
+
+def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
+    asked = job()
+
+    class Fleet:
+        pids = None
+
+        def run(self, job, on_beat, on_start, on_idle, limit_s, on_death):
+            on_start(7_000_000_000)
+            cut = CutShort("shard 1 was lost", 8_500_000_000)
+            return Outcome(7_000_000_000, [], {}, {}, cut)
+
+    console = Console(file=io.StringIO())
+    run = Recording(
+        asked.scenario, asked.plan, asked.target, RunOptions(), tmp_path, console, Fleet()
+    ).record()
+    assert (run.manifest["ended"], run.manifest["end_reason"]) == ("stopped", "shard 1 was lost")
+    assert run.manifest["window"]["ended_s"] == 1.5
