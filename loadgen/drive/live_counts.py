@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
 from hdrh.histogram import HdrHistogram
 
 _LOWEST_US, _HIGHEST_US, _DIGITS = 1, 600_000_000, 3
+_ENVELOPE_BYTES = 8  # before what is compressed
+_HEADER = struct.Struct(">iiiiqqd")  # cookie, length, offset, digits, lowest, highest, ratio
+_MOST_BYTES = 1 << 18  # unpacked: 21 504 counts of at most nine bytes, and the header
 
 
 class LiveCounts:
@@ -46,8 +52,9 @@ class LiveCounts:
 
     def add_encoded(self, data: bytes) -> None:
         """Add what another one's `encode` gave; merging is exact. Raises ValueError for bytes that
-        are no such histogram."""
+        are no such histogram, without unpacking more than such a one can be."""
         try:
+            _look_inside(data)
             other = HdrHistogram.decode(data)
             if other.get_total_count():
                 self._histogram.add(other)
@@ -81,6 +88,18 @@ class LiveCounts:
         rank = min(self.n, max(1, math.ceil(q * self.n)))
         place = int(np.searchsorted(np.cumsum(self._counts), rank))
         return float(self._histogram.get_value_from_index(place)) * 1e-6
+
+
+def _look_inside(data: bytes) -> None:
+    """Raises where a histogram is larger than ours, or counts between other bounds."""
+    packed = base64.b64decode(data, validate=True)[_ENVELOPE_BYTES:]
+    unpacker = zlib.decompressobj()
+    unpacked = unpacker.decompress(packed, _MOST_BYTES)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"more than {_MOST_BYTES} bytes unpacked")
+    _, _, _, digits, lowest_us, highest_us, _ = _HEADER.unpack_from(unpacked)
+    if (lowest_us, highest_us, digits) != (_LOWEST_US, _HIGHEST_US, _DIGITS):
+        raise ValueError(f"{lowest_us} to {highest_us} µs with {digits} digits")
 
 
 def _microseconds(seconds: float) -> int:

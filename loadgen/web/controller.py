@@ -36,6 +36,7 @@ from loadgen.web.messages import (
     Stop,
     Up,
 )
+from loadgen.web.received import check_frame
 
 N_PINGS = 8
 MEETING_S = 20.0
@@ -143,8 +144,7 @@ class Controller:
         elif isinstance(message, Ready):
             return self._readied(shard, message, now_ns)
         elif isinstance(message, Frame):
-            if shard.frame is None or message.seq > shard.frame.seq:
-                shard.frame = message
+            self._counted(shard, message)
         elif isinstance(message, Done):
             return self._done(shard, message, now_ns)
         elif isinstance(message, Piece):
@@ -205,6 +205,7 @@ class Controller:
     def told(self) -> dict[str, Any]:
         """What the manifest says of the workers."""
         return {
+            "n_bad_messages": self.n_bad,
             "workers": [
                 {
                     "shard": shard.number,
@@ -217,7 +218,7 @@ class Controller:
                     "last_frame": _ledger(shard.frame),
                 }
                 for shard in self.shards
-            ]
+            ],
         }
 
     def _met(self, shard: Shard, pong: Pong, now_ns: int) -> list[Send]:
@@ -269,6 +270,17 @@ class Controller:
             Send(s.worker, Go(self.run, self.epoch_ns + (s.skew.offset_ns if s.skew else 0)))
             for s in self.shards
         ]
+
+    def _counted(self, shard: Shard, frame: Frame) -> None:
+        if shard.frame is not None and frame.seq <= shard.frame.seq:
+            return
+        try:
+            check_frame(frame, shard.n_requests)
+        except Bad as problem:
+            self.n_bad += 1
+            shard.note = f"a frame of it is not used: {problem}"
+        else:
+            shard.frame = frame
 
     def _piece(self, shard: Shard, piece: Piece, now_ns: int) -> list[Send]:
         """A part of the rows; it may come before the `done` that says how many there are."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from loadgen.drive.live_counts import LiveCounts
@@ -14,7 +13,9 @@ from loadgen.web.assignment import assignments
 from loadgen.web.controller import Controller, Policy, Send
 from loadgen.web.live import Live, merged
 from loadgen.web.messages import Bad, Frame, encode, read_up
+from loadgen.web.received import check_part
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, Line, Note, Told, ToWorker
+from loadgen.workload.schedule import split_plan
 
 _TELL_EVERY_S = 1.0
 _POLL_S = 0.1
@@ -81,9 +82,10 @@ class RemoteFleet:
                 told_s = time.monotonic()
                 self._line.send(Told(live.look(controller.shards)))
         self._beat(controller, on_beat)
+        self._look_at_rows(controller, job)
         facts = live.look(controller.shards, is_over=True)
         self._line.send(Told(facts))
-        return self._outcome(controller, job.parts_dir, facts["metrics"])
+        return self._outcome(controller, job, facts["metrics"])
 
     def stop(self, reason: str, drain_s: float) -> None:
         assert self._controller is not None, "a run that was not begun is not stopped"
@@ -128,22 +130,29 @@ class RemoteFleet:
             seq, before = self._heard.get(shard.number, (0, merged([])))
             if frame is None or frame.seq == seq:
                 continue
-            try:
-                counts = merged([frame])
-            except ValueError:
-                controller.n_bad += 1
-                shard.frame = None
-                continue
+            counts = merged([frame])
             self._heard[shard.number] = frame.seq, counts
             on_beat(shard.number, _beat_of(frame, counts, before))
 
-    def _outcome(self, controller: Controller, parts_dir: Path, live: dict[str, Any]) -> Outcome:
+    def _look_at_rows(self, controller: Controller, job: Job) -> None:
+        """Rows that cannot be used are those of a shard that died; the others' are."""
+        for shard, share in zip(
+            controller.shards, split_plan(job.plan, len(self._workers)), strict=True
+        ):
+            if shard.state != "done":
+                continue
+            try:
+                check_part(shard.part, share.schedule["request_id"])
+            except Bad as problem:
+                shard.state, shard.note = "died", str(problem)
+
+    def _outcome(self, controller: Controller, job: Job, live: dict[str, Any]) -> Outcome:
         instruments: list[dict[str, Any]] = []
         dead = controller.dead
         for shard in controller.shards:
             if shard.state != "done" or shard.done is None:
                 continue
-            (parts_dir / f"shard-{shard.number}.npz").write_bytes(shard.part)
+            (job.parts_dir / f"shard-{shard.number}.npz").write_bytes(shard.part)
             instruments.append(shard.done.instrument)
             if shard.done.instrument.get("broken"):
                 dead[shard.number] = str(shard.done.instrument["broken"])

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from loadgen.web.messages import (
     Assign,
     Died,
     Done,
+    Frame,
     Go,
     Piece,
     Ping,
@@ -28,7 +30,7 @@ from loadgen.web.messages import (
     encode,
     read_down,
 )
-from loadgen.web.relay_pipe import FromWorker, ToWorker
+from loadgen.web.relay_pipe import FromWorker, Line, ToWorker
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.schedule import split_plan
 from tests.web.test_assignment import job
@@ -44,13 +46,12 @@ def part(tmp_path, rows):
     return path.read_bytes()
 
 
-class Workers:
+class Workers(Line):
     """The line, and behind it two workers on the conductor's own clock. `on_go` says what each
     answers to GO."""
 
-    is_open = True
-
     def __init__(self, shas, on_go):
+        self.is_open = True
         self._shas, self._on_go, self._answers = shas, on_go, []
         self.told = []
 
@@ -119,11 +120,31 @@ def test_a_share_cut_short_on_its_worker_counts_as_died(ran):
     assert outcome.cut_short is None
 
 
+def test_rows_that_cannot_be_used_cost_their_own_share_only(ran, tmp_path):
+    outcome, _ = ran(lambda k, said, rows: rows_of(k, rows[:-100] if k else rows))
+    assert list(outcome.dead) == [1]
+    assert outcome.dead[1].startswith("its rows cannot be read")
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["shard-0.npz"]
+
+
+def test_a_bad_message_is_counted_for_the_manifest(ran):
+    def on_go(shard, said, rows):
+        return [Frame("a-run", shard, 1, math.nan, 0, 0, 0, 0, [0] * len(Status), 0, {}, {}),
+                *rows_of(shard, rows)]  # fmt: skip
+
+    outcome, _ = ran(on_go)
+    assert outcome.told["n_bad_messages"] == 2
+    assert outcome.dead == {}
+
+
 def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
     asked = job()
 
     class Fleet:
         pids = None
+
+        def stop(self, reason, drain_s):
+            raise AssertionError("nobody has to stop what ended by itself")
 
         def run(self, job, on_beat, on_start, on_idle, limit_s, on_death):
             on_start(7_000_000_000)
