@@ -68,3 +68,15 @@ def test_the_image_runs_our_command_line_as_nobody_special():
     assert 'ENTRYPOINT ["slobench"]' in text
     assert re.search(r"^USER [1-9]", text, re.MULTILINE)
     assert "[web]" in text
+
+
+def test_the_image_gets_nothing_that_is_not_versioned():
+    """Runs, caches and environments are large, and a run may hold what is nobody else's."""
+    root = DEPLOY.parent
+    kept_out = {
+        name
+        for line in (root / ".dockerignore").read_text().splitlines()
+        if (name := line.removeprefix("**/").rstrip("/"))
+    }
+    unversioned = (root / ".gitignore").read_text().splitlines()
+    assert {name.rstrip("/") for name in unversioned} | {".git"} <= kept_out
