@@ -1,0 +1,48 @@
+"""The end of the line between the conductor and its master, with a worker made of messages."""
+
+import socket
+import threading
+
+from loadgen.web.assignment import assignments
+from loadgen.web.messages import Assign, Ping, Pong, Ready, Up, encode, read_down
+from loadgen.web.relay_pipe import FromWorker, Line, ToWorker, Unpacker, pack
+from loadgen.web.remote_fleet import RemoteFleet
+from tests.web.test_assignment import job
+
+
+def answer(end, sha256):
+    """A worker that meets, takes its share, and says that it is ready; no more."""
+    unpacker = Unpacker(for_master=True)
+    while data := end.recv(1 << 20):
+        for message in unpacker.feed(data):
+            if not isinstance(message, ToWorker):
+                continue
+            said = read_down(message.data)
+            if isinstance(said, Ping):
+                answered: Up = Pong(said.run, said.sent_ns, said.sent_ns)
+            elif isinstance(said, Assign):
+                answered = Ready(said.run, said.shard, sha256, "host", "1")
+            else:
+                continue
+            end.sendall(pack(FromWorker(message.worker, encode(answered))))
+
+
+def test_a_line_that_is_closed_ends_the_run_at_once():
+    """Nobody comes back over it: what is missing is lost, and told without a wait."""
+    ours, theirs = socket.socketpair()
+    asked, ticks = job(), []
+    (given,) = assignments(asked, 1, asked.run_name)
+    worker = threading.Thread(target=answer, args=(theirs, given.sha256))
+    worker.start()
+    with ours, theirs, RemoteFleet(Line(ours), ["w"], 10.0, "continue") as fleet:
+        outcome = fleet.run(
+            asked,
+            on_beat=lambda shard, beat: None,
+            on_start=lambda epoch_ns: theirs.shutdown(socket.SHUT_RDWR),
+            on_idle=lambda: ticks.append(1),
+            limit_s=100.0,
+            on_death=lambda shard: None,
+        )
+    worker.join(60)
+    assert outcome.dead == {0: "nothing is heard of its worker"}
+    assert len(ticks) < 20
