@@ -69,8 +69,8 @@ class Master:
     def why_not(self) -> str | None:
         """Why no run can begin now; None where one can."""
         if self.is_running:
-            what = "its report is being written" if self.is_over else "it is still on"
-            return f"the run before is not over yet, {what}: start again after it"
+            what = "the report of the last run is being written" if self.is_over else "a run is on"
+            return f"{what}: start again after it"
         return None if self.present() else NOBODY
 
     @property

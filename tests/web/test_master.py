@@ -14,7 +14,7 @@ from loadgen.web.master import Master
 
 master = Master(lambda worker, data: None, lambda: ["w"], lambda text: None)
 master.begin(Asked("quickstart", "mock"))
-assert "still on" in master.why_not
+assert "a run is on" in master.why_not
 master.stop(is_interrupt=sys.argv[1] == "interrupt")  # the conductor is no interpreter yet
 assert master.wait_until(lambda: master.finished is not None, 100)
 assert master.why_not is None
