@@ -35,6 +35,7 @@ class Asked(msgspec.Struct, frozen=True):
     max_skew: str = "50ms"
     on_worker_loss: str = "continue"
     plugins: str = ""
+    given_target: str = ""  # on the command line: the server that the API key is for
 
     def chosen_scenario(self) -> Scenario:
         """Raises UsageError or ScenarioError."""

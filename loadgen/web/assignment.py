@@ -29,11 +29,12 @@ from loadgen.records import EDGES, SCHEDULE
 from loadgen.shard_tasks import Share, shard_task
 from loadgen.target import Target
 from loadgen.web.messages import Assign, Fit, Piece, pieces
+from loadgen.web.origin import is_loopback, is_same_origin
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, schedule_sha256, split_plan
 from loadgen.workload.word_text import WordCounts
-from targets.endpoint import Endpoint, read_target
+from targets.endpoint import DEFAULT_KEY_ENV, Endpoint, read_target
 
 _N_SAMPLED = 8  # requests that are written out for the fingerprint
 
@@ -115,7 +116,7 @@ def task_of(
     RunInvalid for rows that are none.
     """
     scenario = _scenario(assign.scenario)
-    endpoint = _endpoint(assign.target, environ, own_target)
+    endpoint = _endpoint(assign, environ, own_target)
     if missing := sorted({*assign.headers} - {*endpoint.headers}):
         raise UsageError(
             f"the target file sets the header {missing[0]}, whose value does not travel: start "
@@ -165,16 +166,36 @@ def _scenario(text: str) -> Scenario:
         raise
 
 
-def _endpoint(text: str, environ: Mapping[str, str], own: Path | None) -> Endpoint:
-    if own is None:
-        return read_target(text, "the assigned target", environ)
-    told = parse_document(text, "the assigned target", TargetFileError).values
-    try:
-        file = parse_document(own.read_text(encoding="utf-8"), str(own), TargetFileError).values
-    except (OSError, UnicodeDecodeError) as error:
-        raise TargetFileError(f"target file {own}: cannot be read: {error}") from None
+def _endpoint(assign: Assign, environ: Mapping[str, str], own: Path | None) -> Endpoint:
+    """What was told, with this worker's own secrets: the key in OPENAI_API_KEY if it is asked for,
+    and what its own target file has for that file's server. Whoever is the master names both a URL
+    and a variable, so nothing else is given away."""
+    told = parse_document(assign.target, "the assigned target", TargetFileError).values
+    url, variable = str(told.get("url", "")), told.get("api_key_env")
+    if variable is None:  # not even where it is exported here
+        environ = {name: value for name, value in environ.items() if name != DEFAULT_KEY_ENV}
+    file = {} if own is None else _own_file(own)
+    is_for_it = is_same_origin(str(file.get("url", "")), url)
+    is_for_it = is_for_it or ("launch" in file and is_loopback(url))
     file.pop("launch", None)  # that is the conductor's to do
+    if variable not in (None, DEFAULT_KEY_ENV, file.get("api_key_env") if is_for_it else None):
+        raise UsageError(
+            f"the key in {variable} is asked for, to be sent to {url}: a worker gives "
+            f"{DEFAULT_KEY_ENV} only, and what its own --target FILE names for the server in it"
+        )
+    if own is None or not is_for_it:
+        if own is not None and assign.headers:
+            raise UsageError(f"{own} is for another server: its headers are not sent to {url}")
+        return read_target(assign.target, "the assigned target", environ)
     return read_target(write_document({**file, **told}), str(own), environ, folder=own.parent)
+
+
+def _own_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetFileError(f"target file {path}: cannot be read: {error}") from None
+    return dict(parse_document(text, str(path), TargetFileError).values)
 
 
 def _prompt_fit(fit: Fit) -> PromptFit:

@@ -26,10 +26,12 @@ from loadgen.run import Finished as Recorded
 from loadgen.run import execute
 from loadgen.run_options import RunOptions
 from loadgen.web.asked import Asked, read_asked
-from loadgen.web.relay_pipe import ENDING, Begin, Finished, Line
+from loadgen.web.origin import environ_for
+from loadgen.web.relay_pipe import ENDING, Begin, Finished, Line, Note
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
+from targets.endpoint import DEFAULT_KEY_ENV
 
 _BEGIN_S = 60.0
 
@@ -94,13 +96,19 @@ def conduct(line: Line, asked: Asked, workers: Sequence[str]) -> Recorded:
         n = min(len(workers), len(plan.schedule), scenario.limits.max_concurrency)
         return RemoteFleet(line, workers[:n], asked.max_skew_s(), policy)
 
+    environ = environ_for(asked.target, asked.given_target, os.environ)
+    if len(environ) < len(os.environ):
+        said = (
+            f"{DEFAULT_KEY_ENV} is not sent to {asked.target}: start with it as --target for that"
+        )
+        line.send(Note(said))
     options = RunOptions(
         out_dir=Path(asked.out) if asked.out else None,
         force=asked.force,
         engine=asked.engine,
         model=asked.model,
         command=["slobench", "web"],
-        environ=dict(os.environ),
+        environ=environ,
         cache_dir=cache_dir(os.environ),
         plugins=asked.plugin_files(),
     )

@@ -116,4 +116,4 @@ class Settings:
         if target not in OURS:
             fixed["engine"] = ""
         self._n_runs += 1
-        return read_asked({**fixed, **words, "target": target})
+        return read_asked({**fixed, **words, "target": target, "given_target": self._host})

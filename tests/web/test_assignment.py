@@ -11,19 +11,23 @@ from loadgen.fleet import Job
 from loadgen.target import Target
 from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
 from loadgen.web.messages import Load, Piece, encode, read_down
+from loadgen.web.origin import environ_for
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan, merge, split_plan
 from targets.endpoint import read_target
 
 KEY = "sk-a-secret-of-ours"
-TARGET = "url: http://localhost:8000\nmodel: m\napi_key_env: SOME_KEY\n"
+TARGET = "url: http://localhost:8000\nmodel: m\napi_key_env: OPENAI_API_KEY\n"
+OTHER_KEY = "url: http://localhost:8000\nmodel: m\napi_key_env: SOME_KEY\n"
 FLAGS = ["phases.measure=5s", "phases.warmup=0s"]
 
 
 def job(text=TARGET, scenario="quickstart", flags=FLAGS, environ=None):
     chosen = load_scenario(scenario, flags)
-    endpoint = read_target(text, "target.yaml", {"SOME_KEY": KEY, **(environ or {})})
+    endpoint = read_target(
+        text, "target.yaml", {"OPENAI_API_KEY": KEY, "SOME_KEY": KEY, **(environ or {})}
+    )
     target = Target("url", endpoint, endpoint.adapter(), PromptFit(3.0, 0.25), [])
     plan = make_plan(chosen)
     return Job(chosen, plan, target, "fast", b"saltsalt", "a-run", Path("parts"), True)
@@ -41,7 +45,9 @@ def travelled(assignment):
 
 def built(assignment, environ=None, own=None):
     assign, data = travelled(assignment)
-    return task_of(assign, data, environ or {"SOME_KEY": KEY}, own, Path("elsewhere"))
+    return task_of(
+        assign, data, environ or {"OPENAI_API_KEY": KEY, "SOME_KEY": KEY}, own, Path("elsewhere")
+    )
 
 
 def test_the_worker_makes_the_same_task_of_it():
@@ -74,7 +80,7 @@ def test_the_key_stays_where_it_is():
 
 def test_a_worker_without_the_key_says_so():
     (one,) = assignments(job(), 1, "a-run")
-    with pytest.raises(UsageError, match="environment variable SOME_KEY is not set"):
+    with pytest.raises(UsageError, match="environment variable OPENAI_API_KEY is not set"):
         assert built(one, {"OTHER": "x"})
 
 
@@ -87,6 +93,9 @@ def test_header_values_come_from_the_worker_s_own_file(tmp_path):
         built(one)
     own = tmp_path / "own.yaml"
     own.write_text("url: http://elsewhere:1\nheaders: {x-team: secret-team}\n")
+    with pytest.raises(UsageError, match=r"another server.*not sent to http://localhost:8000"):
+        built(one, own=own)
+    own.write_text("url: http://localhost:8000/v1\nheaders: {x-team: secret-team}\n")
     task = built(one, own=own)
     assert ("x-team", "secret-team") in task.head.headers
     assert task.head.host == "localhost:8000"
@@ -102,6 +111,53 @@ def test_a_certificate_comes_from_the_worker_s_own_file(tmp_path):
     assert built(one, own=own).route.ca_cert == tmp_path / "ca.pem"
 
 
+@pytest.mark.parametrize("text", [None, TARGET, OTHER_KEY.replace("localhost", "elsewhere")])
+def test_another_variable_is_not_read_for_whoever_asks(tmp_path, text):
+    (one,) = assignments(job(OTHER_KEY), 1, "a-run")
+    own = tmp_path / "own.yaml"
+    own.write_text(text or "")
+    with pytest.raises(UsageError, match="the key in SOME_KEY is asked for"):
+        built(one, own=own if text else None)
+
+
+@pytest.mark.parametrize(
+    "text", [OTHER_KEY, "launch: {command: [serve, '{port}']}\napi_key_env: SOME_KEY\n"]
+)
+def test_a_key_of_the_worker_s_own_file_goes_to_the_server_of_that_file(tmp_path, text):
+    (one,) = assignments(job(OTHER_KEY), 1, "a-run")
+    own = tmp_path / "own.yaml"
+    own.write_text(text)
+    assert ("authorization", f"Bearer {KEY}") in built(one, own=own).head.headers
+
+
+def test_a_key_that_is_not_asked_for_is_not_sent(tmp_path):
+    bare = "url: http://localhost:8000\nmodel: m\n"
+    (one,) = assignments(job(bare, environ={"OPENAI_API_KEY": ""}), 1, "a-run")
+    own = tmp_path / "own.yaml"
+    own.write_text(OTHER_KEY.replace("localhost", "elsewhere"))
+    for file in (None, own):
+        assert KEY not in str(built(one, own=file).head.headers)
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "has_key"),
+    [
+        ("http://llm:8000", "http://llm:8000", True),
+        ("http://llm:8000/v1", "http://llm:8000", True),
+        ("http://llm:8001", "http://llm:8000", False),
+        ("https://llm:8000", "http://llm:8000", False),
+        ("http://llm:8000", "", False),
+        ("http://llm:8000", "mock", False),
+        ("http://llm:8000", "target.yaml", False),
+        ("target.yaml", "target.yaml", True),
+        ("mock", "http://llm:8000", True),
+    ],
+)
+def test_the_key_is_for_the_server_of_the_command_line(target, given, has_key):
+    kept = environ_for(target, given, {"OPENAI_API_KEY": KEY, "PATH": "/bin"})
+    assert kept == {"PATH": "/bin", **({"OPENAI_API_KEY": KEY} if has_key else {})}
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -114,11 +170,11 @@ def test_another_prompt_seed_or_model_has_another_fingerprint(changed):
     (one,) = assignments(job(), 1, "a-run")
     assign, data = travelled(one)
     other = msgspec.structs.replace(assign, **changed(assign))
-    task = task_of(other, data, {"SOME_KEY": KEY}, None, Path("p"))
+    task = task_of(other, data, {"OPENAI_API_KEY": KEY}, None, Path("p"))
     assert fingerprint(task) != one.sha256
 
 
 def test_rows_that_are_none_are_refused():
     (one,) = assignments(job(), 1, "a-run")
     with pytest.raises(RunInvalid, match="rows of the share"):
-        task_of(one.assign, b"no rows", {"SOME_KEY": KEY}, None, Path("p"))
+        task_of(one.assign, b"no rows", {"OPENAI_API_KEY": KEY}, None, Path("p"))
