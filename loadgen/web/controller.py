@@ -25,6 +25,7 @@ from loadgen.web.messages import (
     Down,
     Frame,
     Go,
+    Got,
     Lease,
     Load,
     Piece,
@@ -290,7 +291,7 @@ class Controller:
             shard.rows.add(piece)
         except Bad:
             self.n_bad += 1
-        return self._collected(shard, now_ns)
+        return self._collected(shard, now_ns) or [Send(shard.worker, Got(self.run, piece.k))]
 
     def _done(self, shard: Shard, done: Done, now_ns: int) -> list[Send]:
         if shard.done is not None:

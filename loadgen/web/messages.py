@@ -1,7 +1,7 @@
 """What the conductor and the workers say to each other: MessagePack with a schema.
 
-    down   ping · assign · piece · go · lease · stop · release      conductor → worker
-    up     pong · refused · ready · frame · piece · done · died     worker → conductor
+    down   ping · assign · piece · go · lease · stop · got · release      conductor → worker
+    up     pong · refused · ready · frame · piece · done · died           worker → conductor
 
 A frame is cumulative and numbered, so that one that is lost, doubled or late does no harm. Pieces
 are parts of what is large: the share of the schedule on its way down, its recorded rows on the way
@@ -135,6 +135,13 @@ class Stop(_Message, frozen=True):
     reason: Text
 
 
+class Got(_Message, frozen=True):
+    """The `k`-th piece of the rows is here: another one may come."""
+
+    run: str
+    k: Count
+
+
 class Release(_Message, frozen=True):
     """The rows have arrived, or are not wanted: forget the run."""
 
@@ -185,7 +192,7 @@ class Died(_Message, frozen=True):
     words: Text
 
 
-Down = Ping | Assign | Piece | Go | Lease | Stop | Release
+Down = Ping | Assign | Piece | Go | Lease | Stop | Got | Release
 Up = Pong | Refused | Ready | Frame | Piece | Done | Died
 
 _ENCODER = msgspec.msgpack.Encoder()

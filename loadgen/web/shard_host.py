@@ -28,6 +28,7 @@ from loadgen.web.messages import (
     Died,
     Done,
     Go,
+    Got,
     Lease,
     Piece,
     Ping,
@@ -42,6 +43,7 @@ from loadgen.web.messages import (
     read_down,
 )
 from loadgen.web.tally import Ended, Tally
+from loadgen.web.upload import Upload
 
 LEASE_TICKS = 5
 _UNLEASED = f"nothing was heard of the master for {LEASE_TICKS} s"
@@ -82,6 +84,8 @@ class ShardHost:
             work.go(message.epoch_ns)
         elif isinstance(message, Lease):
             work.lease()
+        elif isinstance(message, Got):
+            work.got(message.k)
         elif isinstance(message, Stop):
             work.stop(message.reason, message.drain_s)
         elif isinstance(message, Release):
@@ -113,6 +117,7 @@ class _Work:
         self._log = self._folder / "log"
         self._sha256, self._is_going, self._is_done = "", False, False
         self._ticks_left, self._broken = LEASE_TICKS, ""
+        self._upload = Upload([])
         with self._log.open("wb") as log:
             self._process = Popen(
                 [sys.executable, "-P", "-m", "loadgen.web.generator", str(self._folder)],
@@ -139,6 +144,10 @@ class _Work:
 
     def stop(self, reason: str, drain_s: float) -> None:
         self._outgoing.put(f"STOP {drain_s:f} {' '.join(reason.split())}\n".encode())
+
+    def got(self, k: int) -> None:
+        for part in self._upload.got(k):
+            self._say(part)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -188,9 +197,9 @@ class _Work:
         parts = pieces(self.run, self._shard, data)
         digest = hashlib.sha256(data).hexdigest()
         self._say(Done(self.run, self._shard, len(parts), digest, instrument))
-        for part in parts:
+        self._upload = Upload(parts)
+        for part in self._upload.begin():
             self._say(part)
-            gevent.sleep(0)  # heartbeats go between
 
     def _tick(self) -> None:
         while not self._is_done:

@@ -8,7 +8,7 @@ import pytest
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
 from loadgen.web.assignment import Assignment
-from loadgen.web.controller import N_PINGS, Controller
+from loadgen.web.controller import N_PINGS, Controller, Send
 from loadgen.web.messages import (
     Assign,
     Died,
@@ -16,6 +16,7 @@ from loadgen.web.messages import (
     Fit,
     Frame,
     Go,
+    Got,
     Lease,
     Piece,
     Ping,
@@ -262,6 +263,13 @@ def test_rows_and_their_announcement_may_come_in_any_order_and_twice(order):
         wire.say(1, done if one == "done" else Piece("run", 1, one, 2, (ROWS[:7], ROWS[7:])[one]))
     assert wire.controller.dead == {}
     assert wire.shard(1).part == ROWS
+
+
+def test_a_piece_that_is_not_the_last_is_confirmed():
+    wire = Wire()
+    wire.start()
+    wire.say(0, Piece("run", 0, 0, 2, ROWS[:7]))
+    assert wire.sent[-1] == Send("w0", Got("run", 0))
 
 
 def test_a_doubled_ready_does_not_start_the_run_again():
