@@ -38,20 +38,29 @@ class CoreTimes(NamedTuple):
         return CoreTimes(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-def core_times(proc_stat: str, cores: Collection[int]) -> CoreTimes | None:
-    """Of these cores, from `/proc/stat`; None where it does not list one of them.
+def processor_ticks(proc_stat: str) -> dict[int, list[int]]:
+    """Of each processor in `/proc/stat` whose eight clocks are all there: those, in ticks.
 
     Source: proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
     """
-    names = {f"cpu{core}" for core in cores}
     rows = [line.split() for line in proc_stat.splitlines() if line.startswith("cpu")]
-    found = [[int(word) for word in row[1:9]] for row in rows if row[0] in names and len(row) > 8]
-    if not found or len(found) < len(names):
+    return {
+        int(row[0].removeprefix("cpu")): [int(word) for word in row[1:9]]
+        for row in rows
+        if row[0] != "cpu" and len(row) > 8
+    }
+
+
+def core_times(proc_stat: str, cores: Collection[int]) -> CoreTimes | None:
+    """Of these cores, from `/proc/stat`; None where it does not list one of them."""
+    ticks = processor_ticks(proc_stat)
+    if not cores or not ticks.keys() >= set(cores):
         return None
-    user, nice, system, idle, iowait, *rest = (sum(column) for column in zip(*found, strict=True))
+    found = zip(*(ticks[core] for core in cores), strict=True)
+    user, nice, system, idle, iowait, *rest = (sum(column) for column in found)
     programs, waiting = user + nice + system, idle + iowait
     times = (waiting, programs, programs + waiting + sum(rest))
-    return CoreTimes(*(ticks / TICKS_PER_S for ticks in times))
+    return CoreTimes(*(n_ticks / TICKS_PER_S for n_ticks in times))
 
 
 def cores_of_thread() -> frozenset[int]:
@@ -105,9 +114,8 @@ def _used_before(pid: int, before: Cpu, after: Cpu) -> float:
         for child, one in before.items()
         if one.parent == pid and child not in after
     )
-    return then.own_s + min(
-        reaped_s, after[pid].reaped_s
-    )  # nobody waits where nobody wants to know
+    # Where nobody wants to know of them, nobody waits, and what ended is counted nowhere.
+    return then.own_s + min(reaped_s, after[pid].reaped_s)
 
 
 def _may_run_on(pid: int, cores: frozenset[int]) -> bool:

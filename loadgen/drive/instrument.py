@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadgen.drive.core_use import TICKS_PER_S, core_times, cores_of_thread
+from loadgen.drive.core_use import TICKS_PER_S, core_times, cores_of_thread, processor_ticks
 
 _WAKE_UP_S = 50e-6
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
@@ -36,11 +36,12 @@ class Meter:
         self.window_s = 0.0  # between `start` and `stop`
 
     def start(self) -> None:
-        self._before = _readings()
         self._stat_before = _proc_stat()
+        self._before = _readings(self._stat_before)
 
     def stop(self) -> None:
-        after, before = _readings(), self._before
+        stat = _proc_stat()
+        after, before = _readings(stat), self._before
         wall_s = (after["wall_s"] or 0.0) - (before["wall_s"] or 0.0)
         self.window_s = wall_s
         self._shares = {"window_s": wall_s}
@@ -53,12 +54,13 @@ class Meter:
             now, then = after[reading], before[reading]
             known = now is not None and then is not None and wall_s > 0
             self._shares[share] = max(0.0, now - then) / wall_s if known else None  # type: ignore[operator]  # both are known
-        self._shares["cores"] = self._core_use((after["cpu_s"] or 0.0) - (before["cpu_s"] or 0.0))
+        own_s = (after["cpu_s"] or 0.0) - (before["cpu_s"] or 0.0)
+        self._shares["cores"] = self._core_use(stat, own_s)
 
-    def _core_use(self, own_s: float) -> dict[str, Any] | None:
+    def _core_use(self, stat: str, own_s: float) -> dict[str, Any] | None:
         """Of the cores that the thread may use now; None where the system does not tell."""
         cores = cores_of_thread()
-        now, then = (core_times(text, cores) for text in (_proc_stat(), self._stat_before))
+        now, then = (core_times(text, cores) for text in (stat, self._stat_before))
         if now is None or then is None:
             return None
         spent = {name: round(value, 6) for name, value in now.since(then)._asdict().items()}
@@ -100,13 +102,13 @@ class GcPauses:
             self._pauses_s.append((time.monotonic_ns() - self._started_ns) * 1e-9)
 
 
-def _readings() -> dict[str, float | None]:
+def _readings(proc_stat: str) -> dict[str, float | None]:
     return {
         "wall_s": time.monotonic(),
         "cpu_s": time.thread_time(),
         "run_delay_s": _run_delay_s(),
         "throttled_s": _throttled_s(),
-        "stolen_s": _stolen_s(),
+        "stolen_s": stolen_s(proc_stat, TICKS_PER_S),
     }
 
 
@@ -130,18 +132,13 @@ def _proc_stat() -> str:
         return ""
 
 
-def _stolen_s() -> float | None:
-    return stolen_s(_proc_stat(), TICKS_PER_S)
-
-
 def stolen_s(proc_stat: str, ticks_per_s: int) -> float | None:
     """Seconds per processor that a virtual machine wanted to run and its host ran others; None
     where the kernel does not count them."""
-    lines = [line.split() for line in proc_stat.splitlines() if line.startswith("cpu")]
-    processors = [words for words in lines if words[0] != "cpu" and len(words) > 8]
+    processors = processor_ticks(proc_stat).values()
     if not processors:
         return None
-    return sum(int(words[8]) for words in processors) / ticks_per_s / len(processors)
+    return sum(stolen for *_, stolen in processors) / ticks_per_s / len(processors)
 
 
 def _throttled_s(
