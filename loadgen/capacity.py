@@ -37,7 +37,7 @@ from loadgen.measure.capacity.search import Ask, Question, State, judge, next_pr
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.verdict import IMPLIED_ATTAINMENT
-from loadgen.records import CLIENT_LIMIT, Run, Status
+from loadgen.records import Run, Status
 from loadgen.run import SIMULATED, Finished, execute
 from loadgen.run_directory import free
 from loadgen.run_options import RunOptions
@@ -423,8 +423,8 @@ def why_gone(run: Run, due: Mask) -> str:
         return str(run.manifest.get("end_reason") or "the server ended")
     rows = run.request_rows[due]
     tried = rows[np.isfinite(rows["sent_s"])]
-    ours = [k for k, text in enumerate(run.names.errors) if text.endswith(CLIENT_LIMIT)]
-    is_away = (tried["status"] == Status.connect_error) & ~np.isin(tried["error_id"], ours)
+    is_ours = np.isin(tried["error_id"], run.names.client_limits)
+    is_away = (tried["status"] == Status.connect_error) & ~is_ours
     refused = tried[is_away]
     if not len(refused):
         return ""

@@ -163,6 +163,11 @@ class Names:
     remotes: tuple[str, ...] = ("",)
     series: tuple[str, ...] = ()
 
+    @property
+    def client_limits(self) -> list[int]:
+        """The error_ids of connections that the client's own machine did not have to give."""
+        return [k for k, text in enumerate(self.errors) if text.endswith(CLIENT_LIMIT)]
+
 
 NAMED = {
     "class_id": ("class", "classes"),

@@ -115,8 +115,7 @@ def _rows(run: Run) -> Check:
 
 def _client_limits(run: Run) -> list[Check]:
     """A gate that only shows where it is closed: what the client could not even begin."""
-    ours = [k for k, text in enumerate(run.names.errors) if text.endswith(CLIENT_LIMIT)]
-    found = run.request_rows[np.isin(run.request_rows["error_id"], ours)]
+    found = run.request_rows[np.isin(run.request_rows["error_id"], run.names.client_limits)]
     if not len(found):
         return []
     why = run.names.errors[found["error_id"][0]].removesuffix(CLIENT_LIMIT)
