@@ -4,30 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from loadgen.drive.shards import OnBeat, Outcome, Shards
-from loadgen.shard_tasks import shard_tasks
-from loadgen.target import Target
+from loadgen.shard_tasks import Job, shard_tasks
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all processes of a run have to do together; each leaves `shard-<number>.npz` in
-    `parts_dir`."""
-
-    scenario: Scenario
-    plan: Plan
-    target: Target
-    transport: Literal["fast", "aiohttp"]
-    salt: bytes
-    run_name: str
-    parts_dir: Path
-    is_watched: bool = False
 
 
 class Fleet(Protocol):
@@ -81,17 +64,7 @@ class LocalFleet:
         limit_s: float,
         on_death: Callable[[int], None],
     ) -> Outcome:
-        tasks = shard_tasks(
-            job.scenario,
-            job.plan,
-            job.target,
-            self._shards.n,
-            job.transport,
-            job.salt,
-            job.run_name,
-            job.parts_dir,
-            job.is_watched,
-        )
+        tasks = shard_tasks(job, self._shards.n)
         return self._shards.run(tasks, on_beat, on_start, on_idle, limit_s, on_death)
 
     def stop(self, reason: str, drain_s: float) -> None:

@@ -25,68 +25,63 @@ _MOST_PREOPENED = 1024  # for answers of 2 s at 500 requests/s: who has to conne
 
 
 @dataclass(frozen=True)
+class Job:
+    """What all processes of a run have to do together; each leaves `shard-<number>.npz` in
+    `parts_dir`."""
+
+    scenario: Scenario
+    plan: Plan
+    target: Target
+    transport: Literal["fast", "aiohttp"]
+    salt: bytes
+    run_name: str
+    parts_dir: Path
+    is_watched: bool = False
+
+    def prompts(self) -> Prompts:
+        return Prompts(self.scenario.prompts, self.scenario.seed, self.salt)
+
+    def shares(self, n_shards: int) -> list[Share]:
+        """One for each of `n_shards` processes."""
+        n_requests = len(self.plan.schedule)
+        return [
+            Share(number, n_shards, n_requests, part)
+            for number, part in enumerate(split_plan(self.plan, n_shards))
+        ]
+
+
+@dataclass(frozen=True)
 class Share:
-    """Which of `n_shards` parts of a plan of `n_requests` a process gets."""
+    """Which of `n_shards` parts of a plan of `n_requests` a process gets, and that part."""
 
     number: int
     n_shards: int
     n_requests: int
+    plan: Plan
 
 
-def shard_tasks(
-    scenario: Scenario,
-    plan: Plan,
-    target: Target,
-    n_shards: int,
-    transport: Literal["fast", "aiohttp"],
-    salt: bytes,
-    run_name: str,
-    parts_dir: Path,
-    is_watched: bool = False,
-) -> list[ShardTask]:
+def shard_tasks(job: Job, n_shards: int) -> list[ShardTask]:
     """One task for each of `n_shards` processes."""
-    return [
-        shard_task(
-            scenario,
-            part,
-            Share(number, n_shards, len(plan.schedule)),
-            target,
-            transport,
-            Prompts(scenario.prompts, scenario.seed, salt),
-            run_name,
-            parts_dir,
-            is_watched,
-        )
-        for number, part in enumerate(split_plan(plan, n_shards))
-    ]
+    prompts = job.prompts()
+    return [shard_task(job, share, prompts) for share in job.shares(n_shards)]
 
 
-def shard_task(
-    scenario: Scenario,
-    part: Plan,
-    share: Share,
-    target: Target,
-    transport: Literal["fast", "aiohttp"],
-    prompts: Prompts,
-    run_name: str,
-    parts_dir: Path,
-    is_watched: bool,
-) -> ShardTask:
-    """The task of the process that gets `part`, its share of the plan."""
-    endpoint, names = target.endpoint, scenario.names()
+def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
+    """The task of the process that gets `share`; `prompts` are the job's."""
+    scenario, endpoint, names = job.scenario, job.target.endpoint, job.scenario.names()
     number, n_shards = share.number, share.n_shards
     cap = scenario.limits.max_concurrency
     n_preopen = math.ceil(2 * share.n_requests / scenario.horizon_s) + 4
     return ShardTask(
         shard=number,
-        schedule=part.schedule,
-        edges=part.edges,
+        schedule=share.plan.schedule,
+        edges=share.plan.edges,
         route=endpoint.route,
         head=_head(endpoint),
-        adapter=target.adapter,
+        adapter=job.target.adapter,
         prompts=prompts,
-        fit=target.fit,
-        run_name=run_name,
+        fit=job.target.fit,
+        run_name=job.run_name,
         tenants=tuple("" if t == DEFAULT_TENANT else t for t in names.tenants),
         bounds=Bounds(
             timeout_s=scenario.limits.timeout,
@@ -95,16 +90,16 @@ def shard_task(
             horizon_s=scenario.horizon_s,
             drain_s=scenario.phases.drain,
         ),
-        transport=transport,
+        transport=job.transport,
         connections=endpoint.connections,
         n_preopen=min(
             cap // n_shards,
-            len(part.schedule),
+            len(share.plan.schedule),
             n_preopen // n_shards + 1,
             _MOST_PREOPENED,
         ),
-        part_path=parts_dir / f"shard-{number}.npz",
-        is_watched=is_watched,
+        part_path=job.parts_dir / f"shard-{number}.npz",
+        is_watched=job.is_watched,
     )
 
 

@@ -23,16 +23,15 @@ from loadgen.drive.shard import payloads_of
 from loadgen.drive.store import from_parquet, to_parquet
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid, ScenarioError, TargetFileError, UsageError
-from loadgen.fleet import Job
 from loadgen.live.watching import about
 from loadgen.records import EDGES, SCHEDULE
-from loadgen.shard_tasks import Share, shard_task
+from loadgen.shard_tasks import Job, Share, shard_task
 from loadgen.target import Target
 from loadgen.web.messages import Assign, Fit, Piece, pieces
 from loadgen.web.origin import is_loopback, is_same_origin
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.schedule import Plan, schedule_sha256, split_plan
+from loadgen.workload.schedule import Plan, schedule_sha256
 from loadgen.workload.word_text import WordCounts
 from targets.endpoint import DEFAULT_KEY_ENV, Endpoint, read_target
 
@@ -49,23 +48,20 @@ class Assignment:
     sha256: str
 
 
-def assignments(job: Job, n_shards: int, run: str) -> list[Assignment]:
+def assignments(job: Job, n_shards: int) -> list[Assignment]:
     """One for each shard. Raises UsageError for a target whose secrets are in its file."""
-    prompts = Prompts(job.scenario.prompts, job.scenario.seed, job.salt)
-    return [
-        _assignment(job, part, Share(number, n_shards, len(job.plan.schedule)), prompts, run)
-        for number, part in enumerate(split_plan(job.plan, n_shards))
-    ]
+    prompts = job.prompts()
+    return [_assignment(job, share, prompts) for share in job.shares(n_shards)]
 
 
-def _assignment(job: Job, part: Plan, share: Share, prompts: Prompts, run: str) -> Assignment:
+def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
     names, fit, adapter = job.scenario.names(), job.target.fit, job.target.adapter
-    tables = (to_parquet(part.schedule, names), to_parquet(part.edges, names))
-    rows = pieces(run, share.number, msgspec.msgpack.encode(tables))
+    tables = (to_parquet(share.plan.schedule, names), to_parquet(share.plan.edges, names))
+    rows = pieces(job.run_name, share.number, msgspec.msgpack.encode(tables))
     words = () if fit.words is None else zip(fit.words.words, fit.words.tokens, strict=True)
     promised = about(job.scenario, job.target, job.run_name).promises
     assign = Assign(
-        run=run,
+        run=job.run_name,
         shard=share.number,
         n_shards=share.n_shards,
         n_requests=share.n_requests,
@@ -86,10 +82,8 @@ def _assignment(job: Job, part: Plan, share: Share, prompts: Prompts, run: str) 
         n_pieces=len(rows),
         needs_ca_cert=job.target.endpoint.ca_cert is not None,
     )
-    task = shard_task(
-        job.scenario, part, share, job.target, job.transport, prompts, run, job.parts_dir, True
-    )
-    return Assignment(assign, rows, len(part.schedule), fingerprint(task))
+    sha256 = fingerprint(shard_task(job, share, prompts))
+    return Assignment(assign, rows, len(share.plan.schedule), sha256)
 
 
 def target_text(endpoint: Endpoint) -> str:
@@ -132,17 +126,10 @@ def task_of(
     except ValidationError as error:
         raise UsageError(f"the codec {endpoint.api} of this worker: {error}") from None
     target = Target("url", endpoint, adapter, _prompt_fit(assign.fit), [])
-    return shard_task(
-        scenario,
-        _plan(data, scenario),
-        Share(assign.shard, assign.n_shards, assign.n_requests),
-        target,
-        _transport(assign.transport),
-        Prompts(scenario.prompts, scenario.seed, assign.salt),
-        assign.run,
-        parts_dir,
-        is_watched=True,
-    )
+    part, transport = _plan(data, scenario), _transport(assign.transport)
+    job = Job(scenario, part, target, transport, assign.salt, assign.run, parts_dir, True)
+    share = Share(assign.shard, assign.n_shards, assign.n_requests, part)
+    return shard_task(job, share, job.prompts())
 
 
 def fingerprint(task: ShardTask) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadgen.drive.live_counts import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome
-from loadgen.fleet import Job
+from loadgen.shard_tasks import Job
 from loadgen.web.assignment import assignments
 from loadgen.web.controller import Controller, Policy, Send
 from loadgen.web.live import Live, merged
@@ -58,7 +58,7 @@ class RemoteFleet:
         on_death: Callable[[int], None],
     ) -> Outcome:
         """As `Shards.run`. Raises RunInvalid or UsageError where the workers cannot begin."""
-        given = assignments(job, len(self._workers), job.run_name)
+        given = assignments(job, len(self._workers))
         controller = self._controller = Controller(
             job.run_name, self._workers, given, self._max_skew_s, self._on_loss
         )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.fleet import Job
+from loadgen.shard_tasks import Job
 from loadgen.target import Target
 from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
 from loadgen.web.messages import Load, Piece, encode, read_down
@@ -53,8 +53,8 @@ def built(assignment, environ=None, own=None):
 def test_the_worker_makes_the_same_task_of_it():
     asked = job()
     parts = split_plan(asked.plan, 3)
-    tasks = [built(one) for one in assignments(asked, 3, "a-run")]
-    for part, task, given in zip(parts, tasks, assignments(asked, 3, "a-run"), strict=True):
+    tasks = [built(one) for one in assignments(asked, 3)]
+    for part, task, given in zip(parts, tasks, assignments(asked, 3), strict=True):
         assert task.schedule.tobytes() == part.schedule.tobytes()
         assert fingerprint(task) == given.sha256
         assert ("authorization", f"Bearer {KEY}") in task.head.headers
@@ -66,20 +66,20 @@ def test_the_worker_makes_the_same_task_of_it():
 
 def test_a_chain_stays_on_one_worker():
     asked = job(scenario="agent_multi_turn", flags=["phases.measure=20s"])
-    for one in assignments(asked, 2, "a-run"):
+    for one in assignments(asked, 2):
         task = built(one)
         assert len(task.edges)
         assert np.isin(task.edges["after"], task.schedule["request_id"]).all()
 
 
 def test_the_key_stays_where_it_is():
-    for one in assignments(job(), 2, "a-run"):
+    for one in assignments(job(), 2):
         sent = encode(one.assign) + b"".join(map(encode, one.rows))
         assert KEY.encode() not in sent
 
 
 def test_a_worker_without_the_key_says_so():
-    (one,) = assignments(job(), 1, "a-run")
+    (one,) = assignments(job(), 1)
     with pytest.raises(UsageError, match="environment variable OPENAI_API_KEY is not set"):
         assert built(one, {"OTHER": "x"})
 
@@ -87,7 +87,7 @@ def test_a_worker_without_the_key_says_so():
 def test_header_values_come_from_the_worker_s_own_file(tmp_path):
     text = TARGET + "headers: {x-team: secret-team}\n"
     asked = job(text)
-    (one,) = assignments(asked, 1, "a-run")
+    (one,) = assignments(asked, 1)
     assert "secret-team" not in target_text(asked.target.endpoint) + str(one.assign)
     with pytest.raises(UsageError, match=r"header x-team.*--target FILE"):
         built(one)
@@ -103,7 +103,7 @@ def test_header_values_come_from_the_worker_s_own_file(tmp_path):
 
 def test_a_certificate_comes_from_the_worker_s_own_file(tmp_path):
     (tmp_path / "ca.pem").write_text("a certificate\n")
-    (one,) = assignments(job(TARGET + f"ca_cert: {tmp_path / 'ca.pem'}\n"), 1, "a-run")
+    (one,) = assignments(job(TARGET + f"ca_cert: {tmp_path / 'ca.pem'}\n"), 1)
     with pytest.raises(UsageError, match=r"names a ca_cert.*--target FILE"):
         built(one)
     own = tmp_path / "own.yaml"
@@ -113,7 +113,7 @@ def test_a_certificate_comes_from_the_worker_s_own_file(tmp_path):
 
 @pytest.mark.parametrize("text", [None, TARGET, OTHER_KEY.replace("localhost", "elsewhere")])
 def test_another_variable_is_not_read_for_whoever_asks(tmp_path, text):
-    (one,) = assignments(job(OTHER_KEY), 1, "a-run")
+    (one,) = assignments(job(OTHER_KEY), 1)
     own = tmp_path / "own.yaml"
     own.write_text(text or "")
     with pytest.raises(UsageError, match="the key in SOME_KEY is asked for"):
@@ -124,7 +124,7 @@ def test_another_variable_is_not_read_for_whoever_asks(tmp_path, text):
     "text", [OTHER_KEY, "launch: {command: [serve, '{port}']}\napi_key_env: SOME_KEY\n"]
 )
 def test_a_key_of_the_worker_s_own_file_goes_to_the_server_of_that_file(tmp_path, text):
-    (one,) = assignments(job(OTHER_KEY), 1, "a-run")
+    (one,) = assignments(job(OTHER_KEY), 1)
     own = tmp_path / "own.yaml"
     own.write_text(text)
     assert ("authorization", f"Bearer {KEY}") in built(one, own=own).head.headers
@@ -132,7 +132,7 @@ def test_a_key_of_the_worker_s_own_file_goes_to_the_server_of_that_file(tmp_path
 
 def test_a_key_that_is_not_asked_for_is_not_sent(tmp_path):
     bare = "url: http://localhost:8000\nmodel: m\n"
-    (one,) = assignments(job(bare, environ={"OPENAI_API_KEY": ""}), 1, "a-run")
+    (one,) = assignments(job(bare, environ={"OPENAI_API_KEY": ""}), 1)
     own = tmp_path / "own.yaml"
     own.write_text(OTHER_KEY.replace("localhost", "elsewhere"))
     for file in (None, own):
@@ -167,7 +167,7 @@ def test_the_key_is_for_the_server_of_the_command_line(target, given, has_key):
     ],
 )
 def test_another_prompt_seed_or_model_has_another_fingerprint(changed):
-    (one,) = assignments(job(), 1, "a-run")
+    (one,) = assignments(job(), 1)
     assign, data = travelled(one)
     other = msgspec.structs.replace(assign, **changed(assign))
     task = task_of(other, data, {"OPENAI_API_KEY": KEY}, None, Path("p"))
@@ -175,6 +175,6 @@ def test_another_prompt_seed_or_model_has_another_fingerprint(changed):
 
 
 def test_rows_that_are_none_are_refused():
-    (one,) = assignments(job(), 1, "a-run")
+    (one,) = assignments(job(), 1)
     with pytest.raises(RunInvalid, match="rows of the share"):
         task_of(one.assign, b"no rows", {"OPENAI_API_KEY": KEY}, None, Path("p"))

@@ -31,7 +31,7 @@ def test_a_line_that_is_closed_ends_the_run_at_once():
     """Nobody comes back over it: what is missing is lost, and told without a wait."""
     ours, theirs = socket.socketpair()
     asked, ticks = job(), []
-    (given,) = assignments(asked, 1, asked.run_name)
+    (given,) = assignments(asked, 1)
     worker = threading.Thread(target=answer, args=(theirs, given.sha256))
     worker.start()
     with ours, theirs, RemoteFleet(Line(ours), ["w"], 10.0, "continue") as fleet:

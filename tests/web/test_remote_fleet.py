@@ -90,7 +90,7 @@ def ran(tmp_path):
     shares = [share.schedule for share in split_plan(asked.plan, 2)]
 
     def run(on_go, on_loss="continue"):
-        shas = [one.sha256 for one in assignments(asked, 2, "a-run")]
+        shas = [one.sha256 for one in assignments(asked, 2)]
         line = Workers(shas, lambda k, said: on_go(k, said, part(tmp_path, shares[k])))
         fleet = RemoteFleet(line, WORKERS, 1.0, on_loss)
         nothing = itertools.repeat(None).__next__
