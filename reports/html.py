@@ -19,7 +19,7 @@ from loadgen.measure.wording import say, say_count
 from loadgen.records import Run
 from reports import tables
 from reports.advice import next_steps
-from reports.charts import figures
+from reports.charts import spectra
 from reports.embedded_rows import embedded_rows
 from reports.engine_story import EngineStory, blocker_rows, engine_figures
 from reports.frames import Frames, frames, kept_rows
@@ -29,6 +29,7 @@ from reports.place import run_word
 from reports.redaction import redact
 from reports.slowest import HEAD as SLOWEST_HEAD
 from reports.slowest import gantt, slowest
+from reports.timeline import timeline
 from reports.why_view import whys
 
 _CAPTIONS = {
@@ -61,7 +62,12 @@ def render(
         attainment_cells(run, due, kept_rows(run, summary, columns, due)),
         interference(run, columns),
     )
-    drawn = {**figures(seen), **{why.name: why.spec for why in reasons}, **heat}
+    drawn = {
+        **spectra(seen),
+        "timeline": timeline(seen),
+        **{why.name: why.spec for why in reasons},
+        **heat,
+    }
     if story is not None:
         drawn |= engine_figures(story)
     if worst.order:

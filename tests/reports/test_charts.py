@@ -12,15 +12,17 @@ import vl_convert
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import SERVER, Run
-from reports.charts import figures
+from reports.charts import spectra
 from reports.frames import frames
+from reports.timeline import timeline
 from tests.runs import measured_run
 
 SLO = ["ttft <= 150ms", "p99(ttft) <= 300ms", "p99(itl) <= 20ms"]
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    return figures(frames(run, summarize(run), per_request(run)))
+    seen = frames(run, summarize(run), per_request(run))
+    return {**spectra(seen), "timeline": timeline(seen)}
 
 
 def drawn(spec: dict[str, Any]) -> str:
@@ -60,13 +62,13 @@ def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
         server_rows=np.array(sorted(rows), SERVER),
         names=replace(run.names, series=("waiting", "kv_usage")),
     )
-    timeline = figures_of(told)["timeline"]
-    titles = [panel["title"]["text"] for panel in timeline["vconcat"][6:]]
+    spec = figures_of(told)["timeline"]
+    titles = [panel["title"]["text"] for panel in spec["vconcat"][6:]]
     assert titles == ["in the server: running, waiting", "in the server: KV cache in use"]
-    values = timeline["datasets"]["server"]
+    values = spec["datasets"]["server"]
     assert [v["waiting"] for v in values[:20]] == [5.0] * 20
     assert values[-1]["waiting"] is None, "nothing was read at the end"
-    svg = drawn(timeline)
+    svg = drawn(spec)
     assert "NaN" not in svg
     assert "100%" in svg
 
