@@ -11,6 +11,7 @@ from loadgen.measure.wording import say, say_count
 from reports.charts import BLUE, GREEN, ORANGE, Spec, standalone, time_unit
 from reports.frames import Record
 from reports.series import colors
+from reports.timeline import TIME, name_strip, shown_scale, zoom_params
 
 _HEIGHT = 110
 _BLAMES = {
@@ -56,11 +57,12 @@ class EngineStory:
     note: str = ""
 
 
-def engine_figures(story: EngineStory) -> dict[str, Spec]:
-    """Figures by name; waits have none where nobody waited, and there are none without steps."""
+def engine_figures(story: EngineStory, end_s: float) -> dict[str, Spec]:
+    """Figures by name; waits have none where nobody waited, and there are none without steps. The
+    time axis ends where the run's does, at `end_s`, and is brushed together with it."""
     if not story.bins:
         return {}
-    drawn = {"engine": _timeline(story)}
+    drawn = {"engine": _timeline(story, end_s)}
     if story.waits_s:
         drawn["engine-waits"] = _waits(story.waits_s)
     return drawn
@@ -70,7 +72,7 @@ def blocker_rows(story: EngineStory) -> list[tuple[str, str]]:
     return [(name, say(seconds, "s")) for name, seconds in story.blockers]
 
 
-def _timeline(story: EngineStory) -> Spec:
+def _timeline(story: EngineStory, end_s: float) -> Spec:
     """Tokens of the steps, who waited for what, and KV in use, over one time axis."""
     tokens = [
         {"from_s": b["from_s"], "to_s": b["to_s"], "of": of, "value": b[of]}
@@ -86,9 +88,16 @@ def _timeline(story: EngineStory) -> Spec:
     kv = [{**b, "of": "KV in use", "value": b["kv"]} for b in story.bins if b["kv"] is not None]
     if kv:
         panels.append(_stacked("KV blocks in use", "share", kv, {"KV in use": ORANGE}, "%"))
-    panels[-1]["encoding"]["x"]["title"] = "seconds since the start of the run"
+    for panel in panels:
+        panel["encoding"]["x"]["scale"] = shown_scale(end_s)
+    panels[-1]["encoding"]["x"]["title"] = TIME
     return standalone(
-        {"spacing": 14, "vconcat": panels, "resolve": {"scale": {"color": "independent"}}},
+        {
+            "params": zoom_params([name_strip(panel, k) for k, panel in enumerate(panels)]),
+            "spacing": 14,
+            "vconcat": panels,
+            "resolve": {"scale": {"color": "independent"}},
+        },
         "The engine's steps over time: tokens, waiting requests, KV",
     )
 
@@ -108,14 +117,13 @@ def _stacked(
         "width": "fit",
         "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 4},
         "data": {"values": rows},
-        "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.75},
+        "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.75, "clip": True},
         "encoding": {
             "x": {
                 "field": "from_s",
                 "type": "quantitative",
                 "title": None,
                 "axis": {"grid": False, "tickCount": 10},
-                "scale": {"nice": False},
             },
             "y": {
                 "field": "value",

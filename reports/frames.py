@@ -27,12 +27,13 @@ from reports.repeat import curl
 
 Record = dict[str, Any]
 
-SERVER_SERIES = ("running", "waiting", "kv_usage")
+SERVER_SERIES = ("running", "waiting", "kv_usage", "gpu_memory_bytes")
+AVERAGED_SERIES = ("gpu_utilization", "gpu_power_w")  # what swings within a time bin
 SPECTRUM_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 FROM_SEND = {"ttft_s": "ttft_from_send_s", "e2e_s": "e2e_from_send_s"}
 MAX_BINS = 600
 MAX_POINTS = 3000
-MAX_GAPS = 2000
+MAX_ITL_POINTS = 2500
 MAX_FAILED_POINTS = 1000
 MAX_FAILURE_KINDS = 20
 N_SAMPLES = 3  # of each kind of failure
@@ -75,10 +76,12 @@ class Frames:
     `spectra[metric]`: tail (= log10 1/(1−q)), quantile, value, low, high, series, clock (released
     or sent). `seconds`: per time bin from_s, to_s, asked, sent, kept (due requests that kept their
     promises, by their planned instants), in_flight (mean), output_tokens; rates per second.
-    `server`: the server's own account in the same bins, from_s, to_s, running, waiting, kv_usage
-    (the largest of each bin, None where nothing was read); empty where it tells nothing.
-    `points`: released_s, ttft_s, status; failures stand at the time they were given up. `gaps`:
-    released_s and gap_s, the longest of each answer.
+    `server`: the server's own account in the same bins, from_s, to_s, running, waiting, kv_usage,
+    gpu_memory_bytes (the largest of each bin), gpu_utilization, gpu_power_w (the mean; None where
+    nothing was read); empty where it tells nothing.
+    `points`: released_s, ttft_s, status; failures stand at the time they were given up. `itl`:
+    at_s (the chunk's arrival), itl_s (its gap per token), status, request_id; answers that broke
+    off stand where they ended, with the silence before. `n_itl` of them are there.
     `limits[metric]`: the SLOs a spectrum shows, quantile None where asked of each request.
     """
 
@@ -92,7 +95,8 @@ class Frames:
     end_s: float
     failures: Sequence[Failures]
     server: Sequence[Record] = ()
-    gaps: Sequence[Record] = ()
+    itl: Sequence[Record] = ()
+    n_itl: int = 0
     has_promises: bool = False
 
 
@@ -102,6 +106,7 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
     samples = Samples(columns, due)
     end_s = _end_s(run, summary)
     points, n_points, n_failed = _points(run, columns)
+    itl, n_itl = _itl(run, columns)
     return Frames(
         spectra={name: _spectrum(samples, name, summary.confidence) for name in SPECTRUM_METRICS},
         limits=_limits(summary),
@@ -113,7 +118,8 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
         end_s=end_s,
         failures=_failures(run, due),
         server=_server(run, end_s),
-        gaps=_gaps(run, columns),
+        itl=itl,
+        n_itl=n_itl,
         has_promises=any(r.scope == "request" for r in _promises(summary)),
     )
 
@@ -158,14 +164,49 @@ def _stated(results: Sequence[SloResult]) -> list[Slo]:
     return [parse_slo(result.text) for result in results if math.isfinite(result.limit)]
 
 
-def _gaps(run: Run, columns: PerRequest) -> list[Record]:
-    """The longest gap of each answer that has one, thinned out."""
-    has_gap = np.flatnonzero(columns.is_ok & np.isfinite(columns.max_stall_s))
-    shown = _thinned(has_gap, columns.max_stall_s[has_gap], MAX_GAPS)
-    released_s = run.request_rows["released_s"]
+def _itl(run: Run, columns: PerRequest) -> tuple[list[Record], int]:
+    """A point per gap between chunks, thinned out, the longest always among them, and one per
+    answer that broke off; how many gaps there are."""
+    gaps, starts = columns.gaps, columns.chunk_starts
+    chosen = _thinned_gaps(gaps.itl_s)
+    group = np.searchsorted(gaps.starts, chosen, side="right") - 1
+    n_chunks = np.diff(starts, append=len(run.chunk_rows))
+    first = starts[n_chunks > 1][group]  # of the answer's chunks
+    chunk = first + 1 + chosen - gaps.starts[group]
+    row = gaps.rows[group]
+    at_s, itl_s = run.chunk_rows["received_s"][chunk], gaps.icl_s[chosen] / gaps.tokens[chosen]
+    ids = run.request_rows["request_id"]
+    records = [
+        {"at_s": at, "itl_s": value, "status": "ok", "request_id": int(ids[of])}
+        for at, value, of in zip(at_s.tolist(), itl_s.tolist(), row.tolist(), strict=True)
+    ]
+    return [*records, *_broken_off(run, columns)], len(gaps.icl_s)
+
+
+def _thinned_gaps(itl_s: NDArray[np.float64]) -> NDArray[np.intp]:
+    """As `_thinned`, of millions, which are not sorted for it."""
+    n = len(itl_s)
+    if n <= MAX_ITL_POINTS:
+        return np.arange(n)
+    n_largest = MAX_ITL_POINTS // 10
+    largest = np.argpartition(itl_s, n - n_largest)[n - n_largest :]
+    even = np.linspace(0, n - 1, MAX_ITL_POINTS - n_largest).astype(np.intp)
+    return np.unique(np.r_[largest, even])
+
+
+def _broken_off(run: Run, columns: PerRequest) -> list[Record]:
+    """Answers that failed after their first token: when, and after how long a silence."""
+    rows = run.request_rows
+    silent_s = rows["done_s"] - rows["last_token_s"]
+    broken = np.flatnonzero(~columns.is_ok & columns.has_token & np.isfinite(silent_s))
     return [
-        {"released_s": float(released_s[row]), "gap_s": float(columns.max_stall_s[row])}
-        for row in shown.tolist()
+        {
+            "at_s": float(rows["done_s"][row]),
+            "itl_s": float(silent_s[row]),
+            "status": Status(rows["status"][row]).name,
+            "request_id": int(rows["request_id"][row]),
+        }
+        for row in _thinned(broken, silent_s[broken], MAX_FAILED_POINTS).tolist()
     ]
 
 
@@ -261,23 +302,43 @@ def _bins(end_s: float) -> tuple[float, int]:
 
 
 def _server(run: Run, end_s: float) -> list[Record]:
-    """The server's queue and memory per time bin, the largest reading of each."""
-    known = {name: points(run, name) for name in SERVER_SERIES}
-    if not any(len(times_s) for times_s, _ in known.values()):
+    """The server's queue and memory, and its GPUs, per time bin."""
+    told = {name: points(run, name) for name in (*SERVER_SERIES, *AVERAGED_SERIES)}
+    known = {name: found for name, found in told.items() if len(found[0])}
+    if not known:
         return []
     width_s, n_bins = _bins(end_s)
-    most = {name: np.full(n_bins, -np.inf) for name in known}
-    for name, (times_s, values) in known.items():
-        bins = np.clip((times_s / width_s).astype(np.int64), 0, n_bins - 1)
-        np.maximum.at(most[name], bins, values)
+    columns = {
+        name: _per_bin(*found, width_s, n_bins, is_mean=name in AVERAGED_SERIES)
+        for name, found in known.items()
+    }
     return [
         {
             "from_s": k * width_s,
             "to_s": (k + 1) * width_s,
-            **{n: float(v[k]) if np.isfinite(v[k]) else None for n, v in most.items()},
+            **dict.fromkeys(told),
+            **{n: float(v[k]) if np.isfinite(v[k]) else None for n, v in columns.items()},
         }
         for k in range(n_bins)
     ]
+
+
+def _per_bin(
+    times_s: NDArray[np.float64],
+    values: NDArray[np.float64],
+    width_s: float,
+    n_bins: int,
+    is_mean: bool,
+) -> NDArray[np.float64]:
+    """The mean or the largest reading of each bin; not finite where there is none."""
+    bins = np.clip((times_s / width_s).astype(np.int64), 0, n_bins - 1)
+    if is_mean:
+        n = np.bincount(bins, minlength=n_bins)
+        total = np.bincount(bins, weights=values, minlength=n_bins)
+        return np.where(n > 0, total / np.maximum(n, 1), np.nan)
+    most = np.full(n_bins, -np.inf)
+    np.maximum.at(most, bins, values)
+    return most
 
 
 def _histogram(

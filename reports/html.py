@@ -69,7 +69,7 @@ def render(
         **heat,
     }
     if story is not None:
-        drawn |= engine_figures(story)
+        drawn |= engine_figures(story, seen.end_s)
     if worst.order:
         drawn["slowest"] = gantt(worst)
     return render_page(
@@ -95,6 +95,7 @@ def render(
         slowest=worst,
         slowest_head=(*SLOWEST_HEAD, *(["why it waited in the engine"] if waited else [])),
         points_note=_points_note(seen),
+        end_s=seen.end_s,
         failures=seen.failures,
         level=f"{100 * summary.confidence:g} %",
         say=say,
@@ -166,11 +167,13 @@ def _window(summary: Summary) -> str:
 def _points_note(seen: Frames) -> str:
     n_failed = sum(p["status"] != "ok" for p in seen.points)
     n_ok = len(seen.points) - n_failed
-    if n_ok == seen.n_points and n_failed == seen.n_failed_points:
-        return "Every request is a point."
+    n_gaps = sum(p["status"] == "ok" for p in seen.itl)
+    if n_ok == seen.n_points and n_failed == seen.n_failed_points and n_gaps == seen.n_itl:
+        return "Every request is a point, and so is every gap between its tokens."
     return (
-        f"{say_count(n_ok)} of {say_count(seen.n_points)} answers and {say_count(n_failed)} of"
-        f" {say_count(seen.n_failed_points)} failures are drawn, the slowest always."
+        f"Points: {say_count(n_ok)} of {say_count(seen.n_points)} answers, {say_count(n_failed)} of"
+        f" {say_count(seen.n_failed_points)} failures, {say_count(n_gaps)} of"
+        f" {say_count(seen.n_itl)} gaps between tokens; the longest always."
     )
 
 

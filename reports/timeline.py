@@ -20,34 +20,65 @@ from reports.charts import (
 from reports.frames import Frames, Record
 
 PANEL_HEIGHT = 110
+TIME = "seconds since the start of the run"
 
 
 def timeline(frames: Frames) -> Spec:
-    """Arrivals, requests in flight, TTFT, gaps, tokens, goodput and, where the server tells them,
-    its queue and KV use over one time axis; the top strip zooms all."""
-    has_server = bool(frames.server)
-    tokens = _step("output_tokens", "tokens/s", GREEN)
+    """Arrivals, requests in flight, TTFT, ITL, tokens, goodput and, where the server tells them,
+    its queue, KV use and GPUs. A stretch brushed in one strip is shown by all but the first, which
+    keeps the whole run and says where in it they are."""
     kept = "kept their promises" if frames.has_promises else "ended well"
     panels = [
         _panel(frames, "arrivals per s", _arrivals(), is_overview=True),
         _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
         _ttft_panel(frames),
-        *([_gap_panel(frames)] if frames.gaps else []),
-        _panel(frames, "output tokens per s", tokens),
-        _panel(frames, f"goodput: {kept} per s", _goodput(kept), not has_server),
-        *(_server_panels(frames) if has_server else []),
+        *([_itl_panel(frames)] if frames.itl else []),
+        _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN)),
+        _panel(frames, f"goodput: {kept} per s", _goodput(kept)),
+        *_server_panels(frames),
     ]
+    for layer in panels[-1]["layer"]:
+        if "x" in layer["encoding"]:
+            layer["encoding"]["x"] = {**layer["encoding"]["x"], "title": TIME}
     spec: Spec = {
+        "params": zoom_params([name_strip(panel, k) for k, panel in enumerate(panels)]),
         "datasets": {
             "seconds": _closed(frames.seconds),
-            **({"server": _closed(frames.server)} if has_server else {}),
+            **({"server": _closed(frames.server)} if frames.server else {}),
             "window": [{"from_s": frames.window_s[0], "to_s": frames.window_s[1]}],
             "warmup": [{"from_s": 0.0, "to_s": frames.window_s[0]}],
         },
         "spacing": 14,
         "vconcat": panels,
+        "resolve": {"scale": {"shape": "independent"}},
     }
     return standalone(spec, "Load, latency and throughput over the run, aligned in time")
+
+
+def zoom_params(strips: Sequence[str]) -> list[Spec]:
+    """`shown`: the stretch all strips show, set by the page where somebody brushed one of them."""
+    select = {"type": "interval", "encodings": ["x"], "translate": False, "zoom": False}
+    return [
+        {"name": "shown", "value": None},
+        {"name": "brush", "select": select, "views": list(strips)},
+    ]
+
+
+def shown_scale(end_s: float) -> Spec:
+    """The stretch that is shown, at first the whole run."""
+    return {
+        "domainMin": {"expr": "shown ? shown[0] : 0"},
+        "domainMax": {"expr": f"shown ? shown[1] : {end_s}"},
+        "nice": False,
+        "zero": False,
+    }
+
+
+def name_strip(panel: Spec, k: int) -> str:
+    """The name of the view in a strip that is brushed."""
+    view: Spec = panel["layer"][0] if "layer" in panel else panel
+    view["name"] = f"strip_{k}"
+    return f"strip_{k}"
 
 
 def _closed(bins: Sequence[Record]) -> list[Record]:
@@ -56,18 +87,26 @@ def _closed(bins: Sequence[Record]) -> list[Record]:
 
 
 def _server_panels(frames: Frames) -> list[Spec]:
-    """The server's own account: requests running and waiting, and the share of its KV in use."""
+    """The server's own account, as far as it tells it: requests running and waiting, the share of
+    its KV in use, and what its GPUs do."""
     told = {name for record in frames.server for name in record if record[name] is not None}
-    kv = _step("kv_usage", "KV in use", ORANGE)
-    kv[0]["encoding"]["y"] |= {"scale": {"domain": [0, 1]}}
-    kv[0]["encoding"]["y"]["axis"] |= {"format": "%"}
-    has_kv = "kv_usage" in told
+    shares = {"scale": {"domain": [0, 1]}}
+    strips = {
+        "kv_usage": ("in the server: KV cache in use", "KV in use", ORANGE, shares, "%"),
+        "gpu_utilization": ("GPU: share of time a kernel ran", "busy", GREEN, shares, "%"),
+        "gpu_memory_bytes": ("GPU: memory used, all GPUs", "bytes", BLUE, {}, ".3~s"),
+        "gpu_power_w": ("GPU: power drawn, all GPUs", "W", RED, {}, "~g"),
+    }
     panels = []
     if told & {"running", "waiting"}:
         title = "in the server: running, waiting"
-        panels.append(_panel(frames, title, _running_and_waiting(), not has_kv, data="server"))
-    if has_kv:
-        panels.append(_panel(frames, "in the server: KV cache in use", kv, True, data="server"))
+        panels.append(_panel(frames, title, _running_and_waiting(), data="server"))
+    for name, (title, axis, color, y, number) in strips.items():
+        if name in told:
+            (layer,) = _step(name, axis, color)
+            layer["encoding"]["y"] |= y
+            layer["encoding"]["y"]["axis"] |= {"format": number}
+            panels.append(_panel(frames, title, [layer], data="server"))
     return panels
 
 
@@ -96,22 +135,35 @@ def _panel(
     frames: Frames,
     title: str,
     layers: Sequence[Spec],
-    has_axis: bool = False,
     is_overview: bool = False,
     data: str = "seconds",
 ) -> Spec:
-    drawn: list[Spec] = [{"data": {"name": data}, **layer} for layer in layers]
-    if is_overview:
-        drawn[-1]["params"] = [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}}]
-    x = _time_axis(frames, has_axis or is_overview, not is_overview)
+    x = _time_axis(frames, is_overview)
     return {
         "height": PANEL_HEIGHT,
         "width": "fit",
         "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 4},
         "layer": [
-            *({**layer, "encoding": {"x": x, **layer["encoding"]}} for layer in drawn),
+            *(
+                {"data": {"name": data}, **one, "encoding": {"x": x, **one["encoding"]}}
+                for one in layers
+            ),
             *_phases(x),
+            *([_where_zoomed(x)] if is_overview else []),
         ],
+    }
+
+
+def _where_zoomed(x: Spec) -> Spec:
+    """The stretch the other strips show; without a width where that is all."""
+    ends = {f: {"expr": f"shown ? shown[{k}] : 0"} for k, f in enumerate(("x", "x2"))}
+    return {
+        "data": {"values": [{}]},
+        "mark": {"type": "rect", "color": BLUE, "opacity": 0.25, "aria": False},
+        "encoding": {
+            "x": {"datum": ends["x"], "type": "quantitative", "scale": x["scale"]},
+            "x2": {"datum": ends["x2"]},
+        },
     }
 
 
@@ -134,21 +186,13 @@ def _phases(x: Spec) -> list[Spec]:
     ]
 
 
-def _time_axis(frames: Frames, has_title: bool, follows_zoom: bool) -> Spec:
-    """The whole run, or the stretch brushed in the overview (its signal is empty without one)."""
-    scale: Spec = {"domain": [0, frames.end_s], "nice": False}
-    if follows_zoom:
-        scale = {
-            "domainMin": {"expr": "zoom.from_s ? zoom.from_s[0] : 0"},
-            "domainMax": {"expr": f"zoom.from_s ? zoom.from_s[1] : {frames.end_s}"},
-            "nice": False,
-            "zero": False,
-        }
+def _time_axis(frames: Frames, is_overview: bool = False) -> Spec:
+    whole: Spec = {"domain": [0, frames.end_s], "nice": False}
     return {
         "field": "from_s",
         "type": "quantitative",
-        "title": "seconds since the start of the run" if has_title else None,
-        "scale": scale,
+        "title": TIME if is_overview else None,
+        "scale": whole if is_overview else shown_scale(frames.end_s),
         "axis": {"grid": False, "tickCount": 10},
     }
 
@@ -198,33 +242,9 @@ def _goodput(word: str) -> list[Spec]:
     return [asked, line]
 
 
-def _gap_panel(frames: Frames) -> Spec:
-    """The worst freeze of each answer, at its planned instant."""
-    unit, per_s = time_unit(max(gap["gap_s"] for gap in frames.gaps))
-    rows = [scaled(gap, per_s, "gap_s") for gap in frames.gaps]
-    points: Spec = {
-        "data": {"values": rows},
-        "mark": {"type": "point", "clip": True, "size": 16, "color": GREEN, "shape": "diamond"},
-        "encoding": {
-            "x": {**_time_axis(frames, False, True), "field": "released_s"},
-            "y": {**latency_axis([r["gap_s"] for r in rows], unit), "field": "gap_s"},
-            "tooltip": [
-                {"field": "released_s", "title": "released at s", "format": ".4~g"},
-                {"field": "gap_s", "title": f"longest gap, {unit}", "format": ".4~g"},
-            ],
-        },
-    }
-    return {
-        "height": PANEL_HEIGHT,
-        "width": "fit",
-        "title": {
-            "text": "longest gap between tokens of each answer",
-            "anchor": "start",
-            "fontSize": 12,
-            "offset": 4,
-        },
-        "layer": [points, *_phases(_time_axis(frames, False, True))],
-    }
+def _itl_panel(frames: Frames) -> Spec:
+    """A point per gap between tokens, at the instant it ended."""
+    return _points_panel(frames, "time between tokens", frames.itl, "at_s", "itl_s", "ended at s")
 
 
 def _step(field: str, title: str, color: str) -> list[Spec]:
@@ -255,19 +275,29 @@ def _step(field: str, title: str, color: str) -> list[Spec]:
 
 
 def _ttft_panel(frames: Frames) -> Spec:
-    values = [p["ttft_s"] for p in frames.points]
+    return _points_panel(
+        frames, "time to first token", frames.points, "released_s", "ttft_s", "released at s"
+    )
+
+
+def _points_panel(
+    frames: Frames, title: str, records: Sequence[Record], at: str, field: str, when: str
+) -> Spec:
+    """A latency per point, failures as crosses, and the promises that are near enough."""
+    values = [record[field] for record in records]
     unit, per_s = time_unit(max(values, default=0.0))
-    rows = [scaled(p, per_s, "ttft_s") for p in frames.points]
-    statuses = ["ok", *sorted({p["status"] for p in frames.points} - {"ok"})]
+    rows = [scaled(record, per_s, field) for record in records]
+    statuses = ["ok", *sorted({record["status"] for record in records} - {"ok"})]
     is_ok = {"condition": {"test": "datum.status === 'ok'", "value": BLUE}, "value": RED}
+    x = _time_axis(frames)
     points: Spec = {
         "data": {"values": rows},
         "mark": {"type": "point", "clip": True, "size": 22, "strokeWidth": 1.3},
         "encoding": {
-            "x": {**_time_axis(frames, False, True), "field": "released_s"},
+            "x": {**x, "field": at},
             "y": {
-                **latency_axis([r["ttft_s"] for r in rows], unit),
-                "field": "ttft_s",
+                **latency_axis([row[field] for row in rows], unit),
+                "field": field,
                 "title": f"{unit}   ○ ok  × failed",
             },
             "color": is_ok,
@@ -283,8 +313,8 @@ def _ttft_panel(frames: Frames) -> Spec:
             "angle": {"condition": {"test": "datum.status === 'ok'", "value": 0}, "value": 45},
             "tooltip": [
                 {"field": "request_id", "title": "request"},
-                {"field": "released_s", "title": "released at s", "format": ".4~g"},
-                {"field": "ttft_s", "title": f"after {unit}", "format": ".4~g"},
+                {"field": at, "title": when, "type": "quantitative", "format": ".4~g"},
+                {"field": field, "title": unit, "type": "quantitative", "format": ".4~g"},
                 {"field": "status"},
             ],
         },
@@ -295,12 +325,12 @@ def _ttft_panel(frames: Frames) -> Spec:
             "mark": {"type": "rule", "color": ORANGE, "strokeDash": [6, 3], "strokeWidth": 1.5},
             "encoding": {"y": {"field": "limit", "type": "quantitative"}},
         }
-        for limit in frames.limits["ttft_s"]
+        for limit in frames.limits[field]
         if limit["limit"] <= FAR * max(values, default=0.0)
     ]
     return {
         "height": PANEL_HEIGHT + 50,
         "width": "fit",
-        "title": {"text": "time to first token", "anchor": "start", "fontSize": 12, "offset": 4},
-        "layer": [points, *lines, *_phases(_time_axis(frames, False, True))],
+        "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 4},
+        "layer": [points, *lines, *_phases(x)],
     }

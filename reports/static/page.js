@@ -7,7 +7,7 @@
     renderer: "svg",
     actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
   };
-  const axisSpace = 70;
+  const axisSpace = 114; // of an axis with its title, and of the menu; a picture that is scaled misplaces a brush
   const views = {};
 
   // "fit" is the width of the page; Vega-Lite knows that for single views only.
@@ -28,10 +28,51 @@
     return shown.then((result) => {
       views[name] = result.view;
       named(element);
+      if (has(name, "shown")) brushed(element, result.view);
     }).catch((problem) => {
       element.textContent = `This chart could not be drawn: ${problem.message}`;
       console.error(name, problem);
     });
+  }
+
+  const has = (name, param) => (specs[name].params || []).some((one) => one.name === param);
+
+  // The stretch of the run that all strips show, null for all of it.
+  let stretch = null;
+  const zoom = document.querySelector("[data-zoom]");
+
+  function show(wanted) {
+    stretch = wanted;
+    const [from, to] = wanted || [0, Number(zoom.dataset.zoom)];
+    const short = (seconds) => Number(seconds.toPrecision(6));
+    [from, to].forEach((at, k) => { zoom.querySelectorAll("input")[k].value = short(at); });
+    for (const [name, view] of Object.entries(views)) {
+      if (has(name, "shown")) view.signal("shown", stretch).runAsync();
+    }
+  }
+
+  // What was dragged over in one strip is shown by all once the button is let go: an axis that moved
+  // meanwhile would change what is dragged over.
+  function brushed(element, view) {
+    if (stretch) view.signal("shown", stretch).runAsync();
+    element.ondblclick = () => show(null);
+    element.onpointerdown = () => {
+      element.classList.add("brushing");
+      window.addEventListener("pointerup", () => setTimeout(() => {
+        element.classList.remove("brushing");
+        const [ends] = Object.values(view.signal("brush") || {});
+        if (ends && ends[0] < ends[1]) show([Math.max(0, ends[0]), ends[1]]);
+      }), { once: true });
+    };
+  }
+
+  if (zoom) {
+    const inputs = [...zoom.querySelectorAll("input")];
+    zoom.addEventListener("change", () => {
+      const [from, to] = inputs.map((input) => input.valueAsNumber);
+      if (from >= 0 && from < to) show([from, to]);
+    });
+    zoom.querySelector("button").addEventListener("click", () => show(null));
   }
 
   const drawn = [];
@@ -58,13 +99,12 @@
     const signal = group.dataset.signal;
     group.addEventListener("change", (event) => {
       for (const [name, view] of Object.entries(views)) {
-        const has = (specs[name].params || []).some((param) => param.name === signal);
-        if (has) view.signal(signal, event.target.value).runAsync();
+        if (has(name, signal)) view.signal(signal, event.target.value).runAsync();
       }
     });
   }
 
-  Promise.all(drawn).then(() => { 
+  Promise.all(drawn).then(() => {
     document.documentElement.dataset.height = String(document.documentElement.scrollHeight);
     document.documentElement.dataset.drawn = String(drawn.length);
   });

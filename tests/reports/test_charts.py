@@ -11,7 +11,7 @@ import vl_convert
 
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
-from loadgen.records import SERVER, Run
+from loadgen.records import SERVER, Run, Status
 from reports.charts import spectra
 from reports.frames import frames
 from reports.timeline import timeline
@@ -73,9 +73,56 @@ def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
     assert "100%" in svg
 
 
-def test_the_timeline_marks_as_many_points_as_there_are_requests() -> None:
-    svg = drawn(figures_of(measured_run(n_failed=7))["timeline"])
-    assert len(re.findall(r'aria-roledescription="point"', svg)) == 220 + 213  # and gaps
+def test_the_servers_gpus_stand_below_where_it_tells_them() -> None:
+    run = measured_run()
+    series = ("gpu_utilization", "gpu_memory_bytes", "gpu_power_w")
+    readings = [(2.2, 0.5, 4e10, 300.0), (2.8, 0.7, 5e10, 500.0), (7.5, 0.1, 1e10, 80.0)]
+    rows = [(t, k, value) for t, *values in readings for k, value in enumerate(values)]
+    told = replace(run, server_rows=np.array(rows, SERVER), names=replace(run.names, series=series))
+    spec = figures_of(told)["timeline"]
+    assert [panel["title"]["text"] for panel in spec["vconcat"][6:]] == [
+        "GPU: share of time a kernel ran",
+        "GPU: memory used, all GPUs",
+        "GPU: power drawn, all GPUs",
+    ]
+    second = spec["datasets"]["server"][2]
+    assert second["gpu_utilization"] == pytest.approx(0.6)  # means, but the most memory
+    assert (second["gpu_memory_bytes"], second["gpu_power_w"]) == (5e10, 400.0)
+    assert spec["datasets"]["server"][3]["gpu_power_w"] is None
+    svg = drawn(spec)
+    assert "NaN" not in svg
+    assert svg.count(">seconds since the start of the run<") == 2  # the first strip and the last
+
+
+def test_the_timeline_marks_every_request_and_every_gap() -> None:
+    run = measured_run(30, n_failed=7, n_tokens=5)
+    svg = drawn(figures_of(run)["timeline"])
+    assert len(re.findall(r'aria-roledescription="point"', svg)) == 30 + 23 * 4
+
+
+def test_a_gap_stands_where_it_ended_and_a_break_where_it_broke() -> None:
+    run = measured_run(3, n_tokens=3, ttft_s=0.1)
+    rows, chunks = run.request_rows, run.chunk_rows
+    chunks["received_s"] = [1.0, 1.1, 1.3, 2.0, 2.5, 2.6, 3.0, 3.1, 3.2]
+    chunks["tokens"] = [1, 1, 2, 1, 1, 1, 1, 1, 1]
+    rows["status"][2], rows["last_token_s"][2], rows["done_s"][2] = Status.stream_error, 3.2, 3.7
+    found = frames(run, summarize(run), per_request(run))
+    shown = [(p["request_id"], p["at_s"], round(p["itl_s"], 6), p["status"]) for p in found.itl]
+    assert shown == [
+        (0, 1.1, 0.1, "ok"), (0, 1.3, 0.1, "ok"), (1, 2.5, 0.5, "ok"), (1, 2.6, 0.1, "ok"),
+        (2, 3.1, 0.1, "ok"), (2, 3.2, 0.1, "ok"), (2, 3.7, 0.5, "stream_error"),
+    ]  # fmt: skip
+    assert found.n_itl == 6
+
+
+def test_of_many_gaps_the_longest_are_drawn() -> None:
+    run = measured_run(220, n_tokens=40)
+    run.chunk_rows["received_s"][4000:] += 3.0  # one stall of an answer, the 101st
+    found = frames(run, summarize(run), per_request(run))
+    assert found.n_itl == 220 * 39
+    assert len(found.itl) <= 2500
+    longest = max(found.itl, key=lambda p: p["itl_s"])
+    assert longest["itl_s"] == pytest.approx(per_request(run).gaps.icl_s.max())
 
 
 def test_latencies_of_seconds_are_shown_in_seconds_and_wide_tails_on_a_log_scale() -> None:

@@ -119,7 +119,7 @@ def test_a_run_judged_by_other_promises_is_told_without_its_own_misses(run, tmp_
 
 def test_the_page_shows_what_there_is(run, story, cache):
     page = render(run, summarize(run), cache, story)
-    assert set(engine_figures(story)) == {"engine", "engine-waits"}
+    assert set(engine_figures(story, 10.0)) == {"engine", "engine-waits"}
     assert 'id="engine-waits"' in page
     assert '<th scope="row">sequence slots</th><td>16 s</td>' in page
     assert "log_level=full" in page

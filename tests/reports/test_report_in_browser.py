@@ -115,6 +115,53 @@ def test_the_clock_is_switched_from_the_keyboard(browser, path):
     watched.close()
 
 
+def test_a_stretch_brushed_in_any_strip_is_shown_by_all(browser, path):
+    watched = Watched(browser, viewport={"width": 1000, "height": 1200})
+    page = watched.open(path)
+    page.wait_for_selector("html[data-drawn]")
+    strips = page.locator("#timeline svg .mark-group.role-scope")
+    assert strips.count() == 6
+
+    def axes():
+        return page.evaluate(
+            """() => [...document.querySelectorAll('#timeline svg .role-axis')]
+            .map(axis => axis.getAttribute('aria-label'))
+            .filter(label => /^X-axis/.test(label || ''))"""
+        )
+
+    whole = axes()
+    strips.nth(3).scroll_into_view_if_needed()
+    box = strips.nth(3).locator("path.background").first.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.25 * box["width"], middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.4 * box["width"], middle, steps=4)
+    page.mouse.move(box["x"] + 0.5 * box["width"], middle, steps=4)
+    page.mouse.up()
+    inputs = page.locator("[data-zoom] input")
+    page.wait_for_function("() => document.querySelector('[data-zoom] input').value !== '0'")
+    shown = [float(inputs.nth(k).input_value()) for k in (0, 1)]
+    end_s = float(str(page.locator("[data-zoom]").get_attribute("data-zoom")))
+    assert shown == pytest.approx([0.25 * end_s, 0.5 * end_s], abs=0.02 * end_s)
+    zoomed = axes()
+    assert zoomed[0] == whole[0]  # the first strip keeps the whole run
+    assert not set(whole[1:]) & set(zoomed[1:])
+    page.get_by_role("button", name="the whole run").press("Enter")
+    page.wait_for_function("() => document.querySelector('[data-zoom] input').value === '0'")
+    assert axes() == whole
+    inputs.nth(1).fill("5")  # from the keyboard
+    inputs.nth(1).press("Enter")
+    page.wait_for_function(
+        """whole => [...document.querySelectorAll('#timeline svg .role-axis')]
+        .map(axis => axis.getAttribute('aria-label'))
+        .filter(label => /^X-axis/.test(label || ''))[1] !== whole""",
+        arg=whole[1],
+    )
+    assert watched.complaints == []
+    watched.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "confidence", "words"),
     [
