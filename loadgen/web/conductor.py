@@ -94,7 +94,7 @@ def conduct(line: Line, asked: Asked, workers: Sequence[str]) -> Recorded:
         if not workers:
             raise UsageError("no worker is connected; start one with slobench worker")
         n = min(len(workers), len(plan.schedule), scenario.limits.max_concurrency)
-        return RemoteFleet(line, workers[:n], asked.max_skew_s(), policy)
+        return RemoteFleet(line, workers[:n], asked.max_skew_s(), policy, logs)
 
     environ = environ_for(asked.target, asked.given_target, os.environ)
     if len(environ) < len(os.environ):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from loadgen.drive.live_counts import LiveCounts
@@ -15,6 +17,7 @@ from loadgen.web.live import Live, merged
 from loadgen.web.messages import Bad, Frame, encode, read_up
 from loadgen.web.received import check_part
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, Line, Note, Told, ToWorker
+from loadgen.web.self_report import check_self_report
 from loadgen.workload.schedule import split_plan
 
 _TELL_EVERY_S = 1.0
@@ -22,7 +25,7 @@ _POLL_S = 0.1
 
 
 class RemoteFleet:
-    """`workers` take one share each; `line` leads to them."""
+    """`workers` take one share each; `line` leads to them; what they counted is kept in `logs`."""
 
     def __init__(
         self,
@@ -30,12 +33,14 @@ class RemoteFleet:
         workers: Sequence[str],
         max_skew_s: float,
         on_loss: Policy,
+        logs: Path,
     ) -> None:
-        self._line, self._workers = line, list(workers)
+        self._line, self._workers, self._logs = line, list(workers), logs
         self._max_skew_s, self._on_loss = max_skew_s, on_loss
         self._controller: Controller | None = None
         self._heard: dict[int, tuple[int, dict[str, LiveCounts]]] = {}
         self._cut_short: CutShort | None = None
+        self._silent = set[int]()
 
     def __enter__(self) -> RemoteFleet:
         return self
@@ -85,6 +90,7 @@ class RemoteFleet:
         self._look_at_rows(controller, job)
         facts = live.look(controller.shards, is_over=True)
         self._line.send(Told(facts))
+        self._keep_histograms(controller)
         return self._outcome(controller, job, facts["metrics"])
 
     def stop(self, reason: str, drain_s: float) -> None:
@@ -115,9 +121,17 @@ class RemoteFleet:
         self, controller: Controller, told: set[int], on_death: Callable[[int], None]
     ) -> None:
         for shard in controller.shards:
-            if shard.state in ("lost", "died") and shard.number not in told:
+            who = f"worker {shard.worker} (shard {shard.number})"
+            if shard.state == "died" and shard.number not in told:
                 told.add(shard.number)
                 on_death(shard.number)
+            elif shard.state == "lost" and shard.number not in self._silent:
+                self._silent.add(shard.number)
+                said = f"{who} is silent: its requests are lost unless it comes back"
+                self._line.send(Note(said))
+            elif shard.state == "running" and shard.number in self._silent:
+                self._silent.discard(shard.number)
+                self._line.send(Note(f"{who} is back"))
         if (lost := controller.must_abort) is not None and self._cut_short is None:
             reason = f"shard {lost.number} was lost (--on-worker-loss abort)"
             self._cut_short = CutShort(reason, time.monotonic_ns())
@@ -135,16 +149,33 @@ class RemoteFleet:
             on_beat(shard.number, _beat_of(frame, counts, before))
 
     def _look_at_rows(self, controller: Controller, job: Job) -> None:
-        """Rows that cannot be used are those of a shard that died; the others' are."""
+        """A shard whose rows, or what it measured of itself, cannot be used has died; the others'
+        are used."""
         for shard, share in zip(
             controller.shards, split_plan(job.plan, len(self._workers)), strict=True
         ):
             if shard.state != "done":
                 continue
+            assert shard.done is not None, "its rows came before it was done"
             try:
+                check_self_report(shard.done.instrument, shard.number)
                 check_part(shard.part, share.schedule["request_id"])
             except Bad as problem:
                 shard.state, shard.note = "died", str(problem)
+
+    def _keep_histograms(self, controller: Controller) -> None:
+        """Of the last frames, as any HdrHistogram library reads them, and all of them in one."""
+        frames = [shard.frame for shard in controller.shards if shard.frame is not None]
+        told = {
+            "unit": "µs",
+            "merged": {metric: one.encode().decode() for metric, one in merged(frames).items()},
+            "shards": {
+                frame.shard: {metric: data.decode() for metric, data in frame.histograms.items()}
+                for frame in frames
+            },
+        }
+        self._logs.mkdir(parents=True, exist_ok=True)
+        (self._logs / "histograms.json").write_text(json.dumps(told) + "\n")
 
     def _outcome(self, controller: Controller, job: Job, live: dict[str, Any]) -> Outcome:
         instruments: list[dict[str, Any]] = []

@@ -27,14 +27,14 @@ def answer(end, sha256):
             end.sendall(pack(FromWorker(message.worker, encode(answered))))
 
 
-def test_a_line_that_is_closed_ends_the_run_at_once():
+def test_a_line_that_is_closed_ends_the_run_at_once(tmp_path):
     """Nobody comes back over it: what is missing is lost, and told without a wait."""
     ours, theirs = socket.socketpair()
     asked, ticks = job(), []
     (given,) = assignments(asked, 1)
     worker = threading.Thread(target=answer, args=(theirs, given.sha256))
     worker.start()
-    with ours, theirs, RemoteFleet(Line(ours), ["w"], 10.0, "continue") as fleet:
+    with ours, theirs, RemoteFleet(Line(ours), ["w"], 10.0, "continue", tmp_path) as fleet:
         outcome = fleet.run(
             asked,
             on_beat=lambda shard, beat: None,

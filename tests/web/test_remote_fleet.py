@@ -34,6 +34,7 @@ from loadgen.web.relay_pipe import FromWorker, Line, ToWorker
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.schedule import split_plan
 from tests.web.test_assignment import job
+from tests.web.test_self_report import self_report
 
 WORKERS = ["w0", "w1"]
 
@@ -78,7 +79,8 @@ class Workers(Line):
 
 def rows_of(shard, data, broken=""):
     digest = hashlib.sha256(data).hexdigest()
-    return [Done("a-run", shard, 1, digest, {"broken": broken}), Piece("a-run", shard, 0, 1, data)]
+    return [Done("a-run", shard, 1, digest, self_report(shard, broken)),
+            Piece("a-run", shard, 0, 1, data)]  # fmt: skip
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def ran(tmp_path):
     def run(on_go, on_loss="continue"):
         shas = [one.sha256 for one in assignments(asked, 2)]
         line = Workers(shas, lambda k, said: on_go(k, said, part(tmp_path, shares[k])))
-        fleet = RemoteFleet(line, WORKERS, 1.0, on_loss)
+        fleet = RemoteFleet(line, WORKERS, 1.0, on_loss, tmp_path / "logs")
         nothing = itertools.repeat(None).__next__
         outcome = fleet.run(asked, lambda *_: None, lambda _: None, nothing, 60.0, lambda _: None)
         return outcome, line

@@ -1,0 +1,49 @@
+"""What a generating process measured of itself, from a worker that is broken or lies."""
+
+import math
+
+import pytest
+
+from loadgen.web.messages import Bad
+from loadgen.web.self_report import check_self_report
+
+
+def self_report(shard=0, broken=""):
+    """As `Shard.finish` tells it."""
+    return {
+        "shard": shard, "broken": broken, "window_s": 4.0, "cpu_share": 0.1,
+        "run_delay_share": 0.0, "throttled_share": None, "stolen_share": None,
+        "cores": {"allowed": [0, 1], "online": 2, "own_s": 0.4, "idle_s": 7.0, "programs_s": 0.9,
+                  "total_s": 8.0},
+        "loop_lag_s": {"n": 100, "p50": 1e-5, "p99": 1e-4, "max": 1e-3},
+        "stalls": {"over_s": 0.05, "spans_s": [[1.0, 1.2, 0.1]]},
+        "backlog": None,
+        "gc": {"collections": 0, "pause_max_s": 0.0},
+        "decoding": {"cpu_s": 0.01, "wall_s": 0.01},
+        "connections": {"opened": 3, "reused": 9, "known": ["127.0.0.1"], "not_opened_ahead": 0},
+        "encoded_late": 0, "spilled_bytes": 0,
+    }  # fmt: skip
+
+
+def test_a_whole_one_is_taken():
+    check_self_report(self_report(), 0)
+    check_self_report(self_report() | {"cores": None, "cpu_share": None}, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cpu_share": "none of it"}, "Expected `float | null`, got `str`"),
+        ({"cpu_share": -0.5}, ">= 0"),
+        ({"window_s": math.inf}, "a number that is none"),
+        ({"loop_lag_s": {}}, "missing required field `n`"),
+        ({"cores": {"allowed": []}}, "missing required field"),
+        ({"stalls": {"over_s": 0.05, "spans_s": [[math.nan, 1.0, 0.1]]}}, "a number that is none"),
+        ({"of another version": 1}, "unknown field"),
+        ({"shard": 1}, "what shard 1 measured"),
+        ({"broken": "x" * 3000}, "length <= 2000"),
+    ],
+)
+def test_anything_else_is_not(changes, why):
+    with pytest.raises(Bad, match=why):
+        check_self_report(self_report() | changes, 0)
