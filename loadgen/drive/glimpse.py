@@ -49,7 +49,7 @@ class Glimpses:
     def unsent(self, row: int, status: Status) -> None:
         """A row that never went out."""
         own_slo_s = self._own_slo_s.get(row)
-        self._ended.append([self._class_ids[row], int(status), *[None] * 7, 0, own_slo_s])
+        self._ended.append([self._class_ids[row], int(status), *[None] * 7, 0, 0, own_slo_s])
 
     def ended(self, exchange: Exchange, status: Status, released_ns: int) -> None:
         """A row that did. Instants are nanoseconds on the exchange's clock."""
@@ -68,6 +68,7 @@ class Glimpses:
                 _seconds(longest_ns) if longest_ns else None,
                 _seconds(exchange.done_ns - exchange.sent_ns),
                 n_events,
+                exchange.n_bytes,
                 self._own_slo_s.get(exchange.row),
             ]
         )
@@ -124,6 +125,7 @@ FIELDS = (
     "max_stall_s",
     "duration_s",
     "n_events",
+    "n_bytes",
     "own_slo_s",
 )
 """What the entries of a glimpse are; latencies from the release, `duration_s` from the send.

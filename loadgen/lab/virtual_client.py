@@ -320,6 +320,7 @@ class VirtualClient:
             "max_stall_s": max(gaps_s, default=None),
             "duration_s": done_s - float(rows["sent_s"][row]),
             "n_events": n,
+            "n_bytes": 0,
             "own_slo_s": self._own_slo_s.get(row),
         }
 

@@ -33,6 +33,7 @@ class Ended:
     status: Status
     e2e_s: float | None
     duration_s: float | None
+    n_bytes: int
 
 
 class Tally:
@@ -86,7 +87,8 @@ class Tally:
                 self._counts[metric].add([value])
         if status is Status.ok and ended["ttft_s"] is not None:
             counts.kept += kept(ended, self._promises[number])
-        return Ended(self._names[number], status, ended["e2e_s"], ended["duration_s"])
+        name = self._names[number]
+        return Ended(name, status, ended["e2e_s"], ended["duration_s"], ended["n_bytes"])
 
     def _add_gaps(self, counts: Sequence[int]) -> None:
         """Gaps come counted by bucket; each stands at its bucket's upper end here."""

@@ -44,8 +44,8 @@ def ended(
     class_id=0, status=Status.ok, ttft=0.1, lateness=0.001, tpot=0.01, e2e=0.3, n=21, own=None
 ):
     if ttft is None:
-        return [class_id, int(status), None, lateness, None, None, 0.4, None, 0.4, 0, own]
-    return [class_id, int(status), ttft, lateness, tpot, e2e, e2e, 0.02, e2e - lateness, n, own]
+        return [class_id, int(status), None, lateness, None, None, 0.4, None, 0.4, 0, 0, own]
+    return [class_id, int(status), ttft, lateness, tpot, e2e, e2e, 0.02, e2e - lateness, n, 99, own]
 
 
 def beat(now_s=5.0, released=4, sent=4, in_flight=1, waiting=0, ended=(), gaps=()):
