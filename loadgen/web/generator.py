@@ -11,9 +11,12 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from loadgen.command.web import PLUGINS, TARGET
 from loadgen.drive.shard import prepare, serve
@@ -26,6 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, _leave)
     _die_with_parent()
     prepare()
     assert not {"gevent", "locust"} & set(sys.modules), "the generator's process is patched"
@@ -91,12 +95,18 @@ def _exactly(fd: int, size: int) -> bytes:
     return bytes(found)
 
 
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """At once, with what was recorded: nobody is left to ask for it."""
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    os._exit(128 + number)
+
+
 def _die_with_parent() -> None:
     """Linux only; elsewhere the end of stdin ends the run."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before we asked
         raise SystemExit
 

@@ -195,6 +195,7 @@ class _Work:
         self._say(self._tally.frame())
         data = (self._folder / f"shard-{self._shard}.npz").read_bytes()
         parts = pieces(self.run, self._shard, data)
+        shutil.rmtree(self._folder, ignore_errors=True)  # a kill during the upload leaves none
         digest = hashlib.sha256(data).hexdigest()
         self._say(Done(self.run, self._shard, len(parts), digest, instrument))
         self._upload = Upload(parts)
