@@ -63,7 +63,7 @@ class Master:
         self.notes: deque[str] = deque(maxlen=_NOTES)
         self.finished: Finished | None = None
         self.n_runs = 0
-        self._is_interrupted = False
+        self._is_interrupted = self.is_stopping = False
 
     @property
     def why_not(self) -> str | None:
@@ -123,7 +123,7 @@ class Master:
         at any time whether it is over. Its report stays where it is."""
         assert not self.is_running, "the run is not over"
         gevent.killall(self._greenlets, block=False)
-        self._process, self._greenlets = None, []
+        self._process, self._greenlets, self.is_stopping = None, [], False
         self.facts, self.finished, self.n_points = {}, None, 0
         self.points.clear()
         self.notes.clear()
@@ -138,6 +138,7 @@ class Master:
         gives that up too."""
         self._is_interrupted = is_interrupt
         if self._process is not None and not self.is_over:
+            self.is_stopping = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGINT)
 

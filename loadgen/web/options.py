@@ -103,17 +103,31 @@ class Settings:
 
     def asked(self, options: Namespace) -> Asked:
         """A run as the form asks for it now. Raises UsageError."""
+        self._n_runs += 1
+        return self._read(options, self._fixed["out"] if self._n_runs == 1 else "")
+
+    def check(self, options: Namespace, form: Mapping[str, str]) -> None:
+        """That what a form says can be a run, before Locust takes it: it would close the form.
+        Raises UsageError or ScenarioError. Plugins are not read in this process; with them, only
+        the run itself tells."""
+        said = {name: form[name] for name in (*IN_FORM, "host") if name in form}
+        found = self._read(Namespace(**{**vars(options), **said}), "")
+        if not found.plugins:
+            found.chosen_scenario()
+
+    def _read(self, options: Namespace, out: object) -> Asked:
         words = {name: str(getattr(options, name, "") or "").strip() for name in IN_FORM}
         if words["scenario"] not in self._scenarios:
             raise UsageError(f"scenario: {nearest(words['scenario'], self._scenarios)}")
         target = (options.host or self._host).strip()
+        if not target:
+            raise UsageError("Host: write the server's URL, or reference or mock for one of ours")
         if target not in (*OURS, self._host) and "://" not in target:
             raise UsageError(
                 f"Host {target!r}: write a URL, reference or mock; a target file is given on the "
                 "command line"
             )
-        fixed = {**self._fixed, "out": self._fixed["out"] if self._n_runs == 0 else ""}
+        fixed = {**self._fixed, "out": out}
         if target not in OURS:
             fixed["engine"] = ""
-        self._n_runs += 1
         return read_asked({**fixed, **words, "target": target, "given_target": self._host})

@@ -6,7 +6,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from flask import (
 
 from loadgen.command.asked import cache_dir
 from loadgen.command.web import password
+from loadgen.errors import SlobenchError
 from loadgen.web.master import Master
 from reports.bundle import vega_bundle
 
@@ -47,9 +48,16 @@ _SCRIPT = '<script defer src="./slo/slo.js"></script></body>'
 _STATIC = files("loadgen.web") / "static"
 
 
-def dress(web_ui: Any, master: Master, base_path: str) -> None:
-    """Hang tabs, routes and the report on Locust's page before it is served. Raises UsageError for
-    a login without a password."""
+def dress(
+    web_ui: Any,
+    master: Master,
+    base_path: str,
+    check: Callable[[Mapping[str, str]], None],
+    press_stop: Callable[[], bool],
+) -> None:
+    """Hang tabs, routes and the report on Locust's page before it is served. `check` raises for a
+    form that is no run; `press_stop` says whether Locust has to act on the button. Raises
+    UsageError for a login without a password."""
     app: Flask = web_ui.app
     web_ui.template_args.update(
         extended_tabs=[{"title": "LLM SLO", "key": "slo"}, {"title": "Shards", "key": "shards"}],
@@ -68,9 +76,12 @@ def dress(web_ui: Any, master: Master, base_path: str) -> None:
     app.view_functions["locust.stats_report"] = web_ui.auth_required_if_enabled(
         lambda: _report(master)
     )
-    start = app.view_functions["locust.swarm"]
+    start, stop = app.view_functions["locust.swarm"], app.view_functions["locust.stop"]
     app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(
-        lambda: _refused(master) or start()
+        lambda: _refused(master, check) or start()
+    )
+    app.view_functions["locust.stop"] = web_ui.auth_required_if_enabled(
+        lambda: stop() if press_stop() else jsonify({"success": True, "message": "Test stopped"})
     )
     app.before_request(_refuse_strangers)
     changed = app.after_request_funcs.setdefault(None, [])
@@ -112,6 +123,7 @@ def live_facts(master: Master, since: int) -> dict[str, Any]:
         "asked": None
         if asked is None
         else {"scenario": asked.scenario, "target": asked.target, "slo": asked.slo},
+        "is_stopping": master.is_stopping,
         "facts": master.facts,
         "points": list(master.points)[max(0, since - n_left_out) :],
         "n_points": master.n_points,
@@ -189,11 +201,15 @@ def _refuse_strangers() -> None:
         abort(403, f"a page of {origin} may not do this")
 
 
-def _refused(master: Master) -> Response | None:
-    """A start for which Locust would take the form's values, say that it starts, and do nothing."""
+def _refused(master: Master, check: Callable[[Mapping[str, str]], None]) -> Response | None:
+    """A start for which Locust would take the form's values, close it, and show an empty page."""
     why = master.why_not
-    if why is None:
-        return None
+    try:
+        if why is None:
+            check(request.form)
+            return None
+    except SlobenchError as error:
+        why = str(error)
     return jsonify({"success": False, "message": why, "host": request.form.get("host", "")})
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 import gevent
@@ -72,7 +73,10 @@ class Session:
         self._environment, self._runner = environment, runner
         self._settings = Settings(environment.parsed_options)
         self.master = Master(self._send, self.present, _log.warning)
-        self._is_stopping = self._was_just_started = self._is_leaving = self._is_asked = False
+        self._was_just_started = self._is_leaving = self._is_asked = self._is_stop_asked = False
+        self._n_waiting = 0
+        if isinstance(runner, MasterRunner):
+            self._keep_on(runner)
         events.test_start.add_listener(lambda **_: self._start())
         events.test_stopping.add_listener(lambda **_: self._stopping())
         events.quitting.add_listener(lambda **_: self._quitting())
@@ -86,7 +90,7 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether the shape may end; while a stop is waited for it may not."""
-        return self.master.finished is not None and not self._is_stopping
+        return self.master.finished is not None and not self._n_waiting
 
     def refuses(self) -> bool:
         """End a run that nobody is there for: Locust's master would start nothing, and never try
@@ -103,9 +107,22 @@ class Session:
         found = [c.id for c in self._runner.clients.all if c.state != STATE_MISSING]
         return sorted(found, key=self._runner.get_worker_index)
 
+    def check(self, form: Mapping[str, str]) -> None:
+        """That a run can be asked for with what the form says. Raises UsageError or
+        ScenarioError."""
+        self._settings.check(self._environment.parsed_options, form)
+
+    def press_stop(self) -> bool:
+        """The Stop button; whether Locust has to act on it. A second press waits with the first."""
+        if self._is_stop_asked and self.master.is_running:
+            self._await_result()
+            return False
+        self._is_stop_asked = self.master.is_running
+        return True
+
     def renew(self) -> None:
         """The next start is a run of its own."""
-        self._is_asked = True
+        self._is_asked, self._is_stop_asked = True, False
         if self._was_just_started:  # a master's runner calls the shape again after the start
             self._was_just_started = False
         elif self.master.finished is not None:
@@ -124,17 +141,43 @@ class Session:
         except UsageError as error:
             self.master.refuse(error.exit_code, str(error))
 
+    def _keep_on(self, runner: MasterRunner) -> None:
+        """Locust ends a test when its last worker is silent. A run is over when the conductor says
+        so: it waits a little, for a worker may come back."""
+        stop, check_stopped = runner.stop, runner.check_stopped
+
+        def goes_on() -> bool:
+            is_wanted = not (self._is_stop_asked or self._is_leaving)
+            return self.master.is_running and is_wanted and self._is_forsaken()
+
+        def stop_unless(send_stop_to_client: bool = True) -> None:
+            if not goes_on():
+                stop(send_stop_to_client)
+
+        def check_unless() -> None:
+            if not goes_on():
+                check_stopped()
+
+        runner.stop, runner.check_stopped = stop_unless, check_unless
+
+    def _is_forsaken(self) -> bool:
+        """Whether Locust hears of no worker."""
+        return isinstance(self._runner, MasterRunner) and self._runner.worker_count <= 0
+
     def _stopping(self) -> None:
         """The Stop button: the workers are kept until their rows are here and all is told, so that
         the next start finds nothing on."""
-        if not self.master.is_running or self._is_stopping:
+        if not self.master.is_running:
             return
-        self._is_stopping = True
+        self._n_waiting += 1
         try:
             self.master.stop(is_interrupt=False)
-            self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
+            self._await_result()
         finally:
-            self._is_stopping = False
+            self._n_waiting -= 1
+
+    def _await_result(self) -> None:
+        self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
 
     def _interrupted(self) -> None:
         """Ctrl-C ends the run and, once it is told, everything; without a page the shape does."""
@@ -146,7 +189,7 @@ class Session:
 
     def _leave(self) -> None:
         if self.master.is_running:
-            self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
+            self._await_result()
             if self._environment.web_ui is None:
                 return
         self._environment.process_exit_code = _INTERRUPTED
@@ -177,9 +220,9 @@ class Session:
 
     def _quitting(self) -> None:
         if self.master.is_running:
-            if not self._is_leaving:  # twice would give up what is in flight
+            if not (self._is_leaving or self._is_forsaken()):  # twice would give up what is on
                 self.master.stop(is_interrupt=True)
-            self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
+            self._await_result()
         self.master.kill()
         if self.master.finished is not None and self._environment.process_exit_code is None:
             self._environment.process_exit_code = self.master.finished.exit_code
@@ -204,12 +247,12 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
     if not isinstance(runner, WorkerRunner):
         session = OpenLoop.session = Session(environment, runner)
         if web_ui is not None:
-            _dress(web_ui, session.master, environment.parsed_options.web_base_path or "")
+            _dress(web_ui, session, environment.parsed_options.web_base_path or "")
 
 
-def _dress(web_ui: Any, master: Master, base_path: str) -> None:
+def _dress(web_ui: Any, session: Session, base_path: str) -> None:
     try:
-        dress(web_ui, master, base_path)
+        dress(web_ui, session.master, base_path, session.check, session.press_stop)
     except UsageError as error:
         _log.error(str(error))
         raise SystemExit(error.exit_code) from None
@@ -225,7 +268,7 @@ def _be_worker(environment: Environment, runner: Runner) -> None:
             request_type=METHOD,
             name=ended.class_name,
             response_time=1e3 * (ended.e2e_s or ended.duration_s or 0.0),
-            response_length=0,
+            response_length=ended.n_bytes,
             exception=None if ended.status is Status.ok else Exception(ended.status.name),
             context={},
         )

@@ -135,6 +135,8 @@
       verdict.append(element("span", { className: "bad", textContent: "NO RUN" }), ` (exit code ${result.exit_code}) `);
     } else if (told.state === "running" && f.is_over) {
       verdict.append("All requests have ended; computing the verdict … ");
+    } else if (told.state === "running" && told.is_stopping) {
+      verdict.append("Stopping: waiting for requests in flight … ");
     } else if (told.state === "running" && f.now_s !== undefined) {
       verdict.append(`Running: ${Math.min(f.now_s, f.horizon_s).toFixed(0)} of ${f.horizon_s.toFixed(0)} s `);
     } else if (told.state === "running") {
@@ -213,10 +215,20 @@
     }
   };
 
+  // Who presses Start wants to see how it goes: our tab is opened once each time the tabs come.
+  const openTab = (tabs) => {
+    if (tabs.dataset.slo) return;
+    tabs.dataset.slo = "seen";
+    if (new URLSearchParams(location.search).has("tab")) return;
+    const ours = [...tabs.querySelectorAll("[role=tab]")].find((one) => one.textContent.trim() === "LLM SLO");
+    if (ours) ours.click();
+  };
+
   // In Locust's page the panel lives beside the contents of its own tab, which React redraws.
   const mount = () => {
     openParameters();
     const tabs = document.querySelector(".MuiTabs-root");
+    if (tabs) openTab(tabs);
     const place = tabs && tabs.closest(".MuiContainer-root");
     if (place && panel.parentNode !== place) place.append(panel);
     const wasHidden = panel.hidden;
