@@ -42,7 +42,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
     else:
         parts += [_by_rate(facts, "goodput", "per_s"), _by_rate(facts, "attainment", "share")]
         if len(facts["modes"]) > 1:
-            parts.append(_differences(facts))
+            parts += [_differences(facts), _ratios(facts)]
     parts += [Text(f"note: {note}", style="yellow") for note in notes(facts)]
     return Group(*parts)
 
@@ -117,10 +117,14 @@ def _numbers(facts: Mapping[str, Any]) -> Table:
 
 
 def _ratios(facts: Mapping[str, Any]) -> Table:
-    """Every other mode as multiples of the first."""
+    """Every other mode as multiples of the first, of the same requests; with rates, rate by
+    rate."""
     titles = {key: title for title, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]}
     table = _table(f"times {facts['baseline']}", *titles.values())
-    for row in facts["rows"]:
+    rows = facts["rows"]
+    if facts["rates_per_s"] is not None:
+        rows = [row for mode in facts["modes"] for row in whole(facts) if row["mode"] == mode]
+    for row in rows:
         if row["mode"] != facts["baseline"]:
             table.add_row(_first_cell(row), *(times_text(row["ratio"][key]) for key in titles))
     return table
@@ -146,7 +150,10 @@ def _waits(facts: Mapping[str, Any]) -> Table:
 
 
 def _first_cell(row: Row) -> str:
-    return f"  {row['class']}" if row["class"] else str(row["mode"])
+    if row["class"]:
+        return f"  {row['class']}"
+    rate = row["rate_per_s"]
+    return str(row["mode"]) if rate is None else f"{row['mode']} at {rate:g}/s"
 
 
 def _by_rate(facts: Mapping[str, Any], quantity: str, unit: Unit) -> Table:

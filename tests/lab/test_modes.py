@@ -240,6 +240,12 @@ def test_the_page_and_the_terminal_say_the_same(compared):
     assert "simulated: steps cost what the cost model says" in told
     assert set(figures(facts)) == {"goodput", "difference"}
     assert len(paper(facts)["vconcat"]) == 2
+    ratios = told.partition("times static batch_size=4")[2]
+    lines = re.findall(r"^chunked at .*$", ratios, re.MULTILINE)
+    assert [line[: len("chunked at 2/s")] for line in lines] == ["chunked at 2/s", "chunked at 6/s"]
+    for line, row in zip(lines, facts["rows"][1::2], strict=True):
+        ttft = row["ratio"]["ttft_p99"]
+        assert f" {ttft['value']:.2g} ({ttft['low']:.2g} to {ttft['high']:.2g})" in line
 
 
 def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
