@@ -7,7 +7,6 @@ and takes blocks, preempts when there are none left, and turns sampled tokens in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from loadgen.clock import Clock
 from reference_engine.admission import AdmissionError, check_admission
@@ -15,8 +14,9 @@ from reference_engine.booking import UNKNOWN, Due, book, fill, seat
 from reference_engine.books import Books
 from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import Executor, Launching, StepBatch, StepResult
-from reference_engine.explain import Account, Accounts
+from reference_engine.explain import Account
 from reference_engine.forecast import Forecast
+from reference_engine.gate import Gate
 from reference_engine.kv import KvPool
 from reference_engine.placement import Placement
 from reference_engine.plan import Cause, How, Limits, Plan, PlanError, View, Why, check_plan
@@ -29,26 +29,7 @@ from reference_engine.sequence import Request, State
 from reference_engine.step_tokens import StepTokens
 from reference_engine.steps import Event, StepLog, told
 from reference_engine.swap import HostPool
-from reference_engine.tenants import Tenants
-
-PAUSED = Cause(Why.paused_by_operator)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine started."""
-
-    steps: int = 0
-    admitted: int = 0
-    preemptions: int = 0
-    swaps: int = 0  # of the preemptions
-    prompt_tokens: int = 0  # computed, so recomputation counts again
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    padding_tokens: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    rejected_plans: int = 0
+from reference_engine.totals import Counters
 
 
 def step(state: EngineState, executor: Executor) -> StepTokens:
@@ -99,15 +80,14 @@ class EngineState:
         self.counters = Counters()
         self.log = log or StepLog()
         self.wait_until_s: float | None = None
-        self.paused: set[str] = set()
         self._view = View(
             clock.now_s(), self.roster, kv, limits, cost, predictor, assign=self._assign
         )
-        self._books = Books(self.roster, limits, self._view.cost)
+        self.books = Books(self.roster, limits, self._view.cost)
         self._n_planned = 0
         self._outset = Outset(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
         self._ahead: PlannedStep | None = None
-        self._unannounced: set[str] = set()  # of paused tenants; the policy never saw them
+        self.gate = Gate(self.roster, self.books)
 
     @property
     def has_work(self) -> bool:
@@ -144,13 +124,12 @@ class EngineState:
             request.state = State.rejected
             self._note("reject", request, view.now_s, code=error.code)
             raise
-        self._books.arrive(request, view.now_s)
+        self.books.arrive(request, view.now_s)
         self.roster.enter(request)
         self.counters.admitted += 1
         self._note("arrival", request, view.now_s)
-        if request.tenant in self.paused:
-            self._unannounced.add(request.id)
-            self._hold(request, view.now_s)
+        if self.gate.is_shut_to(request):
+            self.gate.hold(request, view.now_s, is_known=False)
         else:
             self.policy.on_arrival(request, view)
 
@@ -214,8 +193,8 @@ class EngineState:
         placed = Placement(
             plan, self.policy, self._view, self.roster, self.kv, self.host, self.preempt
         )
-        for request, cost in self._books.start(placed.admitted, now_s):
-            self._log("jump", cost, now_s, request_id=request.id, tenant=request.tenant)
+        for request, cost in self.books.start(placed.admitted, now_s):
+            self.log_event("jump", cost, now_s, request_id=request.id, tenant=request.tenant)
         for request in placed.admitted:
             if request.scheduled_s is None:
                 request.scheduled_s, request.n_cached = now_s, request.n_computed
@@ -223,7 +202,7 @@ class EngineState:
         for request, by in placed.preempted:
             self._requeue(request, by, now_s)
         causes = (*plan.causes, *placed.left_out) if placed.left_out else plan.causes
-        self._books.note(plan, causes, now_s)
+        self.books.note(plan, causes, now_s)
         self._outset = self._look(len(placed.preempted), now_s)
         return StepBatch(
             tuple(placed.rows.values()),
@@ -258,7 +237,7 @@ class EngineState:
         record = planned.record(self._n_planned, self.log.level, began_s, duration_s, now_s)
         self._n_planned += 1
         if planned.outset.n_waiting:
-            self._books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
+            self.books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
         ends = self._judge(due, now_s)
         batch = planned.batch
         requests = [row.request for row in batch.rows if row.samples]
@@ -272,102 +251,18 @@ class EngineState:
             self.policy.on_finish(request, view)
         return StepTokens(requests, result.tokens, ends, result.logprobs)
 
-    # --- interventions of an operator: `actor` and `reason` are for the log
-
-    def switch_policy(self, policy: Policy, actor: str = "", reason: str = "") -> None:
-        """Go on under another policy. Nothing drains: it is told of every request that waits or
-        runs as if it arrived."""
-        before = self.policy.described()
-        self.policy = policy.fresh()
-        view = self.view()
-        self._books.ledger.unassign(view.now_s)
-        for request in [*view.running, *view.waiting]:
-            self.policy.on_arrival(request, view)
-        self._unannounced.update(self.roster.held)
-        after = self.policy.described()
-        detail = {"reason": reason, "before": before, "after": after}
-        self._log("switch_policy", detail, view.now_s, actor=actor)
-
-    def pause(self, tenant: str, actor: str = "", reason: str = "") -> int:
-        """Keep a tenant's waiting and coming requests from the policy; running ones go on.
-        Returns how many are held now."""
-        self.paused.add(tenant)
-        now_s = self.view().now_s
-        for request in [r for r in self.roster.waiting.values() if r.tenant == tenant]:
-            self._hold(request, now_s)
-        n_held = sum(request.tenant == tenant for request in self.roster.held.values())
-        detail = {"reason": reason, "held": n_held}
-        self._log("pause_tenant", detail, now_s, tenant=tenant, actor=actor)
-        return n_held
-
-    def resume(self, tenant: str, actor: str = "", reason: str = "") -> int:
-        """Give them back their places in the queue; returns how many."""
-        self.paused.discard(tenant)
-        view = self.view()
-        resumed = [r for r in self.roster.held.values() if r.tenant == tenant]
-        self.roster.release(resumed)
-        for request in resumed:
-            self._books.release(request, view.now_s)
-            if request.id in self._unannounced:
-                self._unannounced.discard(request.id)
-                self.policy.on_arrival(request, view)
-            else:
-                self.policy.on_requeue(request, view)
-        detail = {"reason": reason, "released": len(resumed)}
-        self._log("resume_tenant", detail, view.now_s, tenant=tenant, actor=actor)
-        return len(resumed)
-
-    def reprioritise(
-        self, request_id: str, priority: int, actor: str = "", reason: str = ""
-    ) -> bool:
-        """Change a request's priority; False when it is over."""
-        request = self.roster.find(request_id)
-        if request is None:
-            return False
-        detail = {"reason": reason, "before": request.priority, "after": priority}
-        request.priority = priority
-        who = {"request_id": request_id, "tenant": request.tenant, "actor": actor}
-        view = self.view()
-        self._log("reprioritise", detail, view.now_s, **who)
-        if request_id in self.roster.waiting:
-            self.policy.on_requeue(request, view)
-        return True
-
-    def reset_prefix_cache(self, actor: str = "", reason: str = "") -> int:
-        """Forget every cached prefix; what runs keeps its memory. Returns how many blocks were
-        cached."""
-        n_cached = self.kv.forget_prefixes()
-        detail = {"reason": reason, "blocks": n_cached}
-        self._log("reset_prefix_cache", detail, self.view().now_s, actor=actor)
-        return n_cached
-
     # --- questions
 
     def explain(self, request_id: str) -> Account | None:
         """The account of a live or recently finished request."""
         request = self.roster.find(request_id)
         if request is None:
-            return self._books.accounts.get(request_id)
-        return self._books.explain(request, self._clock.now_s())
+            return self.books.accounts.get(request_id)
+        return self.books.explain(request, self._clock.now_s())
 
     def forecast(self, n_prompt: int) -> Forecast:
         """What a request of so many prompt tokens would be told if it arrived now."""
-        return self._books.forecast(n_prompt, self._clock.now_s())
-
-    @property
-    def accounts(self) -> Accounts:
-        """Of the requests that ended last."""
-        return self._books.accounts
-
-    @property
-    def tenants(self) -> Tenants:
-        """What each tenant got, waited for and cost the others."""
-        return self._books.tenants
-
-    @property
-    def forecast_errors_s(self) -> Sequence[float]:
-        """How much later than foretold the latest requests started."""
-        return self._books.pace.errors
+        return self.books.forecast(n_prompt, self._clock.now_s())
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
@@ -412,7 +307,7 @@ class EngineState:
             if self.is_strict:
                 raise
             self.counters.rejected_plans += 1
-            self._log("rejected_plan", {"error": str(error)}, view.now_s)
+            self.log_event("rejected_plan", {"error": str(error)}, view.now_s)
             return first_come(view)
 
     def _look(self, n_preempted: int, now_s: float) -> Outset:
@@ -424,7 +319,7 @@ class EngineState:
             kv_used_blocks=self.kv.n_blocks - self.kv.n_free,
             n_preempted=n_preempted,
             policy=self.policy.kind,
-            causes=self._books.ledger.counts(),
+            causes=self.books.ledger.counts(),
         )
 
     def _context(self, decodes: Sequence[Request]) -> int:
@@ -435,15 +330,11 @@ class EngineState:
     def _requeue(self, request: Request, by: str, now_s: float) -> None:
         self.counters.preemptions += 1
         self.counters.swaps += request.state is State.swapped
-        self._books.requeue(request, now_s, Cause(Why.preempted_by, by))
-        if request.tenant in self.paused:
-            self._hold(request, now_s)
+        self.books.requeue(request, now_s, Cause(Why.preempted_by, by))
+        if self.gate.is_shut_to(request):
+            self.gate.hold(request, now_s)
         else:
             self.policy.on_requeue(request, self._view)
-
-    def _hold(self, request: Request, now_s: float) -> None:
-        self.roster.hold(request)
-        self._books.hold(request, now_s, PAUSED)
 
     def _judge(self, due: Due, now_s: float) -> dict[Request, State]:
         """Whether tokens, already appended, end their requests; returns those that did."""
@@ -465,8 +356,8 @@ class EngineState:
         self.host.drop(request)
         request.state, request.finished_s = finish, now_s
         self.counters.finished += 1
-        self._unannounced.discard(request.id)
-        self._books.end(request, now_s)
+        self.gate.forget(request.id)
+        self.books.end(request, now_s)
         if finish is not State.finished_abort:
             self._view.predictor.observe(request)
         kind = "cancel" if finish is State.finished_abort else "finish"
@@ -474,10 +365,10 @@ class EngineState:
 
     def _note(self, kind: str, request: Request, now_s: float, **more: object) -> None:
         detail = more | told(kind, request, self.log.level)
-        self._log(kind, detail, now_s, request_id=request.id, tenant=request.tenant)
+        self.log_event(kind, detail, now_s, request_id=request.id, tenant=request.tenant)
 
-    def _log(self, kind: str, detail: Mapping[str, object], now_s: float, **who: str) -> None:
+    def log_event(self, kind: str, detail: Mapping[str, object], now_s: float, **who: str) -> None:
         self.log.note(Event(now_s, self._n_planned, kind, detail=detail, **who))
 
     def _assign(self, request_id: str, segment: str) -> None:
-        self._books.ledger.assign(request_id, segment, self._view.now_s)
+        self.books.ledger.assign(request_id, segment, self._view.now_s)

@@ -168,5 +168,5 @@ class EngineThread:
         self._on_finish(request)
 
     def _on_finish(self, request: Request) -> None:
-        self._metrics.on_finish(request, self._state.accounts.get(request.id))
+        self._metrics.on_finish(request, self._state.books.accounts.get(request.id))
         self.departures.add(self._clock.now_s())

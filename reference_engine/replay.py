@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from reference_engine import interventions
 from reference_engine.admission import AdmissionError
 from reference_engine.executors.base import Caps, StepBatch, StepResult
 from reference_engine.explain import Account
@@ -227,22 +228,22 @@ class _Replay:
 
     def _switch(self, event: Event) -> None:
         policy = self._make_policy(_mapping(event.detail["after"]))
-        self._state.switch_policy(policy, event.actor, str(event.detail["reason"]))
+        interventions.switch_policy(self._state, policy, event.actor, str(event.detail["reason"]))
 
     def _pause(self, event: Event) -> None:
-        self._state.pause(event.tenant, event.actor, str(event.detail["reason"]))
+        interventions.pause(self._state, event.tenant, event.actor, str(event.detail["reason"]))
 
     def _resume(self, event: Event) -> None:
-        self._state.resume(event.tenant, event.actor, str(event.detail["reason"]))
+        interventions.resume(self._state, event.tenant, event.actor, str(event.detail["reason"]))
 
     def _reprioritise(self, event: Event) -> None:
         priority = event.detail["after"]
         assert isinstance(priority, int), f"a priority is a number, got {priority!r}"
         reason = str(event.detail["reason"])
-        self._state.reprioritise(event.request_id, priority, event.actor, reason)
+        interventions.reprioritise(self._state, event.request_id, priority, event.actor, reason)
 
     def _forget(self, event: Event) -> None:
-        self._state.reset_prefix_cache(event.actor, str(event.detail["reason"]))
+        interventions.reset_prefix_cache(self._state, event.actor, str(event.detail["reason"]))
 
 
 _REPEAT = {

@@ -91,7 +91,7 @@ def _sizes(state: EngineState) -> dict[str, Any]:
         "running": len(state.roster.running),
         "waiting": len(state.roster.waiting),
         "held": len(state.roster.held),
-        "paused_tenants": sorted(state.paused),
+        "paused_tenants": sorted(state.gate.paused),
         "kv_blocks": state.kv.n_blocks,
         "kv_blocks_free": state.kv.n_free,
         **asdict(state.counters),
@@ -120,7 +120,7 @@ def _thoughts(state: EngineState, request_id: str) -> dict[str, Any]:
 
 def _case(state: EngineState) -> Case:
     """The requests that ended last and the last steps, for any thread."""
-    return Case(Setup.of(state), list(state.accounts), list(state.log.steps), _MOST_SIMULATED)
+    return Case(Setup.of(state), list(state.books.accounts), list(state.log.steps), _MOST_SIMULATED)
 
 
 def _miss_json(miss: Attribution) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def _miss_json(miss: Attribution) -> dict[str, Any]:
 
 def _tenants_json(state: EngineState) -> dict[str, Any]:
     return {
-        name: {**asdict(account), "is_paused": name in state.paused}
-        for name, account in state.tenants.items()
+        name: {**asdict(account), "is_paused": name in state.gate.paused}
+        for name, account in state.books.tenants.items()
     }
 
 

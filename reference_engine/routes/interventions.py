@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from loadgen.errors import UnknownKind, UsageError
+from reference_engine import interventions
 from reference_engine.core import EngineState
 from reference_engine.policies.base import Policy
 from reference_engine.routes.debug import policy_json
@@ -52,7 +53,7 @@ class InterventionRoutes:
 
         def switch(state: EngineState) -> dict[str, Any]:
             before = policy_json(state)
-            state.switch_policy(policy, **who)
+            interventions.switch_policy(state, policy, **who)
             return {"before": before, **policy_json(state)}
 
         return web.json_response(await self._service.ask(switch))
@@ -62,7 +63,7 @@ class InterventionRoutes:
         tenant, who = request.match_info["name"], await _operator(request)
 
         def pause(state: EngineState) -> dict[str, Any]:
-            state.pause(tenant, **who)
+            interventions.pause(state, tenant, **who)
             return _tenant_json(state, tenant)
 
         return web.json_response(await self._service.ask(pause))
@@ -72,7 +73,7 @@ class InterventionRoutes:
         tenant, who = request.match_info["name"], await _operator(request)
 
         def resume(state: EngineState) -> dict[str, Any]:
-            state.resume(tenant, **who)
+            interventions.resume(state, tenant, **who)
             return _tenant_json(state, tenant)
 
         return web.json_response(await self._service.ask(resume))
@@ -84,7 +85,9 @@ class InterventionRoutes:
         priority, who = integer(body, "priority", -(1 << 31)), _who(request, body)
         if priority is None:
             raise WireError("priority must be an integer", param="priority")
-        if not await self._service.ask(lambda s: s.reprioritise(request_id, priority, **who)):
+        if not await self._service.ask(
+            lambda s: interventions.reprioritise(s, request_id, priority, **who)
+        ):
             raise WireError(
                 f"no request '{request_id}' is live", status=404, code="request_not_found"
             )
@@ -93,7 +96,7 @@ class InterventionRoutes:
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
         """Forget every cached prefix; what runs goes on."""
         who = await _operator(request)
-        n_blocks = await self._service.ask(lambda state: state.reset_prefix_cache(**who))
+        n_blocks = await self._service.ask(lambda s: interventions.reset_prefix_cache(s, **who))
         return web.json_response({"blocks": n_blocks})
 
 
@@ -110,4 +113,4 @@ def _who(request: web.Request, body: Mapping[str, Any]) -> dict[str, str]:
 
 def _tenant_json(state: EngineState, tenant: str) -> dict[str, Any]:
     held = sum(request.tenant == tenant for request in state.roster.held.values())
-    return {"tenant": tenant, "is_paused": tenant in state.paused, "held": held}
+    return {"tenant": tenant, "is_paused": tenant in state.gate.paused, "held": held}

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import PrivateAttr
 
+from reference_engine import interventions
 from reference_engine.admission import AdmissionError
 from reference_engine.cost_model import StepCost
 from reference_engine.plan import Cause, How, Item, Plan, Preemption, Why
@@ -184,8 +185,8 @@ def test_every_request_gets_its_own_tokens_whatever_happens(
                 meddle(state, what, which)
                 state.check()
         if i_step == 42:
-            state.resume("t0")
-            state.resume("t1")
+            interventions.resume(state, "t0")
+            interventions.resume(state, "t1")
         before_s = engine.clock.now_s()
         if state.has_work:
             for event in engine.step():
@@ -221,13 +222,13 @@ def meddle(state, what, which):
     if what == "cancel":
         state.end(f"r{which}", State.finished_abort)
     elif what == "pause":
-        state.pause(f"t{which % 2}", "op", "noisy")
+        interventions.pause(state, f"t{which % 2}", "op", "noisy")
     elif what == "resume":
-        state.resume(f"t{which % 2}", "op")
+        interventions.resume(state, f"t{which % 2}", "op")
     elif what == "priority":
-        state.reprioritise(f"r{which}", which, "op")
+        interventions.reprioritise(state, f"r{which}", which, "op")
     else:
-        state.switch_policy(Chaos(seed=which), "op", "to see")
+        interventions.switch_policy(state, Chaos(seed=which), "op", "to see")
 
 
 @pytest.mark.parametrize(

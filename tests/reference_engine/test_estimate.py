@@ -67,7 +67,7 @@ def test_the_errors_of_earlier_forecasts_correct_the_next():
     for _ in range(30):
         work.step()
     asked = request("r", [99] * 8, 5)
-    errors = work.state.forecast_errors_s
+    errors = work.state.books.pace.errors
     assert isinstance(errors, deque)
     errors.clear()
     plain = estimate(work.state, asked)

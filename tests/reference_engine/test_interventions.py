@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reference_engine import interventions
 from reference_engine.admission import AdmissionError
 from reference_engine.plan import Item, NoProgress, Plan
 from reference_engine.policies.base import POLICIES
@@ -40,7 +41,9 @@ def test_a_new_policy_takes_over_without_draining():
     engine = rig(policy=Chunked(max_num_seqs=2), executor_args={"step_s": 1.0})
     engine.admit(*(request(name, [1, 2], 6) for name in "abc"))
     engine.step()
-    engine.state.switch_policy(Watching(max_num_seqs=3), actor="ann", reason="a test")
+    interventions.switch_policy(
+        engine.state, Watching(max_num_seqs=3), actor="ann", reason="a test"
+    )
     assert SEEN == [("arrival", "a"), ("arrival", "b"), ("arrival", "c")]
     engine.step()
     assert len(engine.state.roster.running) == 3
@@ -60,7 +63,7 @@ def test_any_mode_can_take_over_from_any_other(mode):
     engine.admit(*requests)
     for _ in range(4):
         engine.step()
-    engine.state.switch_policy(POLICIES.build({"kind": mode}))
+    interventions.switch_policy(engine.state, POLICIES.build({"kind": mode}))
     for _ in range(500):
         if engine.state.has_work:
             engine.step()
@@ -79,7 +82,7 @@ def test_a_paused_tenants_requests_wait_for_the_operator():
         request("c", [1], 2, tenant="blue"),
     )
     engine.step()
-    assert state.pause("red", "ann", "too loud") == 1
+    assert interventions.pause(state, "red", "ann", "too loud") == 1
     engine.admit(request("d", [1], 1, tenant="red", arrived_s=1.0))
     assert [req.id for req in state.view().waiting] == ["c"]
     for _ in range(10):
@@ -89,7 +92,7 @@ def test_a_paused_tenants_requests_wait_for_the_operator():
     assert state.log.steps[-1].causes == (("paused_by_operator", 2),)
     engine.clock.advance(5.0)
     SEEN.clear()
-    assert state.resume("red", "ann") == 2
+    assert interventions.resume(state, "red", "ann") == 2
     assert SEEN == [("requeue", "b"), ("arrival", "d")]
     engine.drain()
     assert sentence(engine, "b") == ("waited 16 s: 15 s paused by the operator, 1 s sequence slots")
@@ -101,7 +104,7 @@ def test_held_requests_can_be_cancelled_and_preempted_ones_are_held():
     engine = rig(n_blocks=6, max_model_len=96, watermark=0)
     engine.admit(request("a", [1] * 40, 50), request("b", [2] * 40, 50, tenant="red"))
     engine.step()
-    engine.state.pause("red")
+    interventions.pause(engine.state, "red")
     while not engine.state.counters.preemptions:
         engine.step()
     assert list(engine.state.roster.held) == ["b"]
@@ -115,9 +118,9 @@ def test_resumed_requests_take_their_places_again():
     for i, tenant in enumerate(["red", "blue", "red", "blue"]):
         engine.clock.advance(1.0)
         engine.admit(request(f"r{i}", [1], 3, tenant=tenant, arrived_s=engine.clock.now_s()))
-    engine.state.pause("red")
+    interventions.pause(engine.state, "red")
     assert [req.id for req in engine.state.view().waiting] == ["r1", "r3"]
-    engine.state.resume("red")
+    interventions.resume(engine.state, "red")
     assert [req.id for req in engine.state.view().waiting] == ["r0", "r1", "r2", "r3"]
 
 
@@ -126,9 +129,9 @@ def test_a_new_priority_is_told_to_the_policy_and_logged():
     engine.admit(request("a", [1], 3), b := request("b", [1], 3))
     engine.step()
     SEEN.clear()
-    assert engine.state.reprioritise("b", -5, "ann", "urgent")
-    assert engine.state.reprioritise("a", 3)
-    assert not engine.state.reprioritise("nobody", 1)
+    assert interventions.reprioritise(engine.state, "b", -5, "ann", "urgent")
+    assert interventions.reprioritise(engine.state, "a", 3)
+    assert not interventions.reprioritise(engine.state, "nobody", 1)
     assert (b.priority, SEEN) == (-5, [("requeue", "b")])
     event = next(e for e in engine.state.log.events if e.kind == "reprioritise")
     assert (event.request_id, dict(event.detail)) == (
@@ -182,7 +185,7 @@ def test_a_step_planned_ahead_is_that_of_the_mode_that_planned_it():
     engine = rig(policy="chunked", async_depth=1, executor_args={"step_s": 1.0})
     engine.admit(request("a", [1, 2], 6))
     engine.step()  # and the next one is planned
-    engine.state.switch_policy(POLICIES.build({"kind": "sjf"}))
+    interventions.switch_policy(engine.state, POLICIES.build({"kind": "sjf"}))
     engine.drain()
     assert [record.policy for record in engine.state.log.steps][:4] == [
         "chunked", "chunked", "sjf", "sjf",

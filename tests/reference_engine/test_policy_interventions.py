@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from reference_engine import interventions
 from reference_engine.admission import AdmissionError
 from reference_engine.cost_model import StepCost
 from reference_engine.policies.base import POLICIES, Policy
@@ -38,15 +39,15 @@ def intervene(engine: Rig, draw: Random, live: dict[str, Request]) -> None:
     if live and chance < 0.05:
         state.end(draw.choice(list(live)), State.finished_abort)
     elif chance < 0.08:
-        state.pause(draw.choice("abc"))
+        interventions.pause(state, draw.choice("abc"))
     elif chance < 0.2:
-        state.resume(draw.choice("abc"))
+        interventions.resume(state, draw.choice("abc"))
     elif live and chance < 0.24:
-        state.reprioritise(draw.choice(list(live)), draw.randint(-3, 3))
+        interventions.reprioritise(state, draw.choice(list(live)), draw.randint(-3, 3))
     elif live and chance < 0.3:
         state.policy.explain(draw.choice(list(live)), state.view())
     elif chance < 0.32:
-        state.switch_policy(policy(draw.choice(list(KNOBS))))
+        interventions.switch_policy(state, policy(draw.choice(list(KNOBS))))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

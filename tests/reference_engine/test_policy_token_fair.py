@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reference_engine import interventions
 from reference_engine.admission import AdmissionError
 from reference_engine.plan import Cause, Why
 from reference_engine.policies.base import POLICIES
@@ -223,7 +224,7 @@ def test_over_budget_a_tenant_waits_while_others_go_on():
     assert engine.state.wait_until_s == pytest.approx(3.0)
     engine.clock.advance(3.0 - engine.clock.now_s())
     engine.drain()
-    account = engine.state.accounts.get("a1")
+    account = engine.state.books.accounts.get("a1")
     assert account is not None
     assert dict(account.waits)[Cause(Why.tenant_budget)] == pytest.approx(3.0)
 
@@ -282,7 +283,7 @@ def test_a_policy_that_takes_over_knows_who_is_there():
     engine = rig(64, 512, 2, policy="chunked", executor_args={"step_s": 0.01})
     engine.admit(*(of(tenant, k) for tenant in "ab" for k in range(3)))
     engine.step()
-    engine.state.switch_policy(POLICIES.build({"kind": "token_fair"}))
+    interventions.switch_policy(engine.state, POLICIES.build({"kind": "token_fair"}))
     engine.drain()
     assert engine.state.counters.finished == 6
 

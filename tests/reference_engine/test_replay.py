@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_engine import interventions
 from reference_engine.admission import AdmissionError
 from reference_engine.cost_model import StepCost
 from reference_engine.plan import How
@@ -70,8 +71,8 @@ def play(engine: Rig, draw: Random, n_requests: int) -> None:
             n_arrived += 1
         meddle(state, draw)
         if n_arrived >= n_requests:
-            state.resume("a")
-            state.resume("b")
+            interventions.resume(state, "a")
+            interventions.resume(state, "b")
             if not state.has_work:
                 return
         if state.has_work:
@@ -88,16 +89,18 @@ def meddle(state, draw: Random) -> None:
     elif what < 0.08:
         state.end(name, State.finished_stop)  # a stop string
     elif what < 0.11:
-        state.pause(draw.choice("ab"), "op", "noisy")
+        interventions.pause(state, draw.choice("ab"), "op", "noisy")
     elif what < 0.14:
-        state.resume(draw.choice("ab"), "op")
+        interventions.resume(state, draw.choice("ab"), "op")
     elif what < 0.18:
-        state.reprioritise(name, draw.randint(-2, 2), "op")
+        interventions.reprioritise(state, name, draw.randint(-2, 2), "op")
     elif what < 0.19:
-        state.reset_prefix_cache("op", "a new measurement")
+        interventions.reset_prefix_cache(state, "op", "a new measurement")
     elif what < 0.21:
         kind = draw.choice(MODES)
-        state.switch_policy(POLICIES.build({"kind": kind, **KNOBS.get(kind, {})}), "op", "to see")
+        interventions.switch_policy(
+            state, POLICIES.build({"kind": kind, **KNOBS.get(kind, {})}), "op", "to see"
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from reference_engine import interventions
 from reference_engine.admission import AdmissionError
 from reference_engine.build import build
 from reference_engine.policies.chunked import Chunked
@@ -686,7 +687,7 @@ def test_a_mode_that_cannot_explain_itself_goes_on_serving(caplog):
     async def scene():
         engine = toy_engine(executor_args={"step_s": 0.002})
         async with serving(engine) as server:
-            await server.service.ask(lambda state: state.switch_policy(Mute()))
+            await server.service.ask(lambda state: interventions.switch_policy(state, Mute()))
             body = {"prompt": "abc", "max_tokens": 200}
             asked = asyncio.create_task(server.post(COMPLETIONS, body, **{"x-request-id": "a"}))
             while (await server.get("/debug/engine"))[1]["running"] == 0:

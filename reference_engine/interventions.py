@@ -1,0 +1,78 @@
+"""What an operator does to a running engine, between two steps. Each is an event in the log;
+`actor` and `reason` are for it."""
+
+from __future__ import annotations
+
+from reference_engine.core import EngineState
+from reference_engine.policies.base import Policy
+
+
+def switch_policy(state: EngineState, policy: Policy, actor: str = "", reason: str = "") -> None:
+    """Go on under another policy. Nothing drains: it is told of every request that waits or runs
+    as if it arrived."""
+    before = state.policy.described()
+    state.policy = policy.fresh()
+    view = state.view()
+    state.books.ledger.unassign(view.now_s)
+    for request in [*view.running, *view.waiting]:
+        state.policy.on_arrival(request, view)
+    state.gate.forget_policy()
+    after = state.policy.described()
+    detail = {"reason": reason, "before": before, "after": after}
+    state.log_event("switch_policy", detail, view.now_s, actor=actor)
+
+
+def pause(state: EngineState, tenant: str, actor: str = "", reason: str = "") -> int:
+    """Keep a tenant's waiting and coming requests from the policy; running ones go on. Returns
+    how many are held now."""
+    now_s = state.view().now_s
+    n_held = state.gate.shut(tenant, now_s)
+    detail = {"reason": reason, "held": n_held}
+    state.log_event("pause_tenant", detail, now_s, tenant=tenant, actor=actor)
+    return n_held
+
+
+def resume(state: EngineState, tenant: str, actor: str = "", reason: str = "") -> int:
+    """Give them back their places in the queue; returns how many."""
+    view = state.view()
+    freed = state.gate.open(tenant, view.now_s)
+    for request, is_known in freed:
+        if is_known:
+            state.policy.on_requeue(request, view)
+        else:
+            state.policy.on_arrival(request, view)
+    detail = {"reason": reason, "released": len(freed)}
+    state.log_event("resume_tenant", detail, view.now_s, tenant=tenant, actor=actor)
+    return len(freed)
+
+
+def reprioritise(
+    state: EngineState, request_id: str, priority: int, actor: str = "", reason: str = ""
+) -> bool:
+    """Change a request's priority; False when it is over."""
+    request = state.roster.find(request_id)
+    if request is None:
+        return False
+    detail = {"reason": reason, "before": request.priority, "after": priority}
+    request.priority = priority
+    view = state.view()
+    state.log_event(
+        "reprioritise",
+        detail,
+        view.now_s,
+        request_id=request_id,
+        tenant=request.tenant,
+        actor=actor,
+    )
+    if view.is_waiting(request_id):
+        state.policy.on_requeue(request, view)
+    return True
+
+
+def reset_prefix_cache(state: EngineState, actor: str = "", reason: str = "") -> int:
+    """Forget every cached prefix; what runs keeps its memory. Returns how many blocks were
+    cached."""
+    n_cached = state.kv.forget_prefixes()
+    detail = {"reason": reason, "blocks": n_cached}
+    state.log_event("reset_prefix_cache", detail, state.view().now_s, actor=actor)
+    return n_cached
