@@ -13,24 +13,29 @@ def padding_rows(
     padding: Padding, scratch_block: int, block_tokens: int, max_model_len: int
 ) -> list[Row]:
     """Rows as large as the padding: prompts of at most 512 tokens, and decodes that share the
-    context they read evenly. All they write goes to one scratch block, and none of
-    them wants a token.
+    context they read evenly. All they write goes to one scratch block, the one after the last of
+    the pool, and none of them wants a token.
+
+    A decode reads blocks of its own, whosever they are: a block that all of them share would stay
+    in the processor's cache, and masked rows would cost less than the ones they stand for.
     """
     rows: list[Row] = []
     left = padding.prefill_tokens
     while left > 0:
         n_tokens = min(left, max_model_len, _PIECE)
-        rows.append(_row(0, n_tokens, scratch_block, block_tokens))
+        n_blocks = -(-n_tokens // block_tokens)
+        rows.append(_row([0] * n_tokens, 0, [scratch_block] * n_blocks))
         left -= n_tokens
     if padding.decode_rows:
         context = padding.decode_context_tokens // padding.decode_rows
         start = min(max(context, 1), max_model_len - 1)
-        rows += [_row(start, 1, scratch_block, block_tokens)] * padding.decode_rows
+        n_read, tokens = start // block_tokens, [0] * (start + 1)
+        for i in range(padding.decode_rows):
+            blocks = [(i * n_read + k) % scratch_block for k in range(n_read)]
+            rows.append(_row(tokens, start, [*blocks, scratch_block]))
     return rows
 
 
-def _row(start: int, n_tokens: int, block: int, block_tokens: int) -> Row:
-    length = start + n_tokens
-    filler = Request(id="padding", tokens=[0] * length, max_tokens=1, arrived_s=0.0)
-    filler.blocks = [block] * -(-length // block_tokens)
-    return Row(filler, start, n_tokens, False)
+def _row(tokens: list[int], start: int, blocks: list[int]) -> Row:
+    filler = Request(id="padding", tokens=tokens, max_tokens=1, arrived_s=0.0, blocks=blocks)
+    return Row(filler, start, len(tokens) - start, False)

@@ -102,14 +102,28 @@ def test_swapped_answers_are_those_given_alone(alone, how):
 
 
 @pytest.mark.parametrize(
-    "padding", [Padding(), Padding(1, 0, 0), Padding(1000, 3, 100), Padding(0, 2, 0)]
+    "padding",
+    [Padding(), Padding(1, 0, 0), Padding(1000, 3, 100), Padding(0, 2, 0), Padding(0, 2, 64)],
 )
 def test_padding_is_computed_and_changes_no_memory_but_its_own(padding):
     rows = padding_rows(padding, scratch_block=9, block_tokens=16, max_model_len=144)
     assert sum(row.n_tokens for row in rows) == padding.prefill_tokens + padding.decode_rows
     assert not any(row.samples for row in rows)
-    assert {block for row in rows for block in row.request.blocks} <= {9}
-    assert all(row.start + row.n_tokens <= 144 for row in rows)
+    for row in rows:
+        end, blocks = row.start + row.n_tokens, row.request.blocks
+        assert end <= 144
+        assert len(blocks) == -(-end // 16)
+        assert {blocks[at // 16] for at in range(row.start, end)} == {9}
+        assert set(blocks) <= set(range(10))
+
+
+def test_masked_rows_read_as_much_memory_as_the_rows_they_stand_for():
+    rows = padding_rows(
+        Padding(0, 3, 3 * 70), scratch_block=100, block_tokens=16, max_model_len=144
+    )
+    assert [row.request.blocks for row in rows] == [
+        [0, 1, 2, 3, 100], [4, 5, 6, 7, 100], [8, 9, 10, 11, 100],
+    ]  # fmt: skip
 
 
 def test_the_order_of_arrival_does_not_matter(alone):
