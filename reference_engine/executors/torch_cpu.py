@@ -62,7 +62,7 @@ class _TorchCpu:
         if not rows:
             return StepResult()
         rows += padding_rows(batch.padding, self._scratch, self._model.block_tokens, self._most)
-        step = flatten(rows, self._model.block_tokens)
+        step = flatten(rows, self._model.paging)
         sampling = [i for i in step.order if rows[i].samples]
         if not sampling:
             self._model.forward(step)

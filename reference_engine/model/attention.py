@@ -8,28 +8,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from reference_engine.executors.base import Row
+
+
+@dataclass(frozen=True)
+class Paging:
+    """How a layer's KV memory [2, Hkv, blocks, block, hd] is laid out: a plane for K and one for V
+    of each KV head, so that what a head reads of a block is in one piece."""
+
+    n_kv_heads: int
+    n_blocks: int
+    block_tokens: int
+
+    @cached_property
+    def firsts(self) -> NDArray[np.int64]:
+        """The number of each plane's first block, [2·Hkv]."""
+        return np.arange(2 * self.n_kv_heads, dtype=np.int64) * self.n_blocks
+
+    def pages(self, blocks: NDArray[np.int64]) -> torch.Tensor:
+        """The same blocks in every plane, plane by plane."""
+        return torch.from_numpy((self.firsts[:, None] + blocks).reshape(-1))
+
+    def slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> torch.Tensor:
+        """Where K and V of each position go, head by head: rows of `cache.view(-1, hd)`."""
+        in_plane = blocks * self.block_tokens + positions % self.block_tokens
+        firsts = self.firsts * self.block_tokens
+        return torch.from_numpy((in_plane[:, None] + firsts).reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Flat positions `[begin, end)` of the step that attend in one call.
 
-    Decoding: one position of each of G sequences; `table` [G·P] names P blocks for each, `mask`
-    [G, 1, 1, P·block] is 0 where there is context and -inf where there is padding. Prompt: n
-    positions of one sequence; `table` [P], `mask` [n, context], or None where plain causal does.
+    Decoding: one position of each of G sequences; `pages` [2·Hkv·G·P] names P blocks for each in
+    each plane, `mask` [G, 1, 1, P·block] is 0 where there is context and -inf where there is
+    padding. Prompt: n positions of one sequence; `pages` [2·Hkv·P], `mask` [n, context], or None
+    where plain causal does.
     """
 
     begin: int
     end: int
     n_context: int
     is_decoding: bool
-    table: torch.Tensor
+    pages: torch.Tensor
     mask: torch.Tensor | None
 
 
@@ -44,43 +72,43 @@ class StepInput:
     order: tuple[int, ...]
     tokens: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
-    slots: torch.Tensor  # [T] int64, block · block_tokens + offset
+    slots: torch.Tensor  # [T·2·Hkv] int64, see Paging
     last: torch.Tensor  # [S] int64
     spans: tuple[Span, ...]
 
 
-def flatten(rows: Sequence[Row], block_tokens: int) -> StepInput:
+def flatten(rows: Sequence[Row], paging: Paging) -> StepInput:
     """The index tensors of a step.
 
     Decoding rows are grouped by context length rounded up to a power of two blocks, so that
     padding at most doubles what is gathered.
     """
+    block_tokens = paging.block_tokens
     order = sorted(range(len(rows)), key=lambda i: _bucket(rows[i], block_tokens))
     ordered = [rows[i] for i in order]
     tokens: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
+    blocks_of: list[int] = []
     last: list[int] = []
     for request, start, n_tokens, samples in ordered:
         end, blocks = start + n_tokens, request.blocks
         tokens += request.tokens[start:end]
         positions += range(start, end)
-        slots += [
-            blocks[p // block_tokens] * block_tokens + p % block_tokens for p in range(start, end)
-        ]
+        blocks_of += [blocks[p // block_tokens] for p in range(start, end)]
         if samples:
             last.append(len(tokens) - 1)
-    index = torch.from_numpy(np.array((tokens, positions, slots), dtype=np.int64))
-    spans = tuple(_spans(ordered, block_tokens))
+    index = np.array((tokens, positions, blocks_of), dtype=np.int64)
+    slots = paging.slots(index[2], index[1])
+    flat, spans = torch.from_numpy(index), tuple(_spans(ordered, paging))
     return StepInput(
-        tuple(order), index[0], index[1], index[2], torch.tensor(last, dtype=torch.int64), spans
+        tuple(order), flat[0], flat[1], slots, torch.tensor(last, dtype=torch.int64), spans
     )
 
 
 def paged_attention(q: torch.Tensor, cache: torch.Tensor, step: StepInput) -> torch.Tensor:
     """Softmax(q·kᵀ/√head_dim)·v for every flat position over the context of its own sequence.
 
-    q [T, Hq, hd]; cache [blocks, block, 2, Hkv, hd], this step's K and V already written; returns
+    q [T, Hq, hd]; cache [2, Hkv, blocks, block, hd], this step's K and V already written; returns
     [T, Hq·hd].
     """
     n_q_heads, head_dim = q.shape[1], q.shape[2]
@@ -94,26 +122,32 @@ def paged_attention(q: torch.Tensor, cache: torch.Tensor, step: StepInput) -> to
 
 def _decode(q: torch.Tensor, cache: torch.Tensor, span: Span) -> torch.Tensor:
     n_rows, n_q_heads, head_dim = q.shape
-    n_kv_heads = cache.shape[3]
-    pages = cache.index_select(0, span.table)
-    kv = pages.view(n_rows, span.n_context, 2, n_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+    n_kv_heads = cache.shape[1]
+    kv = _gathered(cache, span).view(2, n_kv_heads, n_rows, span.n_context, head_dim)
+    k, v = kv.transpose(1, 2).unbind()  # [G, Hkv, C, hd]
     # The query heads that share a KV head stand in for query positions: all see the same context.
     grouped = q.view(n_rows, n_kv_heads, n_q_heads // n_kv_heads, head_dim)
-    return F.scaled_dot_product_attention(grouped, kv[0], kv[1], attn_mask=span.mask)
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=span.mask)
 
 
 def _prompt(q: torch.Tensor, cache: torch.Tensor, span: Span) -> torch.Tensor:
-    pages = cache.index_select(0, span.table).flatten(0, 1)[: span.n_context]
-    kv = pages.permute(1, 2, 0, 3).unsqueeze(1)  # [2, 1, Hkv, C, hd]
+    kv = _gathered(cache, span).view(2, 1, cache.shape[1], -1, cache.shape[4])
+    k, v = kv[:, :, :, : span.n_context].unbind()  # [1, Hkv, C, hd]
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
-        kv[0],
-        kv[1],
+        k,
+        v,
         attn_mask=span.mask,
         is_causal=span.mask is None,
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)  # [n, Hq, hd]
+
+
+def _gathered(cache: torch.Tensor, span: Span) -> torch.Tensor:
+    """The span's blocks plane by plane, [2·Hkv·…, block·hd]: each head's context in one piece,
+    which attention reads up to twice as fast as K and V of all heads side by side."""
+    return cache.view(-1, cache.shape[3] * cache.shape[4]).index_select(0, span.pages)
 
 
 def _bucket(row: Row, block_tokens: int) -> int:
@@ -124,32 +158,34 @@ def _bucket(row: Row, block_tokens: int) -> int:
     return 1 << (row.start // block_tokens).bit_length()
 
 
-def _spans(rows: Sequence[Row], block_tokens: int) -> list[Span]:
+def _spans(rows: Sequence[Row], paging: Paging) -> list[Span]:
     spans: list[Span] = []
     at = first = 0
     while first < len(rows):
         if rows[first].n_tokens > 1:
-            spans.append(_prompt_span(rows[first], at, block_tokens))
+            spans.append(_prompt_span(rows[first], at, paging))
             at, first = at + rows[first].n_tokens, first + 1
             continue
-        bucket, end = _bucket(rows[first], block_tokens), first
-        while end < len(rows) and _bucket(rows[end], block_tokens) == bucket:
+        bucket, end = _bucket(rows[first], paging.block_tokens), first
+        while end < len(rows) and _bucket(rows[end], paging.block_tokens) == bucket:
             end += 1
-        spans.append(_decode_span(rows[first:end], at, block_tokens))
+        spans.append(_decode_span(rows[first:end], at, paging))
         at, first = at + end - first, end
     return spans
 
 
-def _prompt_span(row: Row, at: int, block_tokens: int) -> Span:
+def _prompt_span(row: Row, at: int, paging: Paging) -> Span:
     n_context = row.start + row.n_tokens
-    table = torch.tensor(row.request.blocks[: -(-n_context // block_tokens)])
+    n_blocks = -(-n_context // paging.block_tokens)
+    pages = paging.pages(np.array(row.request.blocks[:n_blocks], np.int64))
     mask = None
     if row.start:
         mask = torch.full((row.n_tokens, n_context), float("-inf")).triu_(row.start + 1)
-    return Span(at, at + row.n_tokens, n_context, False, table, mask)
+    return Span(at, at + row.n_tokens, n_context, False, pages, mask)
 
 
-def _decode_span(rows: Sequence[Row], at: int, block_tokens: int) -> Span:
+def _decode_span(rows: Sequence[Row], at: int, paging: Paging) -> Span:
+    block_tokens = paging.block_tokens
     lengths = np.array([row.start + 1 for row in rows])
     n_blocks = int(-(-lengths.max() // block_tokens))
     # Padding points to the row's own first block: always valid memory, and masked.
@@ -166,6 +202,6 @@ def _decode_span(rows: Sequence[Row], at: int, block_tokens: int) -> Span:
         at + len(rows),
         n_context,
         True,
-        torch.from_numpy(table.reshape(-1)),
+        paging.pages(table.reshape(-1)),
         torch.from_numpy(mask).view(len(rows), 1, 1, n_context),
     )

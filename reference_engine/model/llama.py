@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from reference_engine.executors.base import Copy
-from reference_engine.model.attention import StepInput, paged_attention
+from reference_engine.model.attention import Paging, StepInput, paged_attention
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.weights import Weights
 
@@ -56,17 +56,19 @@ class Llama:
         self._layers = [_fuse(config, weights, i) for i in range(config.n_layers)]
         self._cos, self._sin = rotary_tables(config, max_model_len)
         # Zeros, not empty: masked padding is multiplied by 0, and 0 · NaN would be NaN.
+        self.paging = Paging(config.n_kv_heads, n_blocks, block_tokens)
         self._cache = torch.zeros(
-            config.n_layers, n_blocks, block_tokens, 2, config.n_kv_heads, config.head_dim
+            config.n_layers, 2, config.n_kv_heads, n_blocks, block_tokens, config.head_dim
         )
 
     def host_memory(self, n_blocks: int) -> torch.Tensor:
         """Room for the KV of `n_blocks` blocks of all layers, outside the paged memory."""
-        return self._cache.new_zeros((self.config.n_layers, n_blocks, *self._cache.shape[2:]))
+        before, after = self._cache.shape[:3], self._cache.shape[4:]
+        return self._cache.new_zeros((*before, n_blocks, *after))
 
     def copy_block(self, host: torch.Tensor, copy: Copy) -> None:
         """Move one block of all layers to `host` or back."""
-        here, there = self._cache[:, copy.block], host[:, copy.host_block]
+        here, there = self._cache[:, :, :, copy.block], host[:, :, :, copy.host_block]
         if copy.is_out:
             there.copy_(here)
         else:
@@ -102,7 +104,7 @@ class Llama:
         turned = qk.roll(c.head_dim // 2, -1)
         qk.mul_(rotary[0]).addcmul_(turned, rotary[1])
         q, kv = qkv[:, : c.n_heads * c.head_dim], qkv[:, c.n_heads * c.head_dim :]
-        cache.view(-1, kv.shape[1]).index_copy_(0, step.slots, kv)
+        cache.view(-1, c.head_dim).index_copy_(0, step.slots, kv.reshape(-1, c.head_dim))
         q = q.reshape(n_tokens, c.n_heads, c.head_dim)
         return paged_attention(q, cache, step)
 

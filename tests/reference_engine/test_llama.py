@@ -30,7 +30,7 @@ def last_logits(model, pool: KvPool, req: Request, n_tokens: int):
     """Compute the next `n_tokens` of a request and return the logits of the last."""
     assert pool.grow(req, n_tokens)
     with torch.inference_mode():
-        step = attention.flatten([Row(req, req.n_computed, n_tokens, True)], 16)
+        step = attention.flatten([Row(req, req.n_computed, n_tokens, True)], model.paging)
         logits = model.forward(step)
     req.n_computed += n_tokens
     return logits[0]
@@ -76,7 +76,7 @@ def test_paged_attention_is_dense_attention():
     softmax(q·kᵀ)·v written out per request and head."""
     generator = torch.Generator().manual_seed(1)
     n_q, n_kv, dim, pool = 4, 2, 16, KvPool(64, prefix_cache=False)
-    cache = torch.zeros(64, 16, 2, n_kv, dim)
+    cache = torch.zeros(2, n_kv, 64, 16, dim)
     shape = {"a": (0, 30), "b": (40, 1), "c": (100, 1), "d": (33, 20), "e": (44, 1)}
     rows, dense = [], {}
     for i, (name, (start, n_tokens)) in enumerate(shape.items()):
@@ -87,9 +87,9 @@ def test_paged_attention_is_dense_attention():
         pool.free(scrap)
         dense[name] = torch.randn(start + n_tokens, 2, n_kv, dim, generator=generator)
         for position, kv in enumerate(dense[name]):
-            cache[req.blocks[position // 16], position % 16] = kv
+            cache[:, :, req.blocks[position // 16], position % 16] = kv
         rows.append(Row(req, start, n_tokens, True))
-    step = attention.flatten(rows, 16)
+    step = attention.flatten(rows, attention.Paging(n_kv, 64, 16))
     q = torch.randn(len(step.tokens), n_q, dim, generator=generator)
     out = attention.paged_attention(q, cache, step)
     at = 0
