@@ -125,11 +125,15 @@ async def _write_events(
 ) -> None:
     """Tokens that are already there go out in one write, each as an event of its own."""
     out, n_output = [encoder.role()], 0
-    has_usage, text_event = call.continuous_usage, encoder.text
+    has_usage, text_event, counted = call.continuous_usage, encoder.text, encoder.counted
+    n_input = stream.request.n_prompt
     async for deltas in stream:
+        n_cached = stream.request.n_cached  # known once there is a token
         for text, n_output, finish_reason, chosen in deltas:
-            if text and finish_reason is None and chosen is None and not has_usage:
-                out.append(text_event(text))
+            if text and finish_reason is None and chosen is None:
+                out.append(
+                    counted(text, n_input, n_output, n_cached) if has_usage else text_event(text)
+                )
             elif text or finish_reason or chosen:
                 usage = stream.usage(n_output) if has_usage else None
                 out.append(encoder.event(text, finish_reason, usage, chosen))

@@ -27,6 +27,11 @@ class Usage:
 # What stands around the text in an event of text alone.
 _CHAT = (b'"delta":{"content":', b"}")
 _COMPLETION = (b'"text":', b',"logprobs":null')
+# `_usage`, to be filled with numbers: a tenth of the time that writing it as JSON takes.
+_COUNTS = (
+    b',"usage":{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d, '
+    b'"prompt_tokens_details": {"cached_tokens": %d}}'
+)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -50,7 +55,8 @@ class Encoder:
         self._opening = head[:-1].encode()
         before, after = _CHAT if call.is_chat else _COMPLETION
         self._before = b"data: " + self._opening + b',"choices":[{"index":0,' + before
-        self._after = after + b',"finish_reason":null}]}\n\n'
+        self._closing = after + b',"finish_reason":null}]'
+        self._after = self._closing + b"}\n\n"
 
     def role(self) -> bytes:
         """The event that opens a chat stream; nothing for completions."""
@@ -63,6 +69,11 @@ class Encoder:
     def text(self, text: str) -> bytes:
         """The event of a piece of text and nothing else: nearly all of them."""
         return b"".join((self._before, _encode(text), self._after))
+
+    def counted(self, text: str, n_input: int, n_output: int, n_cached: int) -> bytes:
+        """The same with the counts that `continuous_usage_stats` asks for."""
+        counts = _COUNTS % (n_input, n_output, n_input + n_output, n_cached)
+        return b"".join((self._before, _encode(text), self._closing, counts, b"}\n\n"))
 
     def event(
         self,

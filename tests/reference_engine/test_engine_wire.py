@@ -271,6 +271,16 @@ def test_a_completion_stream_on_the_wire():
     assert events(data) == [{**head, "choices": [choice], "usage": COUNTS}, "[DONE]"]
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_an_event_with_counts_is_written_alike_the_fast_way_and_the_general(is_chat):
+    call = parse_chat(chat(stream=True)) if is_chat else parse_completion(completion(stream=True))
+    encoder = Encoder(call, "id-1", "tiny", 3)
+    for text in ("a", '"é\n', "\u2028"):
+        fast = encoder.counted(text, USAGE.input_tokens, USAGE.output_tokens, USAGE.cached_tokens)
+        assert events(fast) == events(encoder.event(text, None, USAGE))
+        assert events(fast)[0]["usage"] == COUNTS
+
+
 def test_a_whole_chat_answer():
     encoder = Encoder(parse_chat(chat()), "chatcmpl-1", "tiny", 3)
     body = json.loads(encoder.whole("hello", "length", USAGE))
