@@ -1,7 +1,5 @@
 """Causal attention of pieces of prompts over their paged context, their own part of it already
 written. Twin: `plain.chunk_attention`. One program per tile (`tiles`) and KV head.
-
-Source: FlashAttention-2 (arXiv 2307.08691), Algorithm 1; block tables of PagedAttention (SOSP'23).
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from reference_engine.kernels.online import turn
 from reference_engine.kernels.tiles import TILE_ROWS, Tiles
 
 _KEYS = 64
@@ -65,21 +64,11 @@ def _kernel(
     for begin in range(0, end, KEYS):
         at = begin + key
         inside = at < end
-        page = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64)
-        base = ((page * 2 * N_KV + head) * PAGE + at % PAGE) * HEAD
-        k = tl.load(cache + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         # Position 0 is visible to every row, so that no row is empty, not even one of nobody.
         is_seen = inside[None, :] & (at[None, :] <= (start + token)[:, None])
-        score = tl.where(is_seen, score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        v_base = base + N_KV * PAGE * HEAD
-        v = tl.load(cache + v_base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        mixed = mixed * shrink[:, None]
-        mixed += tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-        total = total * shrink + tl.sum(weight, 1)
-        peak = higher
+        peak, total, mixed = turn(
+            query, cache, table, head, at, inside, is_seen, d, scale, peak, total, mixed,
+            N_KV, HEAD, PAGE,
+        )  # fmt: skip
     value = (mixed / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + q_at, value, mask=is_row[:, None])

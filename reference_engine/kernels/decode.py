@@ -4,8 +4,7 @@ Each program reads one KV head's part of one split of one sequence once, for all
 that share it (at least 16 rows, as tensor cores want); a second kernel joins the splits.
 The grid depends on the batch alone, so that a CUDA graph can hold it whatever the contexts are.
 
-Source: Flash-Decoding (Dao et al., 2023, pytorch.org/blog/flash-decoding); online softmax of
-FlashAttention-2 (arXiv 2307.08691), Algorithm 1.
+Source: Flash-Decoding (Dao et al., 2023, pytorch.org/blog/flash-decoding).
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from reference_engine.kernels.online import turn
 
 _KEYS = 64  # keys per turn of the loop
 
@@ -86,20 +87,10 @@ def _partial(
     for start in range(begin, end, KEYS):
         at = start + key
         inside = at < end
-        page = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64)
-        base = ((page * 2 * N_KV + head) * PAGE + at % PAGE) * HEAD
-        k = tl.load(cache + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        score = tl.where(inside[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        v_base = base + N_KV * PAGE * HEAD
-        v = tl.load(cache + v_base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        mixed = mixed * shrink[:, None]
-        mixed += tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-        total = total * shrink + tl.sum(weight, 1)
-        peak = higher
+        peak, total, mixed = turn(
+            query, cache, table, head, at, inside, inside[None, :], d, scale, peak, total, mixed,
+            N_KV, HEAD, PAGE,
+        )  # fmt: skip
     if SPLITS == 1:
         value = (mixed / total[:, None]).to(out.dtype.element_ty)
         tl.store(out + q_head[:, None] * HEAD + d[None, :], value, mask=is_row[:, None])

@@ -10,7 +10,6 @@ The step's tokens are one flat list for every linear layer; only attention knows
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +17,10 @@ import torch.nn.functional as F
 from reference_engine.executors.base import Copy
 from reference_engine.model.attention import Paging, StepInput, paged_attention
 from reference_engine.model.config import ModelConfig
+from reference_engine.model.layers import Layer, fused
 from reference_engine.model.weights import Weights
 
 _NARROW = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One block; q, k, v and gate, up are one matrix each, so that they are one multiplication.
-    Matrices are [in, out], as `_laid_out` says."""
-
-    norm: torch.Tensor  # [d]
-    qkv: torch.Tensor  # [d, (Hq + 2·Hkv)·hd]
-    qkv_bias: torch.Tensor | None  # [(Hq + 2·Hkv)·hd]
-    qk_norm: torch.Tensor | None  # [Hq + Hkv, hd]
-    o: torch.Tensor  # [Hq·hd, d]
-    ffn_norm: torch.Tensor  # [d]
-    gate_up: torch.Tensor  # [d, 2·ffn]
-    down: torch.Tensor  # [ffn, d]
 
 
 class Llama:
@@ -53,7 +38,10 @@ class Llama:
         self._embed = weights["model.embed_tokens.weight"]
         self._head = _laid_out(self._embed if config.tied else weights["lm_head.weight"])
         self._norm = weights["model.norm.weight"]
-        self._layers = [_fuse(config, weights, i) for i in range(config.n_layers)]
+        # Matrices are [in, out], as `_laid_out` says.
+        self._layers = [
+            fused(config, i, weights.__getitem__, _laid_out) for i in range(config.n_layers)
+        ]
         self._cos, self._sin = rotary_tables(config, max_model_len)
         # Zeros, not empty: masked padding is multiplied by 0, and 0 · NaN would be NaN.
         self.paging = Paging(config.n_kv_heads, n_blocks, block_tokens)
@@ -87,7 +75,7 @@ class Llama:
 
     def _attend(
         self,
-        layer: _Layer,
+        layer: Layer,
         cache: torch.Tensor,
         x: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
@@ -108,7 +96,7 @@ class Llama:
         q = q.reshape(n_tokens, c.n_heads, c.head_dim)
         return paged_attention(q, cache, step)
 
-    def _feed(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
+    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         gate, up = (self._rms(x, layer.ffn_norm) @ layer.gate_up).chunk(2, -1)
         return F.silu(gate).mul_(up)
 
@@ -150,28 +138,3 @@ def _laid_out(matrix: torch.Tensor) -> torch.Tensor:
     slower (one core, AVX-512)."""
     turned = matrix.t()
     return turned.contiguous() if matrix.shape[0] <= _NARROW else turned
-
-
-def _fuse(config: ModelConfig, weights: Weights, i: int) -> _Layer:
-    def named(name: str) -> torch.Tensor:
-        return weights[f"model.layers.{i}.{name}.weight"]
-
-    qkv_bias = qk_norm = None
-    if config.qkv_bias:
-        at = f"model.layers.{i}.self_attn"
-        qkv_bias = torch.cat([weights[f"{at}.{part}_proj.bias"] for part in "qkv"])
-    if config.qk_norm:
-        q_norm, k_norm = named("self_attn.q_norm"), named("self_attn.k_norm")
-        qk_norm = torch.cat(
-            (q_norm.expand(config.n_heads, -1), k_norm.expand(config.n_kv_heads, -1))
-        )
-    return _Layer(
-        norm=named("input_layernorm"),
-        qkv=_laid_out(torch.cat([named(f"self_attn.{part}_proj") for part in "qkv"])),
-        qkv_bias=qkv_bias,
-        qk_norm=qk_norm,
-        o=_laid_out(named("self_attn.o_proj")),
-        ffn_norm=named("post_attention_layernorm"),
-        gate_up=_laid_out(torch.cat((named("mlp.gate_proj"), named("mlp.up_proj")))),
-        down=_laid_out(named("mlp.down_proj")),
-    )

@@ -7,7 +7,6 @@ graph. Nothing in it waits for the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import Tiles
 from reference_engine.model.config import ModelConfig
+from reference_engine.model.layers import fused
 from reference_engine.model.llama import rotary_tables
 from reference_engine.model.weights import Weights
 
@@ -37,20 +37,6 @@ class PagedStep(NamedTuple):
     n_splits: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """Matrices are [out, in]; q, k, v and gate, up are one each."""
-
-    norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    qk_norm: torch.Tensor | None  # [Hq + Hkv, hd]
-    o: torch.Tensor
-    ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-
 class PagedLlama:
     """A model on the device and in the dtype of its weights, which it takes over: `weights` is
     empty afterwards, so that no matrix is in memory twice."""
@@ -62,7 +48,7 @@ class PagedLlama:
         self._embed = weights.pop("model.embed_tokens.weight")
         self._head = self._embed if config.tied else weights.pop("lm_head.weight")
         self._norm = weights.pop("model.norm.weight")
-        self._layers = [_fused(config, weights, i) for i in range(config.n_layers)]
+        self._layers = [fused(config, i, weights.pop) for i in range(config.n_layers)]
         weights.clear()
         cos, sin = rotary_tables(config, max_model_len)
         self._rotary = (cos.to(self.device), sin.to(self.device))
@@ -127,30 +113,3 @@ class PagedLlama:
         if x.is_cuda and x.dtype != torch.float32:
             return torch.mm(x, self._head.t(), out_dtype=torch.float32, out=out)
         return out.copy_(x @ self._head.t())
-
-
-def _fused(config: ModelConfig, weights: Weights, i: int) -> _Layer:
-    """Layer `i`, taken out of `weights`."""
-
-    def taken(name: str) -> torch.Tensor:
-        return weights.pop(f"model.layers.{i}.{name}")
-
-    qkv = torch.cat([taken(f"self_attn.{part}_proj.weight") for part in "qkv"])
-    bias = qk_norm = None
-    if config.qkv_bias:
-        bias = torch.cat([taken(f"self_attn.{part}_proj.bias") for part in "qkv"])
-    if config.qk_norm:
-        q_norm, k_norm = taken("self_attn.q_norm.weight"), taken("self_attn.k_norm.weight")
-        qk_norm = torch.cat(
-            (q_norm.expand(config.n_heads, -1), k_norm.expand(config.n_kv_heads, -1))
-        )
-    return _Layer(
-        norm=taken("input_layernorm.weight"),
-        qkv=qkv,
-        qkv_bias=bias,
-        qk_norm=qk_norm,
-        o=taken("self_attn.o_proj.weight"),
-        ffn_norm=taken("post_attention_layernorm.weight"),
-        gate_up=torch.cat((taken("mlp.gate_proj.weight"), taken("mlp.up_proj.weight"))),
-        down=taken("mlp.down_proj.weight"),
-    )
