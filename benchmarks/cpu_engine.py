@@ -36,6 +36,7 @@ from reference_engine.model.zoo import resolve
 from reference_engine.plan import Limits
 from reference_engine.policies.continuous import Continuous
 from reference_engine.sequence import Request
+from rig.peer_config import llama_config
 
 RESULTS = Path(__file__).parent / "results" / "cpu_engine.json"
 TARGETS = {"lockstep": 1.3, "mixed": 3.0}
@@ -89,7 +90,7 @@ class Transformers:
     """`generate` in batches of 16; every batch is as long as its longest answer."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._model = transformers.LlamaForCausalLM(_llama(config)).eval()
+        self._model = transformers.LlamaForCausalLM(llama_config(transformers, config)).eval()
         self._model.load_state_dict(random_weights(config, seed=0))
         self._model.generation_config.eos_token_id = None
 
@@ -109,21 +110,6 @@ class Transformers:
             rows = out[:, N_PROMPT:].tolist()
             answers += [row[:n] for row, (_, n) in zip(rows, part, strict=True)]
         return answers
-
-
-def _llama(config: ModelConfig) -> transformers.LlamaConfig:
-    return transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
-        num_hidden_layers=config.n_layers,
-        num_attention_heads=config.n_heads,
-        num_key_value_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.d_ffn,
-        rms_norm_eps=config.rms_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=config.tied,
-    )
 
 
 def timed(run: Callable[[Work], Answers], work: Work) -> tuple[float, Answers]:

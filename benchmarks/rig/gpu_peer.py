@@ -11,6 +11,7 @@ from reference_engine.model.config import ModelConfig
 from reference_engine.model.weights import load
 from reference_engine.model.zoo import resolve
 from rig.gpu_ceilings import Place
+from rig.peer_config import llama_config
 
 
 class Peer:
@@ -84,22 +85,6 @@ def _empty(transformers: Any, config: ModelConfig, place: Place) -> Any:
     torch.set_default_dtype(place.dtype)
     try:
         with torch.device(place.device):
-            return transformers.LlamaForCausalLM(_config(transformers, config))
+            return transformers.LlamaForCausalLM(llama_config(transformers, config))
     finally:
         torch.set_default_dtype(before)
-
-
-def _config(transformers: Any, config: ModelConfig) -> Any:
-    return transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
-        num_hidden_layers=config.n_layers,
-        num_attention_heads=config.n_heads,
-        num_key_value_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.d_ffn,
-        rms_norm_eps=config.rms_eps,
-        max_position_embeddings=16_384,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=config.tied,
-    )
