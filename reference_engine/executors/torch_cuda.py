@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import nan
 from typing import ClassVar, Literal
 
 import torch
@@ -30,9 +29,11 @@ from reference_engine.executors.base import (
 from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.buckets import blocks_that_fit, bucket_of, buckets
 from reference_engine.executors.torch_arena import Arena, aligned
+from reference_engine.executors.torch_asks import Asks, AsksOnDevice, asks_of, choose
 from reference_engine.executors.torch_lane import CpuLane, CudaLane, Lane
 from reference_engine.executors.torch_step import (
     DECODE_FIELDS,
+    Draws,
     decode_numbers,
     decode_step,
     mixed,
@@ -43,7 +44,6 @@ from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.filler import padding_rows
 from reference_engine.model.paged import PagedLlama
-from reference_engine.model.sampling import sample_with_logprobs
 from reference_engine.model.weights import load
 from reference_engine.sequence import Request
 
@@ -116,11 +116,13 @@ class TorchCuda:
         self._sizes = buckets(site.max_num_seqs)
         self._logits = torch.empty(site.max_num_seqs, config.vocab_size, device=lane.device)
         self._tokens = torch.zeros(site.max_num_seqs, dtype=torch.int64, pin_memory=lane.is_pinning)
+        self._logprobs = torch.zeros(site.max_num_seqs, pin_memory=lane.is_pinning)
         self._is_under_way = False
         self._decode_arena = Arena(
             aligned(DECODE_FIELDS * site.max_num_seqs), lane.device, lane.is_pinning
         )
         self._mixed_arena = Arena(1 << 16, lane.device, lane.is_pinning)
+        self._ask_arena = Arena(1 << 12, lane.device, lane.is_pinning)
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
         if has_graphs:
             self._capture()
@@ -160,11 +162,13 @@ class TorchCuda:
             numbers[2, padded] = self._scratch * self._size
         self._update_tables()
         self._decode_arena.clear()
-        self._decode_arena.put(numbers)
+        on_device = self._decode_arena.put(numbers)
         self._decode_arena.send()
+        places = list(range(len(decodes)))
+        asks = self._asked(places, decodes)
         again, tokens = self._graphs[bucket]
         again()
-        return self._answer(tokens, list(range(len(decodes))), decodes)
+        return self._answer(tokens, places, asks, Draws.of(*on_device[5:]))
 
     @torch.inference_mode()
     def _capture(self) -> None:
@@ -188,30 +192,47 @@ class TorchCuda:
     def _compute(self, rows: list[Row], fillers: list[Row]) -> Tokens:
         made = mixed([*rows, *fillers], len(fillers), self._tables, self._size, self._group)
         self._update_tables()
-        size = made.size(aligned(1))
-        if size > self._mixed_arena.size:
-            self._mixed_arena = Arena(2 * size, self._lane.device, self._lane.is_pinning)
-        self._mixed_arena.clear()
+        self._mixed_arena = self._emptied(self._mixed_arena, made.size(aligned(1)))
         step, draws = made.put(
             self._mixed_arena, self._device_tables, self._n_splits(made.reads.shape[1])
         )
-        logits = self._model.forward(step, self._logits)
-        if not made.wanted:
-            return self._answer(torch.empty(0), [], [])
-        tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
         # Back from the order of the step to that of the rows.
-        back = sorted(range(len(made.wanted)), key=made.wanted.__getitem__)
-        return self._answer(tokens, back, [rows[made.wanted[i]].request for i in back])
+        places = sorted(range(len(made.wanted)), key=made.wanted.__getitem__)
+        asks = self._asked(places, [rows[made.wanted[place]].request for place in places])
+        logits = self._model.forward(step, self._logits)
+        if not places:
+            return self._answer(torch.empty(0), [], None, draws)
+        tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
+        return self._answer(tokens, places, asks, draws)
 
     # --- both
 
+    def _asked(
+        self, places: list[int], requests: Sequence[Request]
+    ) -> tuple[Asks, AsksOnDevice] | None:
+        """Sent ahead of the step, so that nothing is sent while it runs. Now and not when tokens
+        come: by then a request may have been booked one more, and ask for something else."""
+        asks = asks_of(places, requests, self._model.config.vocab_size)
+        if asks is None:
+            return None
+        self._ask_arena = self._emptied(self._ask_arena, asks.size)
+        return asks, asks.put(self._ask_arena)
+
     def _answer(
-        self, tokens: torch.Tensor, places: list[int], requests: Sequence[Request]
+        self,
+        tokens: torch.Tensor,
+        places: list[int],
+        asked: tuple[Asks, AsksOnDevice] | None,
+        draws: Draws,
     ) -> Tokens:
-        """Send for the tokens; `places[i]` is where that of `requests[i]` is."""
-        # Now and not in `wait`: what a request asks for depends on how many tokens it has, and by
-        # then it may have been booked one more.
-        corrections, logprobs = self._by_hand(places, requests)
+        """Send for the tokens; `places[i]` is where the i-th answer is."""
+        logprobs: torch.Tensor | None = None
+        if asked is not None:
+            on_device = asked[1]
+            chosen, logprobs = choose(self._logits, draws, on_device, self._ops.sample)
+            tokens.index_copy_(0, on_device.rows, chosen)
+            if logprobs is not None:
+                self._logprobs[: len(logprobs)].copy_(logprobs, non_blocking=True)
         n = len(tokens)
         self._tokens[:n].copy_(tokens, non_blocking=True)
         done = self._lane.mark()
@@ -220,34 +241,21 @@ class TorchCuda:
         def wait() -> StepResult:
             done()
             self._is_under_way = False
-            chosen: list[int] = self._tokens[:n].tolist()
-            chosen = [chosen[place] for place in places]
-            for i, token in corrections:
-                chosen[i] = token
-            return StepResult(chosen, logprobs)
+            found: list[int] = self._tokens[:n].tolist()
+            answers = [found[place] for place in places]
+            if asked is None or logprobs is None:
+                return StepResult(answers)
+            told = self._logprobs[: len(logprobs)].tolist()
+            return StepResult(answers, asked[0].told(told, len(answers)))
 
         return wait
 
-    @torch.inference_mode()
-    def _by_hand(
-        self, places: list[int], requests: Sequence[Request]
-    ) -> tuple[list[tuple[int, int]], list[float] | None]:
-        """Tokens of those who ask for more than the kernel does, on the CPU and as its executor
-        chooses them: cuts, bans, log-probabilities. It waits for the device and copies their
-        logits."""
-        asked = [i for i, request in enumerate(requests) if _asks(request)]
-        if not asked:
-            return [], None
-        at = torch.tensor([places[i] for i in asked], device=self._lane.device)
-        logits = self._logits.index_select(0, at).cpu()
-        tokens, logprobs = sample_with_logprobs(logits, [requests[i] for i in asked])
-        corrections = list(zip(asked, tokens, strict=True))
-        if logprobs is None:
-            return corrections, None
-        out = [nan] * len(requests)
-        for i, logprob in zip(asked, logprobs, strict=True):
-            out[i] = logprob
-        return corrections, out
+    def _emptied(self, arena: Arena, size: int) -> Arena:
+        """It, or a larger one where `size` numbers do not fit."""
+        if size > arena.size:
+            return Arena(2 * size, self._lane.device, self._lane.is_pinning)
+        arena.clear()
+        return arena
 
     def _update_tables(self) -> None:
         at, values = self._tables.changes()
@@ -264,13 +272,6 @@ class TorchCuda:
         return splits_for(
             max(n_rows, 1), self._model.config.n_kv_heads, properties.multi_processor_count
         )
-
-
-def _asks(request: Request) -> bool:
-    """Whether a token is chosen by more than temperature and seed."""
-    how = request.sampling
-    is_cut = how.temperature > 0 and (how.top_k > 0 or how.top_p < 1)
-    return is_cut or how.logprobs or bool(request.banned_ids())
 
 
 def _lane(on: str) -> Lane:

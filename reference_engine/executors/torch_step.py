@@ -33,6 +33,11 @@ class Draws(NamedTuple):
     temperatures: torch.Tensor  # [S] float32
     keys: torch.Tensor  # [S, 2] int32
 
+    @classmethod
+    def of(cls, temperatures: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> Draws:
+        """From the three numbers of each row as the arena has them, int32 [S]."""
+        return cls(temperatures.view(torch.float32), torch.stack((low, high), 1))
+
 
 def decode_numbers(
     requests: Sequence[Request], bucket: int, tables: BlockTables, block_tokens: int
@@ -59,7 +64,7 @@ def decode_step(
     step = PagedStep(
         tokens, positions, slots, tables, len(tokens), rows, contexts, n_splits=n_splits
     )
-    return step, Draws(temperatures.view(torch.float32), torch.stack((low, high), 1))
+    return step, Draws.of(temperatures, low, high)
 
 
 class Mixed(NamedTuple):
@@ -98,7 +103,7 @@ class Mixed(NamedTuple):
             last.long(),
             n_splits,
         )
-        return step, Draws(temperatures.view(torch.float32), torch.stack((low, high), 1))
+        return step, Draws.of(temperatures, low, high)
 
 
 def mixed(

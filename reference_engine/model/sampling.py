@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import nan
+from typing import NamedTuple
 
 import torch
 
@@ -23,11 +24,12 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         if banned:
             logits[row, banned] = float("-inf")
     tokens: list[int] = logits.argmax(-1).tolist()
-    drawn = [i for i, request in enumerate(requests) if request.sampling.temperature > 0]
-    if drawn:
-        uniforms = [uniform(requests[i].sampling.seed, requests[i].n_output) for i in drawn]
-        chosen = _draw(logits[drawn], [requests[i].sampling for i in drawn], uniforms)
-        for i, token in zip(drawn, chosen, strict=True):
+    hot = [i for i, request in enumerate(requests) if request.sampling.temperature > 0]
+    n_vocab = logits.shape[1]
+    if hot:
+        how = [requests[i].sampling for i in hot]
+        chosen = drawn(logits[hot], *cuts_of(how, [requests[i].n_output for i in hot], n_vocab))
+        for i, token in zip(hot, chosen.tolist(), strict=True):
             tokens[i] = token
     return tokens
 
@@ -69,21 +71,47 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _draw(logits: torch.Tensor, how: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
-    """Inverse transform sampling on the sorted, cut distribution of each row. Top-k is applied
-    before top-p, as vLLM does; the token that crosses top-p stays in, so one always does."""
-    temperature = torch.tensor([s.temperature for s in how]).unsqueeze(1)
-    ordered, ids = (logits / temperature).sort(dim=-1, descending=True, stable=True)
-    n_vocab = logits.shape[1]
-    kept = torch.tensor([s.top_k or n_vocab for s in how]).unsqueeze(1)
-    ordered.masked_fill_(torch.arange(n_vocab) >= kept, float("-inf"))
+class Cuts(NamedTuple):
+    """How each of n rows is drawn: [n] each, on the device of the logits."""
+
+    temperatures: torch.Tensor  # float32, > 0
+    top_ks: torch.Tensor  # integers; the vocabulary's size cuts nothing
+    top_ps: torch.Tensor  # float32
+    uniforms: torch.Tensor  # float64 in [0, 1)
+
+
+def cuts_of(how: Sequence[Sampling], positions: Sequence[int], n_vocab: int) -> Cuts:
+    """For the tokens at these output positions; on the CPU."""
+    return Cuts(
+        torch.tensor([s.temperature for s in how]),
+        torch.tensor([s.top_k or n_vocab for s in how]),
+        torch.tensor([s.top_p for s in how]),
+        torch.tensor(
+            [uniform(s.seed, at) for s, at in zip(how, positions, strict=True)],
+            dtype=torch.float64,
+        ),
+    )
+
+
+def drawn(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    uniforms: torch.Tensor,
+) -> torch.Tensor:
+    """Inverse transform sampling on the sorted, cut distribution of each row of `logits` [n, V];
+    int64 [n]. Top-k is applied before top-p, as vLLM does; the token that crosses top-p stays in,
+    so one always does. Nothing in it waits for the device."""
+    ordered, ids = (logits / temperatures.unsqueeze(1)).sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(logits.shape[1], device=logits.device)
+    ordered.masked_fill_(ranks >= top_ks.unsqueeze(1), float("-inf"))
     p = ordered.softmax(-1, dtype=torch.float64)
     before = p.cumsum(-1) - p
-    p.masked_fill_(before >= torch.tensor([s.top_p for s in how]).unsqueeze(1), 0.0)
+    p.masked_fill_(before >= top_ps.unsqueeze(1), 0.0)
     cumulative = p.cumsum(-1)
-    targets = torch.tensor(uniforms, dtype=torch.float64).unsqueeze(1) * cumulative[:, -1:]
+    targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
     at = torch.searchsorted(cumulative, targets, right=True)
     # Rounding may put a target on the very end; the last token with any mass is then meant.
     at = torch.minimum(at, (p > 0).sum(-1, keepdim=True) - 1)
-    chosen: list[int] = ids.gather(1, at).squeeze(1).tolist()
-    return chosen
+    return ids.gather(1, at).squeeze(1)

@@ -1,0 +1,121 @@
+"""Rows that ask for more than a temperature: cuts, banned tokens, log-probabilities.
+
+They are chosen on the device behind the step that computed their logits, and come back with its
+tokens: nothing here waits, and the others of the step do not notice. Cuts draw as the CPU's
+executor does; who only bans tokens or wants log-probabilities keeps the draw he had without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reference_engine.executors.torch_arena import Arena, aligned
+from reference_engine.executors.torch_step import Draws
+from reference_engine.kernels.ops import Sample
+from reference_engine.model.sampling import Cuts, drawn, uniform
+from reference_engine.sequence import Request
+
+Ints = NDArray[np.int32]
+
+
+class Asks(NamedTuple):
+    """Those of a step, the ones with cuts first."""
+
+    rows: Ints  # [A]: which of the logits
+    banned: Ints  # [2, B]: which of them, token
+    cuts: Ints  # [3, C]: temperature (bits), top_k, top_p (bits)
+    uniforms: Ints  # [2·C]: float64 (bits)
+    answers: tuple[int, ...]  # [A]: which of the answered requests
+    telling: tuple[bool, ...]  # [A]: whether the log-probability is wanted
+
+    @property
+    def size(self) -> int:
+        """Numbers of an arena that they take."""
+        return sum(aligned(part.size) for part in self[:4]) + 2 * aligned(1)
+
+    def told(self, logprobs: Sequence[float], n_answers: int) -> list[float]:
+        """Of each answer; NaN for those that did not ask."""
+        out = [nan] * n_answers
+        for i, is_wanted, logprob in zip(self.answers, self.telling, logprobs, strict=True):
+            if is_wanted:
+                out[i] = logprob
+        return out
+
+    def put(self, arena: Arena) -> AsksOnDevice:
+        """Sent to the device."""
+        rows, banned, uniforms = (
+            arena.put(part) for part in (self.rows, self.banned, self.uniforms)
+        )
+        temperatures, top_ks, top_ps = (arena.put(part) for part in self.cuts)
+        arena.send()
+        cuts = Cuts(
+            temperatures.view(torch.float32),
+            top_ks,
+            top_ps.view(torch.float32),
+            uniforms.view(torch.float64),
+        )
+        return AsksOnDevice(rows.long(), banned.long(), cuts, any(self.telling))
+
+
+class AsksOnDevice(NamedTuple):
+    rows: torch.Tensor
+    banned: torch.Tensor
+    cuts: Cuts
+    is_telling: bool
+
+
+def asks_of(places: Sequence[int], requests: Sequence[Request], n_vocab: int) -> Asks | None:
+    """What `requests` ask for, the logits of the i-th in row `places[i]`; None: nothing."""
+    found = [i for i, request in enumerate(requests) if _asks(request)]
+    if not found:
+        return None
+    found.sort(key=lambda i: not _is_cut(requests[i]))
+    cut = [requests[i] for i in found if _is_cut(requests[i])]
+    cuts = np.empty((3, len(cut)), np.int32)
+    cuts[0] = np.array([r.sampling.temperature for r in cut], np.float32).view(np.int32)
+    cuts[1] = [r.sampling.top_k or n_vocab for r in cut]
+    cuts[2] = np.array([r.sampling.top_p for r in cut], np.float32).view(np.int32)
+    uniforms = np.array([uniform(r.sampling.seed, r.n_output) for r in cut], np.float64)
+    banned = [(k, token) for k, i in enumerate(found) for token in requests[i].banned_ids()]
+    return Asks(
+        np.array([places[i] for i in found], np.int32),
+        np.ascontiguousarray(np.array(banned, np.int32).reshape(-1, 2).T),
+        cuts,
+        uniforms.view(np.int32),
+        tuple(found),
+        tuple(requests[i].sampling.logprobs for i in found),
+    )
+
+
+def choose(
+    logits: torch.Tensor, draws: Draws, asks: AsksOnDevice, sample: Sample
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Tokens [A], int64, and the natural log-probability of each before bans, temperature and
+    cuts, float32 [A], where anyone wants it."""
+    own = logits.index_select(0, asks.rows)
+    normaliser = own.logsumexp(-1) if asks.is_telling else None
+    if asks.banned.shape[1]:
+        own.index_put_((asks.banned[0], asks.banned[1]), own.new_full((), float("-inf")))
+    temperatures = draws.temperatures.index_select(0, asks.rows)
+    tokens = sample(own, temperatures, draws.keys.index_select(0, asks.rows))
+    n_cut = len(asks.cuts.uniforms)
+    if n_cut:
+        tokens[:n_cut] = drawn(own[:n_cut], *asks.cuts)
+    if normaliser is None:
+        return tokens, None
+    return tokens, own.gather(1, tokens.unsqueeze(1)).squeeze(1) - normaliser
+
+
+def _is_cut(request: Request) -> bool:
+    how = request.sampling
+    return how.temperature > 0 and (how.top_k > 0 or how.top_p < 1)
+
+
+def _asks(request: Request) -> bool:
+    return request.sampling.logprobs or _is_cut(request) or bool(request.banned_ids())
