@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from rig.peer_config import llama_config
 
 from loadgen.clock import MonotonicClock
 from loadgen.drive.instrument import host
@@ -36,7 +37,6 @@ from reference_engine.model.zoo import resolve
 from reference_engine.plan import Limits
 from reference_engine.policies.continuous import Continuous
 from reference_engine.sequence import Request
-from rig.peer_config import llama_config
 
 RESULTS = Path(__file__).parent / "results" / "cpu_engine.json"
 TARGETS = {"lockstep": 1.3, "mixed": 3.0}

@@ -52,7 +52,7 @@ def build(options: ServeOptions) -> Engine:
     option."""
     model = resolve(options.shape)
     kind = executor_of(options)
-    found = machine(model, kind.hardware) if isinstance(kind, SimulatedExecutor) else None
+    found = _machine(model, kind)
     longest = model.config.max_model_len if found is None else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or min(longest, _CONTEXT if found is None else longest)
     if max_model_len > longest:
@@ -110,12 +110,20 @@ def _limits(options: ServeOptions, policy: Policy, max_model_len: int, vocab_siz
 
 def _cost(model: ModelSource, kind: ExecutorKind) -> CostModel | None:
     """What policies are told that steps cost; None where nobody measured it."""
-    if isinstance(kind, SimulatedExecutor):
-        return machine(model, kind.hardware).cost
+    found = _machine(model, kind)
+    if found is not None:
+        return found.cost
     if isinstance(kind, ToyExecutor):
         return StepCost(step_s=kind.step_s)
     # A GPU sizes its own memory, and nobody measured what its steps cost.
     return None if kind.sizes_itself else CPU_COSTS.get(model.name)
+
+
+def _machine(model: ModelSource, kind: ExecutorKind) -> Machine | None:
+    """What is simulated; None where something is computed."""
+    if isinstance(kind, SimulatedExecutor):
+        return machine(model, kind.hardware, kind.kv_dtype)
+    return None
 
 
 def _default_blocks(config: ModelConfig, max_model_len: int, found: Machine | None) -> int:

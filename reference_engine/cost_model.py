@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from loadgen.errors import UsageError, nearest
-from reference_engine.model.config import ModelConfig, ModelSource
+from reference_engine.model.config import KvDtype, ModelConfig, ModelSource
 
-_BYTES = 2  # of a weight and of a KV number: bfloat16
+_BYTES = 2  # of a weight, and of a KV number unless it is told otherwise: bfloat16
 _KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator
 _CPU_KV_BYTES, _CPU_KV_TOKENS = 1 << 30, 65_536  # what `serve` takes by default
 
@@ -187,18 +187,24 @@ class Machine:
     copy_token_s: float
 
 
-def machine(source: ModelSource, hardware: str) -> Machine:
+def machine(source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto") -> Machine:
     """A model on `h200`, on `4xh200` (four of them), or on `cpu`, the bundled engine's own.
 
     Raises UsageError for hardware that is not known, or too small for the model.
     """
     if hardware == CPU:
+        if kv_dtype != "auto":
+            raise UsageError(
+                f"kv_dtype: '{kv_dtype}' was never measured on a cpu; name an accelerator: "
+                f"{', '.join(HARDWARE)}"
+            )
         return _measured(source)
     chosen = find_hardware(hardware)
     model = source.config
-    kv_bytes = model.kv_bytes_per_token(_BYTES)
+    kv_bytes = model.kv_bytes_per_token(_BYTES, kv_dtype)
     copy_token_s = kv_bytes / (chosen.n * chosen.link_bytes_per_s)
-    return Machine(step_cost(model, chosen), kv_tokens(model, chosen), copy_token_s)
+    cost = step_cost(model, chosen, kv_dtype)
+    return Machine(cost, kv_tokens(model, chosen, kv_dtype), copy_token_s)
 
 
 def find_hardware(text: str) -> Hardware:
@@ -211,8 +217,9 @@ def find_hardware(text: str) -> Hardware:
     return replace(HARDWARE[name], n=int(match[1] or 1))
 
 
-def step_cost(model: ModelConfig, hardware: Hardware) -> StepCost:
-    """The cost of a model's steps on some hardware, in bfloat16.
+def step_cost(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto") -> StepCost:
+    """The cost of a model's steps on some hardware, in bfloat16. With KV in 8 bits decode attention
+    reads fewer bytes, at the same share of the bandwidth; what it costs to scale is left out.
 
     Source: the usual roofline per operator (Williams, Waterman & Patterson, CACM 52(4), 2009), with
     Vidur's split of a step.
@@ -232,7 +239,7 @@ def step_cost(model: ModelConfig, hardware: Hardware) -> StepCost:
         weights_s=weight_bytes(model) / (bandwidth * hardware.eta_bandwidth),
         token_s=2 * _block_params(model) / linear_flops,
         head_s=2 * _head_params(model) / linear_flops,
-        context_token_s=model.kv_bytes_per_token(_BYTES)
+        context_token_s=model.kv_bytes_per_token(_BYTES, kv_dtype)
         / (bandwidth * hardware.eta_decode_attention),
         prefill_attention_s=attention_flops / (flops * hardware.eta_prefill_attention),
         graph_rows=GRAPH_ROWS,
@@ -261,10 +268,10 @@ def weight_bytes(model: ModelConfig) -> float:
     return _BYTES * (_block_params(model) + _head_params(model))
 
 
-def kv_tokens(model: ModelConfig, hardware: Hardware) -> int:
+def kv_tokens(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto") -> int:
     """Tokens of KV that fit beside the weights. Raises UsageError where not even the weights do."""
     room = hardware.n * hardware.memory_bytes * _KV_SHARE - _BYTES * model.n_params
-    n_tokens = int(room // model.kv_bytes_per_token(_BYTES))
+    n_tokens = int(room // model.kv_bytes_per_token(_BYTES, kv_dtype))
     if n_tokens < 1:
         raise UsageError(
             f"hardware: {_BYTES * model.n_params / 1e9:.0f} GB of weights do not fit into "

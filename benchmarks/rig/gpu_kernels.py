@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import Piece, Tiles, cut, splits_for
 from reference_engine.model.config import ModelConfig
@@ -68,7 +69,8 @@ def _decode(
     contexts = torch.full_like(rows, context)
     q = torch.randn(n_rows, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
     n_splits = splits_for(n_rows, config.n_kv_heads, _processors(place))
-    caches = [cache, *(cache.clone() for _ in range(SETS - 1))] if n_rows < 256 else [cache]
+    n_sets = SETS if n_rows < 256 else 1
+    caches = [Kv(cache.numbers.clone()) for _ in range(n_sets)]
     turn = iter(range(1 << 30))
     seconds = timed_s(
         lambda: ops.decode_attention(
@@ -141,9 +143,9 @@ def _sample(ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_rows: 
     return Timed("sampling", f"{n_rows} rows", seconds, share, "copy")
 
 
-def _cache(config: ModelConfig, place: Place, n_blocks: int) -> torch.Tensor:
+def _cache(config: ModelConfig, place: Place, n_blocks: int) -> Kv:
     shape = (n_blocks, 2, config.n_kv_heads, PAGE, config.head_dim)
-    return torch.randn(shape, device=place.device, dtype=torch.float32).to(place.dtype)
+    return Kv(torch.randn(shape, device=place.device, dtype=torch.float32).to(place.dtype))
 
 
 def _processors(place: Place) -> int:

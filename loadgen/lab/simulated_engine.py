@@ -16,6 +16,7 @@ from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.kv import BLOCK_TOKENS, KvPool
+from reference_engine.model.config import KvDtype
 from reference_engine.model.zoo import resolve
 from reference_engine.plan import How, Limits
 from reference_engine.policies.base import POLICIES, Policy
@@ -45,6 +46,7 @@ class SimOptions(BaseModel):
     mode: str = "chunked"
     shape: str = "8b"
     hardware: str = "h200"
+    kv_dtype: KvDtype = "auto"
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
@@ -104,7 +106,7 @@ def build(
 ) -> SimulatedEngine:
     """An engine with nothing in it. `policy` instead of the one that the options name."""
     source = resolve(options.shape)
-    found = machine(source, options.hardware)
+    found = machine(source, options.hardware, options.kv_dtype)
     context = source.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     n_blocks = options.kv_blocks or found.kv_tokens // BLOCK_TOKENS
@@ -126,6 +128,8 @@ def build(
         async_depth=options.async_depth,
     )
     words = f"{source.name} on {options.hardware}, {_words(chosen)}, {n_blocks} KV blocks"
+    if options.kv_dtype != "auto":
+        words += f" of {options.kv_dtype}"
     if options.step_delay != StepDelay():
         words += f", every step delayed by {options.step_delay}"
     executor = delayed(

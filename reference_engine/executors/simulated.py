@@ -15,6 +15,7 @@ from reference_engine.executors.base import (
     StepBatch,
     StepResult,
 )
+from reference_engine.model.config import KvDtype
 
 TOKEN = ord("x")
 SIMULATED_CONTEXT = 32_768
@@ -23,15 +24,17 @@ SIMULATED_CONTEXT = 32_768
 
 
 class SimulatedExecutor(ExecutorKind):
-    """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, or `cpu` for a small shape. Spent
-    on the clock in use, so that a virtual one makes it a simulator and a real one a server."""
+    """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, or `cpu` for a small shape; KV in
+    8 bits by `kv_dtype`. Spent on the clock in use, so that a virtual one makes it a simulator and
+    a real one a server."""
 
     kind: ClassVar[str] = "simulated"
 
     hardware: str = "h200"
+    kv_dtype: KvDtype = "auto"
 
     def build(self, site: Site) -> Executor:
-        found = machine(site.model, self.hardware)
+        found = machine(site.model, self.hardware, self.kv_dtype)
         caps = Caps(site.n_host_blocks, copy_s=found.copy_token_s * site.block_tokens)
         return Simulated(found.cost, site.pause, caps)
 

@@ -41,7 +41,7 @@ from reference_engine.executors.torch_step import (
 from reference_engine.executors.torch_swap import HostKv
 from reference_engine.kernels.ops import Ops, Which, ops
 from reference_engine.kernels.tiles import splits_for
-from reference_engine.model.config import ModelConfig
+from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.filler import padding_rows
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.weights import load
@@ -51,15 +51,16 @@ log = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _COPY_BYTES_PER_S = 40e9  # PCIe 5 ×16 in practice; assumed, decides between swap and recompute
+_HOST_KV_BYTES = 256 << 20  # with on=cpu: memory is taken when it is written to, not before
 _RESERVE_BYTES = 2 << 30  # graphs, library workspaces, fragmentation
 
 Tokens = Callable[[], StepResult]
 
 
 class TorchCudaExecutor(ExecutorKind):
-    """`seed` of the random weights (unused with a directory); `dtype` of weights and KV;
-    `memory_share` of the GPU that weights, steps and KV may take; `graphs` for decode steps;
-    `kernels` of Triton, or their plain twins; `on` which device.
+    """`seed` of the random weights (unused with a directory); `dtype` of weights and KV, and
+    `kv_dtype` of KV alone, in 8 bits; `memory_share` of the GPU that weights, steps and KV may
+    take; `graphs` for decode steps; `kernels` of Triton, or their plain twins; `on` which device.
     """
 
     kind: ClassVar[str] = "torch_cuda"
@@ -67,6 +68,7 @@ class TorchCudaExecutor(ExecutorKind):
 
     seed: int = Field(default=0, ge=0)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    kv_dtype: KvDtype = "auto"
     memory_share: float = Field(default=0.9, gt=0, le=0.98)
     graphs: bool = True
     kernels: Which = "triton"
@@ -79,11 +81,16 @@ class TorchCudaExecutor(ExecutorKind):
         began_s = time.monotonic()
         weights = load(site.model, self.seed, lane.device, _DTYPES[self.dtype])
         config = site.model.config
-        model = PagedLlama(config, weights, chosen, site.block_tokens, site.max_model_len)
+        model = PagedLlama(
+            config, weights, chosen, site.block_tokens, site.max_model_len, self.kv_dtype
+        )
         n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, lane, self.memory_share)
         built = TorchCuda(model, chosen, site, n_blocks, lane, self.graphs)
         took_s = time.monotonic() - began_s
-        log.info("%s on %s: %d KV blocks, %.1f s", site.model.name, self.on, n_blocks, took_s)
+        log.info(
+            "%s on %s: %d KV blocks of %d bytes, %.1f s",
+            *(site.model.name, self.on, n_blocks, model.block_bytes, took_s),
+        )
         return built
 
 
@@ -303,7 +310,7 @@ def _measured_blocks(model: PagedLlama, chosen: Ops, site: Site, lane: Lane, sha
     """KV blocks that fit beside the weights and the largest step there may be, which is computed
     once to see."""
     if lane.device.type != "cuda":
-        raise UsageError("kv_blocks: on=cpu cannot size the KV itself; say how many")
+        return max(_HOST_KV_BYTES // model.block_bytes, -(-site.max_model_len // site.block_tokens))
     torch.cuda.reset_peak_memory_stats(lane.device)
     trial = TorchCuda(model, chosen, site, 1, lane, has_graphs=False)
     padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), site.max_num_seqs, 0)

@@ -8,21 +8,22 @@ import torch
 import triton
 import triton.language as tl
 
+from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.online import turn
 from reference_engine.kernels.tiles import TILE_ROWS, Tiles
 
 _KEYS = 64
 
 
-def chunk_attention(
-    q: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, tiles: Tiles
-) -> torch.Tensor:
+def chunk_attention(q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Tiles) -> torch.Tensor:
     n_q, head_dim = q.shape[1:]
-    n_kv, block_tokens = cache.shape[2], cache.shape[3]
+    n_kv, block_tokens = cache.numbers.shape[2:4]
     out = torch.empty_like(q)
     _kernel[(len(tiles), n_kv)](
-        q, cache, tables, tiles.table, out, head_dim**-0.5 * 1.4426950408889634, tables.stride(0),
+        q, *cache.arguments(), tables, tiles.table, out, head_dim**-0.5 * 1.4426950408889634,
+        tables.stride(0),
         N_KV=n_kv, GROUP=n_q // n_kv, ROWS=TILE_ROWS, HEAD=head_dim, PAGE=block_tokens, KEYS=_KEYS,
+        IS_SCALED=cache.scales is not None,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
@@ -32,6 +33,7 @@ def chunk_attention(
 def _kernel(
     q,
     cache,
+    scales,
     tables,
     tiles,
     out,
@@ -43,6 +45,7 @@ def _kernel(
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_SCALED: tl.constexpr,
 ):
     tile = tiles + tl.program_id(0) * 4
     head = tl.program_id(1)
@@ -67,8 +70,8 @@ def _kernel(
         # Position 0 is visible to every row, so that no row is empty, not even one of nobody.
         is_seen = inside[None, :] & (at[None, :] <= (start + token)[:, None])
         peak, total, mixed = turn(
-            query, cache, table, head, at, inside, is_seen, d, scale, peak, total, mixed,
-            N_KV, HEAD, PAGE,
+            query, cache, scales, table, head, at, inside, is_seen, d, scale,
+            peak, total, mixed, N_KV, HEAD, PAGE, IS_SCALED,
         )  # fmt: skip
     value = (mixed / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + q_at, value, mask=is_row[:, None])

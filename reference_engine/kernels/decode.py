@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.online import turn
 
 _KEYS = 64  # keys per turn of the loop
@@ -20,24 +21,25 @@ _KEYS = 64  # keys per turn of the loop
 
 def decode_attention(
     q: torch.Tensor,
-    cache: torch.Tensor,
+    cache: Kv,
     tables: torch.Tensor,
     rows: torch.Tensor,
     contexts: torch.Tensor,
     n_splits: int,
 ) -> torch.Tensor:
     n_rows, n_q, head_dim = q.shape
-    n_kv, block_tokens = cache.shape[2], cache.shape[3]
+    n_kv, block_tokens = cache.numbers.shape[2:4]
     group = n_q // n_kv
     out = torch.empty_like(q)
     # Without splits nothing is read from these two.
     part = q.new_empty((n_rows, n_q, n_splits, head_dim), dtype=torch.float32)
     stats = q.new_empty((2, n_rows, n_q, n_splits), dtype=torch.float32)
     _partial[(n_rows, n_kv, n_splits)](
-        q, cache, tables, rows, contexts, out, part, stats[0], stats[1],
+        q, *cache.arguments(), tables, rows, contexts, out, part, stats[0], stats[1],
         head_dim**-0.5 * 1.4426950408889634, tables.stride(0),
         N_KV=n_kv, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD=head_dim,
-        PAGE=block_tokens, KEYS=_KEYS, SPLITS=n_splits, num_warps=4, num_stages=3,
+        PAGE=block_tokens, KEYS=_KEYS, IS_SCALED=cache.scales is not None, SPLITS=n_splits,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     if n_splits > 1:
         _join[(n_rows * n_q,)](
@@ -50,6 +52,7 @@ def decode_attention(
 def _partial(
     q,
     cache,
+    scales,
     tables,
     rows,
     contexts,
@@ -65,6 +68,7 @@ def _partial(
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_SCALED: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     sequence = tl.program_id(0)
@@ -88,8 +92,8 @@ def _partial(
         at = start + key
         inside = at < end
         peak, total, mixed = turn(
-            query, cache, table, head, at, inside, inside[None, :], d, scale, peak, total, mixed,
-            N_KV, HEAD, PAGE,
+            query, cache, scales, table, head, at, inside, inside[None, :], d, scale,
+            peak, total, mixed, N_KV, HEAD, PAGE, IS_SCALED,
         )  # fmt: skip
     if SPLITS == 1:
         value = (mixed / total[:, None]).to(out.dtype.element_ty)

@@ -8,6 +8,7 @@ import torch
 
 from loadgen.errors import MissingDependency
 from reference_engine.kernels import plain
+from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.tiles import Tiles
 
 Which = Literal["triton", "plain"]
@@ -32,7 +33,7 @@ class RopeWrite(Protocol):
         rotary: tuple[torch.Tensor, torch.Tensor],
         qk_norm: torch.Tensor | None,
         eps: float,
-        cache: torch.Tensor,
+        cache: Kv,
     ) -> torch.Tensor: ...
 
 
@@ -40,7 +41,7 @@ class DecodeAttention(Protocol):
     def __call__(
         self,
         q: torch.Tensor,
-        cache: torch.Tensor,
+        cache: Kv,
         tables: torch.Tensor,
         rows: torch.Tensor,
         contexts: torch.Tensor,
@@ -50,7 +51,7 @@ class DecodeAttention(Protocol):
 
 class ChunkAttention(Protocol):
     def __call__(
-        self, q: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, tiles: Tiles
+        self, q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Tiles
     ) -> torch.Tensor: ...
 
 

@@ -2,8 +2,7 @@
 
 They are what the engine uses where there is no Triton, and the oracle of its kernels: given float64
 tensors they compute in float64. Shapes: T flat token positions, S sequences, Hq query and Hkv KV
-heads of `hd` numbers; the paged KV memory of a layer is `cache` [blocks, 2, Hkv, block, hd], so
-that the keys of one head in one block lie in one piece.
+heads of `hd` numbers; the paged KV memory of a layer is a `Kv`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from reference_engine.kernels.kv_memory import SMALLEST, Kv, indexable
 from reference_engine.kernels.tiles import Tiles
 
 _LOW = 0xFFFF_FFFF
@@ -42,12 +42,12 @@ def rope_write(
     rotary: tuple[torch.Tensor, torch.Tensor],
     qk_norm: torch.Tensor | None,
     eps: float,
-    cache: torch.Tensor,
+    cache: Kv,
 ) -> torch.Tensor:
     """Split `qkv` [T, (Hq + 2·Hkv)·hd], norm (`qk_norm` [Hq + Hkv, hd]) and turn queries and keys,
     and write keys and values to `cache` at `slots` = block · block_tokens + offset. Returns the
     queries [T, Hq, hd]. `rotary` as `model.llama.rotary_tables` makes them."""
-    _, _, n_kv, block_tokens, head_dim = cache.shape
+    _, _, n_kv, block_tokens, head_dim = cache.numbers.shape
     heads = qkv.view(len(qkv), -1, head_dim)
     n_q = heads.shape[1] - 2 * n_kv
     qk = _wide(heads[:, : n_q + n_kv])
@@ -55,16 +55,22 @@ def rope_write(
         qk = _rms(qk, qk_norm, eps)
     at = positions.long()
     cos, sin = (table[at].unsqueeze(1).to(qk.dtype) for table in rotary)
-    qk = (qk * cos + qk.roll(head_dim // 2, -1) * sin).to(qkv.dtype)
+    qk = qk * cos + qk.roll(head_dim // 2, -1) * sin
+    kv = torch.stack((qk[:, n_q:], _wide(heads[:, n_q + n_kv :])), 1)  # [T, 2, Hkv, hd]
     block, offset = slots.long() // block_tokens, slots.long() % block_tokens
-    cache[block, 0, :, offset] = qk[:, n_q:]
-    cache[block, 1, :, offset] = heads[:, n_q + n_kv :]
-    return qk[:, :n_q].contiguous()
+    if cache.scales is not None:
+        # From the wide numbers: rounding twice would be off by more than half a step.
+        scales = kv.abs().amax(-1).clamp_min(SMALLEST) / cache.largest
+        cache.scales[block, :, :, offset] = scales.to(cache.scales.dtype)
+        kv = kv / scales.unsqueeze(-1)
+        kv = (kv + 0.5).floor() if cache.numbers.dtype == torch.int8 else kv
+    indexable(cache.numbers)[block, :, :, offset] = indexable(kv.to(cache.numbers.dtype))
+    return qk[:, :n_q].to(qkv.dtype).contiguous()
 
 
 def decode_attention(
     q: torch.Tensor,
-    cache: torch.Tensor,
+    cache: Kv,
     tables: torch.Tensor,
     rows: torch.Tensor,
     contexts: torch.Tensor,
@@ -79,9 +85,7 @@ def decode_attention(
     return out
 
 
-def chunk_attention(
-    q: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, tiles: Tiles
-) -> torch.Tensor:
+def chunk_attention(q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Tiles) -> torch.Tensor:
     """The same, causal, for pieces of prompts: [T, Hq, hd]; which positions belong to whom is in
     `tiles`."""
     out = torch.empty_like(q)
@@ -108,19 +112,27 @@ def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor)
     return torch.where(hot.unsqueeze(1), scaled + noise, scaled).argmax(-1)
 
 
-def _attend(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, start: int) -> torch.Tensor:
+def _attend(q: torch.Tensor, cache: Kv, table: torch.Tensor, start: int) -> torch.Tensor:
     """Queries [n, Hq, hd] at positions `start …` over everything up to themselves."""
     n, n_q, head_dim = q.shape
-    n_kv, block_tokens = cache.shape[2], cache.shape[3]
+    n_kv, block_tokens = cache.numbers.shape[2:4]
     n_context = start + n
-    pages = cache[table[: -(-n_context // block_tokens)].long()]  # [P, 2, Hkv, block, hd]
+    pages = _read(cache, table[: -(-n_context // block_tokens)].long(), _wide(q).dtype)
     kv = pages.permute(1, 2, 0, 3, 4).reshape(2, n_kv, -1, head_dim)[:, :, :n_context]
-    k, v = (_wide(part).repeat_interleave(n_q // n_kv, 0) for part in kv)
+    k, v = kv.repeat_interleave(n_q // n_kv, 1).unbind(0)  # [Hq, C, hd]
     scores = _wide(q).transpose(0, 1) @ k.transpose(1, 2) / head_dim**0.5
     if n > 1:
         hidden = torch.ones(n, n_context, dtype=torch.bool, device=q.device).triu_(start + 1)
         scores.masked_fill_(hidden, float("-inf"))
     return (F.softmax(scores, -1) @ v).transpose(0, 1).to(q.dtype)
+
+
+def _read(cache: Kv, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values [P, 2, Hkv, block, hd] of P blocks."""
+    numbers: torch.Tensor = indexable(cache.numbers)[blocks].view(cache.numbers.dtype).to(dtype)
+    if cache.scales is not None:
+        numbers *= cache.scales[blocks].to(dtype).unsqueeze(-1)
+    return numbers
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from reference_engine.kernels.kv_memory import SMALLEST, Kv
+
 
 def rope_write(
     qkv: torch.Tensor,
@@ -15,16 +17,17 @@ def rope_write(
     rotary: tuple[torch.Tensor, torch.Tensor],
     qk_norm: torch.Tensor | None,
     eps: float,
-    cache: torch.Tensor,
+    cache: Kv,
 ) -> torch.Tensor:
-    _, _, n_kv, block_tokens, head_dim = cache.shape
+    _, _, n_kv, block_tokens, head_dim = cache.numbers.shape
     n_tokens = len(qkv)
     n_heads = qkv.shape[1] // head_dim
     q = qkv.new_empty((n_tokens, n_heads - 2 * n_kv, head_dim))
     _kernel[(n_tokens, n_heads)](
-        qkv, positions, slots, *rotary, qkv if qk_norm is None else qk_norm, cache, q, eps,
-        N_Q=n_heads - 2 * n_kv, N_KV=n_kv, PAGE=block_tokens, HEAD=head_dim,
-        HAS_NORM=qk_norm is not None, num_warps=1,
+        qkv, positions, slots, *rotary, qkv if qk_norm is None else qk_norm, *cache.arguments(), q,
+        eps, N_Q=n_heads - 2 * n_kv, N_KV=n_kv, PAGE=block_tokens, HEAD=head_dim,
+        HAS_NORM=qk_norm is not None, LARGEST=cache.largest, SMALLEST=SMALLEST,
+        IS_INT=cache.numbers.dtype == torch.int8, num_warps=1,
     )  # fmt: skip
     return q
 
@@ -38,6 +41,7 @@ def _kernel(
     sines,
     qk_norm,
     cache,
+    scales,
     q,
     eps,
     N_Q: tl.constexpr,
@@ -45,6 +49,9 @@ def _kernel(
     PAGE: tl.constexpr,
     HEAD: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    IS_INT: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -68,8 +75,41 @@ def _kernel(
         if head < N_Q:
             tl.store(q + (token * N_Q + head) * HEAD + d, turned.to(q.dtype.element_ty))
         else:
-            to = ((page * 2 * N_KV + head - N_Q) * PAGE + offset) * HEAD
-            tl.store(cache + to + d, turned.to(cache.dtype.element_ty))
+            to = (page * 2 * N_KV + head - N_Q) * PAGE + offset
+            _keep(turned, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
     else:
-        to = ((page * 2 * N_KV + head - N_Q) * PAGE + offset) * HEAD
-        tl.store(cache + to + d, raw.to(cache.dtype.element_ty))
+        to = (page * 2 * N_KV + head - N_Q) * PAGE + offset
+        _keep(raw, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
+
+
+@triton.jit
+def _keep(
+    x,
+    to,
+    d,
+    cache,
+    scales,
+    HEAD: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    IS_INT: tl.constexpr,
+):
+    """Vector `to` of the memory, with a scale where it has `LARGEST`."""
+    if LARGEST > 0:
+        x = x.to(tl.float32)
+        scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / LARGEST
+        tl.store(scales + to, scale)
+        x = x / scale
+        x = tl.floor(x + 0.5) if IS_INT else _nearest_e4m3(x)
+    tl.store(cache + to * HEAD + d, x.to(cache.dtype.element_ty))
+
+
+@triton.jit
+def _nearest_e4m3(x):
+    """float32 that e4m3 has, ties to even, so that converting it rounds nothing: Triton's
+    interpreter loses the carry there (31.6 becomes 16)."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # three bits of mantissa stay
+    normal = bits.to(tl.float32, bitcast=True)
+    small = (x + 24576.0) - 24576.0  # 1.5 · 2¹⁴: what is left is a multiple of 2⁻⁹
+    return tl.where(tl.abs(x) < 0.015625, small, normal)

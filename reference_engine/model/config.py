@@ -7,9 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from loadgen.errors import UsageError, nearest
+
+KvDtype = Literal["auto", "fp8", "int8"]
+"""What KV is kept in: the model's own numbers, e4m3, or integers."""
+_SCALE_BYTES = 4  # of one token and head, keys or values, where KV is kept in 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,12 @@ class ModelConfig:
         embeddings = self.vocab_size * self.d_model * (1 if self.tied else 2)
         return self.n_layers * block + embeddings + self.d_model
 
-    def kv_bytes_per_token(self, bytes_per_number: int = 4) -> int:
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * bytes_per_number
+    def kv_bytes_per_token(self, bytes_per_number: int = 4, kv_dtype: KvDtype = "auto") -> int:
+        """`bytes_per_number` is of the model's own; 8-bit numbers take one, and a scale with each
+        vector."""
+        own = self.head_dim * bytes_per_number
+        vector_bytes = own if kv_dtype == "auto" else self.head_dim + _SCALE_BYTES
+        return 2 * self.n_layers * self.n_kv_heads * vector_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import Tiles
-from reference_engine.model.config import ModelConfig
+from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.layers import fused
 from reference_engine.model.llama import rotary_tables
 from reference_engine.model.weights import Weights
@@ -42,9 +43,16 @@ class PagedLlama:
     empty afterwards, so that no matrix is in memory twice."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, ops: Ops, block_tokens: int, max_model_len: int
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        block_tokens: int,
+        max_model_len: int,
+        kv_dtype: KvDtype = "auto",
     ) -> None:
         self.config, self.block_tokens, self._ops = config, block_tokens, ops
+        self.kv_dtype = kv_dtype
         self._embed = weights.pop("model.embed_tokens.weight")
         self._head = self._embed if config.tied else weights.pop("lm_head.weight")
         self._norm = weights.pop("model.norm.weight")
@@ -65,13 +73,15 @@ class PagedLlama:
     @property
     def block_bytes(self) -> int:
         """KV of one block in all layers."""
-        return self.config.kv_bytes_per_token(self.dtype.itemsize) * self.block_tokens
+        return self.block_tokens * self.config.kv_bytes_per_token(
+            self.dtype.itemsize, self.kv_dtype
+        )
 
-    def memory(self, n_blocks: int) -> torch.Tensor:
-        """Zeroed paged memory [layers, blocks, 2, Hkv, block, hd]; to be set as `cache`."""
+    def memory(self, n_blocks: int) -> Kv:
+        """Zeroed paged memory of all layers; to be set as `cache`."""
         c = self.config
         shape = (c.n_layers, n_blocks, 2, c.n_kv_heads, self.block_tokens, c.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return Kv.zeros(shape, self.dtype, self.kv_dtype, self.device)
 
     def forward(self, step: PagedStep, out: torch.Tensor) -> torch.Tensor:
         """Logits of the wanted positions, float32, in the first rows of `out` [≥ S, vocab]; K and V
@@ -79,7 +89,7 @@ class PagedLlama:
         c, ops = self.config, self._ops
         x = F.embedding(step.tokens, self._embed)  # [T, d], the residual stream
         delta: torch.Tensor | None = None
-        for layer, cache in zip(self._layers, self.cache, strict=True):
+        for layer, cache in zip(self._layers, self.cache.layers(), strict=True):
             normed = ops.add_rms_norm(x, delta, layer.norm, c.rms_eps)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
             q = ops.rope_write(
@@ -95,7 +105,7 @@ class PagedLlama:
         wanted = ops.add_rms_norm(x, delta, self._norm, c.rms_eps)
         return self._project(wanted, out[: len(wanted)])
 
-    def _attend(self, q: torch.Tensor, cache: torch.Tensor, step: PagedStep) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, cache: Kv, step: PagedStep) -> torch.Tensor:
         n, outs = step.n_decode, []
         if n:
             outs.append(

@@ -17,7 +17,15 @@ from triton.compiler import ASTSource
 from reference_engine.kernels import chunk, decode, norm, rope, sampling, silu
 
 HOPPER = GPUTarget("cuda", 90, 32)
-INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "cp.async", "ld.global.b16", "st.local", "ld.local")
+INSTRUCTIONS = (
+    "mma.sync",
+    "wgmma.mma_async",
+    "cp.async",
+    "ld.global.b16",
+    "ld.global.b8",
+    "st.local",
+    "ld.local",
+)
 B, F, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 
 
@@ -35,13 +43,21 @@ def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **option
 
 
 def all_kernels() -> dict[str, str]:
-    """As the 8b shape calls them."""
-    heads = {"N_KV": 8, "GROUP": 4, "HEAD": 128, "PAGE": 16, "KEYS": 64}
-    read = {"q": B, "cache": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
+    """As the 8b shape calls them; with KV in 8 bits what reads and writes it once more."""
+    made = _pointwise()
+    for suffix, kv, largest in (("", B, 0.0), ("_int8", "*i8", 127.0), ("_fp8", "*fp8e4nv", 448.0)):
+        made |= {f"{name}{suffix}": ptx for name, ptx in _over_kv(kv, largest).items()}
+    return made
+
+
+def _over_kv(kv: str, largest: float) -> dict[str, str]:
+    heads = {"N_KV": 8, "GROUP": 4, "HEAD": 128, "PAGE": 16, "KEYS": 64, "IS_SCALED": largest > 0}
+    cache = {"cache": kv, "scales": F if largest else kv}
+    read = cache | {"q": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
     parts = {"part": F, "peaks": F, "sums": F}
     qkv = {"qkv": B, "positions": INT, "slots": INT, "cosines": F, "sines": F, "qk_norm": B}
-    draw = {"logits": F, "temperatures": F, "keys": INT, "n_vocab": "i32", "n_parts": "i32"}
-    best = {"best": F, "where": INT}
+    rope_constants = {"N_Q": 32, "N_KV": 8, "PAGE": 16, "HEAD": 128, "HAS_NORM": True}
+    keep = {"LARGEST": largest, "SMALLEST": 1e-20, "IS_INT": kv == "*i8"}
     return {
         "decode": compiled(
             decode._partial,
@@ -50,11 +66,22 @@ def all_kernels() -> dict[str, str]:
             num_warps=4,
             num_stages=3,
         ),
-        "decode_join": compiled(
-            decode._join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
-        ),
         "chunk": compiled(
             chunk._kernel, read | {"tiles": INT}, heads | {"ROWS": 64}, num_warps=4, num_stages=2
+        ),
+        "rope": compiled(
+            rope._kernel, qkv | cache | {"q": B, "eps": "fp32"}, rope_constants | keep, num_warps=1
+        ),
+    }
+
+
+def _pointwise() -> dict[str, str]:
+    parts = {"part": F, "peaks": F, "sums": F}
+    draw = {"logits": F, "temperatures": F, "keys": INT, "n_vocab": "i32", "n_parts": "i32"}
+    best = {"best": F, "where": INT}
+    return {
+        "decode_join": compiled(
+            decode._join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
         ),
         "norm": compiled(
             norm._kernel,
@@ -63,12 +90,6 @@ def all_kernels() -> dict[str, str]:
             num_warps=8,
         ),
         "silu": compiled(silu._kernel, {"gate_up": B, "out": B}, {"WIDTH": 14336, "BLOCK": 1024}),
-        "rope": compiled(
-            rope._kernel,
-            qkv | {"cache": B, "q": B, "eps": "fp32"},
-            {"N_Q": 32, "N_KV": 8, "PAGE": 16, "HEAD": 128, "HAS_NORM": True},
-            num_warps=1,
-        ),
         "sample": compiled(sampling._partial, draw | best, {"BLOCK": 4096}, num_warps=8),
         "sample_join": compiled(
             sampling._join,

@@ -91,7 +91,9 @@ def rig(
     limits = Limits(max_num_seqs, max_step_tokens, max_model_len, 320)
     if isinstance(policy, str):
         policy = POLICIES.build({"kind": policy, **knobs})
-    site = Site(resolve("nano"), n_blocks, 16, max_model_len, clock.advance, n_host_blocks)
+    site = Site(
+        resolve("nano"), n_blocks, 16, max_model_len, clock.advance, n_host_blocks, max_num_seqs
+    )
     runner = EXECUTORS.build({"kind": executor, **(executor_args or {})}).build(site)
     kv = KvPool(n_blocks, prefix_cache=prefix_cache)
     state = EngineState(

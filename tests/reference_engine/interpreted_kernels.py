@@ -71,6 +71,20 @@ def test_sample(seed, n_rows, n_vocab):
     cases.check_sample(Draw.of(seed), n_rows, n_vocab)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_rope_write_in_8_bits(kv_dtype, has_norm):
+    cases.check_rope(Draw.of(6), [0, 1, 7, 39], 4, 2, 16, 4, has_norm, kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_attention_over_8_bits(kv_dtype, dtype):
+    draw = Draw.of(7, dtype)
+    cases.check_decode(draw, [1, 17, 130], 2, 3, 16, 16, 2, kv_dtype)
+    cases.check_chunk(draw, [(20, 40), (0, 5)], 2, 2, 32, 16, kv_dtype)
+
+
 @pytest.mark.parametrize("name", ["norm", "decode", "chunk"])
 def test_half_precision(name):
     draw = Draw.of(5, torch.float16)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from reference_engine.kernels import plain
+from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import ops
 from reference_engine.kernels.tiles import Piece, Tiles, cut
-from reference_engine.model.config import ModelConfig
+from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.llama import rotary_tables
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -23,12 +24,20 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 class Paged:
     """A paged memory with sequences of given contexts, their blocks scattered over it."""
 
-    cache: torch.Tensor
+    cache: Kv
     tables: torch.Tensor
     rows: torch.Tensor
 
     @classmethod
-    def make(cls, contexts: list[int], n_kv: int, head_dim: int, page: int, draw: Draw) -> Paged:
+    def make(
+        cls,
+        contexts: list[int],
+        n_kv: int,
+        head_dim: int,
+        page: int,
+        draw: Draw,
+        kv_dtype: KvDtype = "auto",
+    ) -> Paged:
         widths = [-(-n // page) for n in contexts]
         n_blocks = sum(widths) + 3
         order = torch.randperm(n_blocks, generator=draw.generator).tolist()
@@ -38,7 +47,7 @@ class Paged:
         for i, width in enumerate(widths):
             tables[2 * i + 1, :width] = torch.tensor([order.pop() for _ in range(width)])
         rows = torch.arange(len(contexts), dtype=torch.int32) * 2 + 1
-        cache = draw(n_blocks, 2, n_kv, page, head_dim)
+        cache = kept(draw, kv_dtype, n_blocks, 2, n_kv, page, head_dim)
         return cls(cache, tables.to(draw.device), rows.to(draw.device))
 
 
@@ -57,6 +66,19 @@ class Draw:
     def __call__(self, *shape: int) -> torch.Tensor:
         drawn = torch.randn(*shape, generator=self.generator)
         return drawn.to(device=self.device, dtype=self.dtype)
+
+
+def kept(draw: Draw, kv_dtype: KvDtype, *shape: int) -> Kv:
+    """Numbers of all sizes that the type has, and scales of their own."""
+    wide = torch.randn(*shape, generator=draw.generator)
+    if kv_dtype == "auto":
+        return Kv(wide.to(draw.device, draw.dtype))
+    scales = 0.002 + 0.02 * torch.rand(shape[:-1], generator=draw.generator)
+    if kv_dtype == "int8":
+        numbers = (40 * wide).round().clamp(-127, 127).to(torch.int8)
+    else:
+        numbers = (40 * wide).to(torch.float8_e4m3fn)
+    return Kv(numbers.to(draw.device), scales.to(draw.device))
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -85,36 +107,62 @@ def check_silu(draw: Draw, n_rows: int, width: int) -> None:
 
 
 def check_rope(
-    draw: Draw, positions: list[int], n_q: int, n_kv: int, head_dim: int, page: int, has_norm: bool
+    draw: Draw,
+    positions: list[int],
+    n_q: int,
+    n_kv: int,
+    head_dim: int,
+    page: int,
+    has_norm: bool,
+    kv_dtype: KvDtype = "auto",
 ) -> None:
+    """8-bit memory may be off from what it should hold by half a step of its format."""
     n = len(positions)
     config = ModelConfig(1, 64, n_q, n_kv, head_dim, 8, 8)
     rotary = rotary_tables(config, max(positions) + 1)
     rotary = (rotary[0].to(draw.device), rotary[1].to(draw.device))
     qkv = draw(n, (n_q + 2 * n_kv) * head_dim)
-    cache = draw(n // page + 2, 2, n_kv, page, head_dim)
-    order = torch.randperm(len(cache) * page, generator=draw.generator)[:n]
+    n_blocks = n // page + 2
+    cache = Kv.zeros((n_blocks, 2, n_kv, page, head_dim), draw.dtype, kv_dtype, qkv.device)
+    order = torch.randperm(n_blocks * page, generator=draw.generator)[:n]
     slots = order.to(draw.device, torch.int32)
     at = torch.tensor(positions, dtype=torch.int32, device=draw.device)
     norm = draw(n_q + n_kv, head_dim) if has_norm else None
-    wide_cache = cache.double()
+    wide = Kv(cache.numbers.double() * 0)
     expected = plain.rope_write(
-        qkv.double(), at, slots, rotary, None if norm is None else norm.double(), 1e-6, wide_cache
+        qkv.double(), at, slots, rotary, None if norm is None else norm.double(), 1e-6, wide
     )
     found = ops("triton").rope_write(qkv, at, slots, rotary, norm, 1e-6, cache)
     close(found, expected)
-    close(cache, wide_cache)
+    if cache.scales is None:
+        close(cache.numbers, wide.numbers)
+        return
+    value = cache.numbers.double() * cache.scales.double().unsqueeze(-1)
+    largest = wide.numbers.abs().amax(-1, keepdim=True)
+    off = (value - wide.numbers).abs()
+    rounding = 1e-5 * largest  # of what the kernel computes before it is narrowed
+    if kv_dtype == "int8":
+        assert (off <= largest / 127 / 2 + rounding).all(), "off by more than half of 1/127"
+    else:
+        # Four bits of mantissa with the hidden one; below 2⁻⁶ steps of 2⁻⁹ (448 is the largest).
+        half_a_step = torch.maximum(wide.numbers.abs() / 16, largest / 448 * 2.0**-10)
+        assert (off <= half_a_step + rounding).all(), "off by more than half a step of e4m3"
 
 
 def check_decode(
-    draw: Draw, contexts: list[int], n_kv: int, group: int, head_dim: int, page: int, splits: int
+    draw: Draw,
+    contexts: list[int],
+    n_kv: int,
+    group: int,
+    head_dim: int,
+    page: int,
+    splits: int,
+    kv_dtype: KvDtype = "auto",
 ) -> None:
-    paged = Paged.make(contexts, n_kv, head_dim, page, draw)
+    paged = Paged.make(contexts, n_kv, head_dim, page, draw, kv_dtype)
     q = draw(len(contexts), n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
-    expected = plain.decode_attention(
-        q.double(), paged.cache.double(), paged.tables, paged.rows, lengths, 1
-    )
+    expected = plain.decode_attention(q.double(), paged.cache, paged.tables, paged.rows, lengths, 1)
     found = ops("triton").decode_attention(
         q, paged.cache, paged.tables, paged.rows, lengths, splits
     )
@@ -122,10 +170,16 @@ def check_decode(
 
 
 def check_chunk(
-    draw: Draw, pieces: list[tuple[int, int]], n_kv: int, group: int, head_dim: int, page: int
+    draw: Draw,
+    pieces: list[tuple[int, int]],
+    n_kv: int,
+    group: int,
+    head_dim: int,
+    page: int,
+    kv_dtype: KvDtype = "auto",
 ) -> None:
     """`pieces`: (start, n) of each sequence."""
-    paged = Paged.make([start + n for start, n in pieces], n_kv, head_dim, page, draw)
+    paged = Paged.make([start + n for start, n in pieces], n_kv, head_dim, page, draw, kv_dtype)
     placed, first = [], 0
     for row, (start, n) in zip(paged.rows.tolist(), pieces, strict=True):
         placed.append(Piece(row, first, n, start))
@@ -133,7 +187,7 @@ def check_chunk(
     q = draw(first, n_kv * group, head_dim)
     tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
     whole = Tiles(torch.tensor(placed, dtype=torch.int32))  # uncut: the cut may not matter
-    expected = plain.chunk_attention(q.double(), paged.cache.double(), paged.tables, whole)
+    expected = plain.chunk_attention(q.double(), paged.cache, paged.tables, whole)
     close(ops("triton").chunk_attention(q, paged.cache, paged.tables, tiles), expected)
 
 

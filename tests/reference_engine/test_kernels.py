@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 tiles = pytest.importorskip("reference_engine.kernels.tiles")
 plain = pytest.importorskip("reference_engine.kernels.plain")
+kv_memory = pytest.importorskip("reference_engine.kernels.kv_memory")
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = "tests/reference_engine/interpreted_kernels.py"
@@ -52,12 +53,15 @@ def test_every_kernel_compiles_for_hopper_and_reads_in_wide_pieces(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    assert len(counts) == 8
-    for name in ("decode", "chunk"):
+    assert len(counts) == 14
+    attentions = [name for name in counts if name.startswith(("decode", "chunk"))]
+    attentions.remove("decode_join")
+    for name in attentions:
         assert counts[name]["cp.async"] > 0, "the loop is not pipelined"
         assert counts[name]["ld.global.b16"] == 0, "loads of 2 bytes"
-    assert counts["decode"]["mma.sync"] > 0
-    assert counts["chunk"]["wgmma.mma_async"] > 0
+        assert counts[name]["ld.global.b8"] == 0, "loads of one byte"
+        unit = "mma.sync" if name.startswith("decode") else "wgmma.mma_async"
+        assert counts[name][unit] > 0, "not on tensor cores"
     spills = {name: c for name, c in counts.items() if c["st.local"] or c["ld.local"]}
     assert not spills
 
@@ -94,7 +98,7 @@ def test_attention_of_equal_keys_is_the_mean_of_the_values():
     cache[0, 1, 0, :, 0] = torch.tensor([11.0, 99.0, 99.0, 99.0])
     tables = torch.tensor([[0, 0], [2, 0]], dtype=torch.int32)
     out = plain.decode_attention(
-        torch.ones(1, 2, 16), cache, tables, torch.tensor([1]), torch.tensor([5]), 1
+        torch.ones(1, 2, 16), kv_memory.Kv(cache), tables, torch.tensor([1]), torch.tensor([5]), 1
     )
     assert out[0, :, 0].tolist() == pytest.approx([4.2, 4.2])  # (1 + 2 + 3 + 4 + 11) / 5
 
@@ -104,7 +108,7 @@ def test_a_position_of_a_prompt_sees_nothing_after_itself():
     cache[0, 1, 0, :, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0])
     tile = tiles.Tiles(torch.tensor([[0, 0, 2, 1]], dtype=torch.int32))
     tables = torch.zeros(1, 1, dtype=torch.int32)
-    out = plain.chunk_attention(torch.ones(2, 1, 16), cache, tables, tile)
+    out = plain.chunk_attention(torch.ones(2, 1, 16), kv_memory.Kv(cache), tables, tile)
     assert out[:, 0, 0].tolist() == pytest.approx([1.5, 2.0])
 
 

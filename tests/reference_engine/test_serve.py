@@ -229,6 +229,18 @@ def test_a_simulated_device_brings_its_own_memory_context_and_prices():
         build(choose({"device": "sim"}, ["hardware=h20"]))
 
 
+def test_kv_in_8_bits_is_a_knob_of_the_simulated_device_and_of_a_gpus_code():
+    pytest.importorskip("torch", reason="torch is not installed")
+    simulated = build(choose({"device": "sim", "shape": "8b"}, ["kv_dtype=fp8"]))
+    # 0.9 · 141 GB − 16.06 GB of weights, at 67 584 bytes: 2 · 32 layers · 8 heads · (128 + 4)
+    assert simulated.state.kv.n_blocks == pytest.approx(110.8e9 / 67_584 / 16, rel=1e-3)
+    knobs = ["kv_dtype=int8", "on=cpu", "kernels=plain", "dtype=float32", "max_num_seqs=1"]
+    computed = build(choose({"device": "cuda", "shape": "tiny"}, knobs))
+    assert computed.state.kv.n_blocks == 29_127  # 256 MiB at 9 216 bytes
+    with pytest.raises(UsageError, match=r"kv_dtype.*'fp8' or 'int8'"):
+        build(choose({"device": "cuda"}, ["kv_dtype=fp4"]))
+
+
 def test_default_kv_is_a_gibibyte_at_most_and_a_full_context_at_least():
     blocks = {
         shape: build(ServeOptions(device="toy", shape=shape)).state.kv.n_blocks

@@ -77,7 +77,6 @@ def test_who_asks_for_nothing_is_not_looked_at():
 def test_choosing_needs_nothing_from_the_device():
     """Tensors without any content: whatever had to read one, and so to wait for it, fails."""
 
-
     def empty(*shape, dtype=torch.float32):
         return torch.empty(*shape, dtype=dtype, device="meta")
 

@@ -95,6 +95,39 @@ def test_graphs_change_nothing(expected):
     assert answers(cuda_rig(arguments={"graphs": False}), fresh()) == expected
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_kv_in_8_bits_changes_no_greedy_token_of_this_model(kv_dtype, expected):
+    """Its answers hardly depend on what stood long before: how far 8 bits are off is judged with
+    the kernels. Here every kind of step reads what every other one wrote."""
+    engine = cuda_rig(arguments={"kv_dtype": kv_dtype}, policy="chunked", token_budget=48)
+    requests = fresh()
+    found = answers(engine, requests)
+    greedy = [req.id for req in requests if req.sampling.temperature == 0]
+    assert {name: found[name] for name in greedy} == {name: expected[name] for name in greedy}
+
+
+@pytest.mark.parametrize("how", [How.recompute, How.swap])
+def test_8_bit_tokens_survive_preemption(how):
+    arguments = {"kv_dtype": "fp8"}
+    roomy = answers(cuda_rig(arguments=arguments), fresh())
+    tight = cuda_rig(arguments=arguments, async_depth=1, n_host_blocks=40, how=how, **TIGHT)
+    assert answers(tight, fresh()) == roomy
+    counters = tight.state.counters
+    assert counters.preemptions > 0
+    assert (counters.swaps > 0) is (how is How.swap)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "n_blocks"),
+    # 256 MiB over 4 layers · 2 · 2 heads · 16 tokens of 32 float32 numbers, or 32 bytes + a scale
+    [("auto", 8192), ("int8", 29_127), ("fp8", 29_127)],
+)
+def test_kv_blocks_follow_their_bytes(kv_dtype, n_blocks):
+    kind = EXECUTORS.build({"kind": "torch_cuda", **ON_CPU, "graphs": False, "kv_dtype": kv_dtype})
+    built = kind.build(Site(resolve("tiny"), 0, 16, 256, lambda s: None, max_num_seqs=4))
+    assert built.caps.n_blocks == n_blocks
+
+
 def test_log_probabilities_are_those_of_the_cpu_executor():
     def logprobs(engine: Rig) -> list[float]:
         asks = request("asks", range(20), 6, sampling=Sampling(0.7, seed=3, top_k=9, logprobs=True))
@@ -104,6 +137,16 @@ def test_log_probabilities_are_those_of_the_cpu_executor():
     found = logprobs(cuda_rig(token_budget=7, async_depth=1))
     assert found == pytest.approx(logprobs(rig(executor="torch_cpu", token_budget=7)), abs=1e-5)
     assert len(found) == 6
+
+
+def test_asking_for_a_log_probability_changes_no_token():
+    def drawn(how: Sampling) -> list[int]:
+        engine = cuda_rig()
+        engine.admit(hot := request("hot", [1, 2, 3], 8, sampling=how))
+        engine.drain()
+        return hot.output
+
+    assert drawn(Sampling(1.0, seed=7, logprobs=True)) == drawn(Sampling(1.0, seed=7))
 
 
 def test_a_draw_depends_on_seed_and_position_alone():
@@ -126,7 +169,7 @@ def test_padding_is_computed_and_writes_to_no_block_of_a_request(padding):
     engine = cuda_rig()
     engine.admit(a := request("a", range(20), 3))
     engine.step()
-    cache = runner(engine)._model.cache
+    cache = runner(engine)._model.cache.numbers
     before = cache[:, :-1].clone()
     engine.executor.execute(StepBatch(padding=padding))
     assert torch.equal(cache[:, :-1], before)
