@@ -60,7 +60,8 @@ Tokens = Callable[[], StepResult]
 class TorchCudaExecutor(ExecutorKind):
     """`seed` of the random weights (unused with a directory); `dtype` of weights and KV, and
     `kv_dtype` of KV alone, in 8 bits; `memory_share` of the GPU that weights, steps and KV may
-    take; `graphs` for decode steps; `kernels` of Triton, or their plain twins; `on` which device.
+    take; `graphs` for decode steps; `fused_attention` of decodes and prompts in one launch;
+    `kernels` of Triton, or their plain twins; `on` which device.
     """
 
     kind: ClassVar[str] = "torch_cuda"
@@ -71,6 +72,7 @@ class TorchCudaExecutor(ExecutorKind):
     kv_dtype: KvDtype = "auto"
     memory_share: float = Field(default=0.9, gt=0, le=0.98)
     graphs: bool = True
+    fused_attention: bool = False
     kernels: Which = "triton"
     on: str = Field(default="cuda", pattern=r"^(cuda(:\d+)?|cpu)$")
 
@@ -82,7 +84,13 @@ class TorchCudaExecutor(ExecutorKind):
         weights = load(site.model, self.seed, lane.device, _DTYPES[self.dtype])
         config = site.model.config
         model = PagedLlama(
-            config, weights, chosen, site.block_tokens, site.max_model_len, self.kv_dtype
+            config,
+            weights,
+            chosen,
+            site.block_tokens,
+            site.max_model_len,
+            self.kv_dtype,
+            self.fused_attention,
         )
         n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, lane, self.memory_share)
         built = TorchCuda(model, chosen, site, n_blocks, lane, self.graphs)

@@ -47,8 +47,35 @@ def _kernel(
     KEYS: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ):
-    tile = tiles + tl.program_id(0) * 4
-    head = tl.program_id(1)
+    one_tile(
+        tl.program_id(0), tl.program_id(1), q, cache, scales, tables, tiles, out, scale,
+        table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, IS_SCALED,
+    )  # fmt: skip
+
+
+@triton.jit
+def one_tile(
+    number,
+    head,
+    q,
+    cache,
+    scales,
+    tables,
+    tiles,
+    out,
+    scale,
+    table_width,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+):
+    """Tile `number` and a KV head; the first position of all tiles is the first of `q` and
+    `out`."""
+    tile = tiles + number * 4
     table = tables + tl.load(tile).to(tl.int64) * table_width
     first = tl.load(tile + 1).to(tl.int64)
     n_tokens = tl.load(tile + 2)

@@ -16,7 +16,7 @@ import triton.language as tl
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.online import turn
 
-_KEYS = 64  # keys per turn of the loop
+KEYS = 64  # keys per turn of the loop
 
 
 def decode_attention(
@@ -31,21 +31,32 @@ def decode_attention(
     n_kv, block_tokens = cache.numbers.shape[2:4]
     group = n_q // n_kv
     out = torch.empty_like(q)
-    # Without splits nothing is read from these two.
-    part = q.new_empty((n_rows, n_q, n_splits, head_dim), dtype=torch.float32)
-    stats = q.new_empty((2, n_rows, n_q, n_splits), dtype=torch.float32)
+    part, stats = parts_of_splits(q, n_splits)
     _partial[(n_rows, n_kv, n_splits)](
         q, *cache.arguments(), tables, rows, contexts, out, part, stats[0], stats[1],
         head_dim**-0.5 * 1.4426950408889634, tables.stride(0),
-        N_KV=n_kv, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD=head_dim,
-        PAGE=block_tokens, KEYS=_KEYS, IS_SCALED=cache.scales is not None, SPLITS=n_splits,
+        N_KV=n_kv, GROUP=group, ROWS=rows_of(group), HEAD=head_dim,
+        PAGE=block_tokens, KEYS=KEYS, IS_SCALED=cache.scales is not None, SPLITS=n_splits,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     if n_splits > 1:
-        _join[(n_rows * n_q,)](
+        join[(n_rows * n_q,)](
             part, stats[0], stats[1], out, HEAD=head_dim, SPLITS=n_splits, num_warps=1
         )
     return out
+
+
+def parts_of_splits(q: torch.Tensor, n_splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What splits leave for `join`: values, and peaks and sums. Without splits nothing is read from
+    either."""
+    shape = (*q.shape[:2], n_splits)
+    part = q.new_empty((*shape, q.shape[2]), dtype=torch.float32)
+    return part, q.new_empty((2, *shape), dtype=torch.float32)
+
+
+def rows_of(group: int) -> int:
+    """Rows of a program: the query heads of a KV head, at least what tensor cores want."""
+    return max(16, int(triton.next_power_of_2(group)))
 
 
 @triton.jit
@@ -71,9 +82,40 @@ def _partial(
     IS_SCALED: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    sequence = tl.program_id(0)
-    head = tl.program_id(1)
-    split = tl.program_id(2)
+    one_split(
+        tl.program_id(0), tl.program_id(1), tl.program_id(2), q, cache, scales, tables, rows,
+        contexts, out, part, peaks, sums, scale, table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS,
+        IS_SCALED, SPLITS,
+    )  # fmt: skip
+
+
+@triton.jit
+def one_split(
+    sequence,
+    head,
+    split,
+    q,
+    cache,
+    scales,
+    tables,
+    rows,
+    contexts,
+    out,
+    part,
+    peaks,
+    sums,
+    scale,
+    table_width,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """What a KV head's part of a split of a sequence brings, to `out` or for `join`."""
     context = tl.load(contexts + sequence)
     table = tables + tl.load(rows + sequence).to(tl.int64) * table_width
     size = tl.cdiv(tl.cdiv(context, SPLITS), KEYS) * KEYS
@@ -106,7 +148,7 @@ def _partial(
 
 
 @triton.jit
-def _join(part, peaks, sums, out, HEAD: tl.constexpr, SPLITS: tl.constexpr):
+def join(part, peaks, sums, out, HEAD: tl.constexpr, SPLITS: tl.constexpr):
     head = tl.program_id(0).to(tl.int64)
     split = head * SPLITS + tl.arange(0, SPLITS)
     d = tl.arange(0, HEAD)

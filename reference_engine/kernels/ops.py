@@ -55,6 +55,19 @@ class ChunkAttention(Protocol):
     ) -> torch.Tensor: ...
 
 
+class FusedAttention(Protocol):
+    def __call__(
+        self,
+        q: torch.Tensor,
+        cache: Kv,
+        tables: torch.Tensor,
+        rows: torch.Tensor,
+        contexts: torch.Tensor,
+        n_splits: int,
+        tiles: Tiles,
+    ) -> torch.Tensor: ...
+
+
 class Sample(Protocol):
     def __call__(
         self, logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor
@@ -69,6 +82,7 @@ class Ops(NamedTuple):
     rope_write: RopeWrite
     decode_attention: DecodeAttention
     chunk_attention: ChunkAttention
+    fused_attention: FusedAttention
     sample: Sample
 
 
@@ -78,6 +92,7 @@ PLAIN = Ops(
     plain.rope_write,
     plain.decode_attention,
     plain.chunk_attention,
+    plain.fused_attention,
     plain.sample,
 )
 
@@ -87,7 +102,7 @@ def ops(which: Which) -> Ops:
     if which == "plain":
         return PLAIN
     try:
-        from reference_engine.kernels import chunk, decode, norm, rope, sampling, silu
+        from reference_engine.kernels import chunk, decode, fused, norm, rope, sampling, silu
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise
@@ -100,6 +115,7 @@ def ops(which: Which) -> Ops:
         rope.rope_write,
         decode.decode_attention,
         chunk.chunk_attention,
+        fused.fused_attention,
         sampling.sample,
     )
     return Ops(*found)

@@ -94,6 +94,22 @@ def chunk_attention(q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Til
     return out
 
 
+def fused_attention(
+    q: torch.Tensor,
+    cache: Kv,
+    tables: torch.Tensor,
+    rows: torch.Tensor,
+    contexts: torch.Tensor,
+    n_splits: int,
+    tiles: Tiles,
+) -> torch.Tensor:
+    """Both: the first positions of `q` decode, one per row, and `tiles` begin to count behind
+    them."""
+    n = len(rows)
+    decoded = decode_attention(q[:n], cache, tables, rows, contexts, n_splits)
+    return torch.cat((decoded, chunk_attention(q[n:], cache, tables, tiles)))
+
+
 def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """One token per row of `logits` [S, V], int64 [S]: the largest logit where the temperature is
     0, else the largest logit/temperature + Gumbel noise, which is a draw from their softmax. The

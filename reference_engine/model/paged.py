@@ -50,9 +50,10 @@ class PagedLlama:
         block_tokens: int,
         max_model_len: int,
         kv_dtype: KvDtype = "auto",
+        is_fused: bool = False,
     ) -> None:
         self.config, self.block_tokens, self._ops = config, block_tokens, ops
-        self.kv_dtype = kv_dtype
+        self.kv_dtype, self._is_fused = kv_dtype, is_fused
         self._embed = weights.pop("model.embed_tokens.weight")
         self._head = self._embed if config.tied else weights.pop("lm_head.weight")
         self._norm = weights.pop("model.norm.weight")
@@ -107,6 +108,12 @@ class PagedLlama:
 
     def _attend(self, q: torch.Tensor, cache: Kv, step: PagedStep) -> torch.Tensor:
         n, outs = step.n_decode, []
+        has_tiles = step.tiles is not None and len(step.tiles) > 0
+        if self._is_fused and n and has_tiles:
+            assert step.tiles is not None
+            return self._ops.fused_attention(
+                q, cache, step.tables, step.rows, step.contexts, step.n_splits, step.tiles
+            )
         if n:
             outs.append(
                 self._ops.decode_attention(

@@ -55,6 +55,21 @@ def test_chunk_attention(draw, heads):
     cases.check_chunk(draw, pieces, n_kv, group, head_dim, 16)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_kv_in_8_bits(draw, heads, kv_dtype):
+    n_kv, group, head_dim = heads
+    cases.check_rope(draw, [*range(50), 4095], n_kv * group, n_kv, head_dim, 16, True, kv_dtype)
+    cases.check_decode(draw, [1, 17, 1000, 4097], n_kv, group, head_dim, 16, 4, kv_dtype)
+    cases.check_chunk(draw, [(0, 300), (1000, 129)], n_kv, group, head_dim, 16, kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_fused_attention(draw, heads, kv_dtype):
+    cases.check_fused(draw, [1, 17, 4097], [(0, 300), (1000, 129)], heads, 4, kv_dtype)
+
+
 @pytest.mark.parametrize("n_vocab", [320, 128_256])
 def test_sample(n_vocab):
     cases.check_sample(Draw.of(11, torch.float32, "cuda"), 37, n_vocab)

@@ -1,20 +1,25 @@
 """Compile every kernel for an H100/H200 (sm_90), which needs no GPU, and print what became of it.
 
 What only the interpreter accepts fails here; and the two attentions must read their memory in
-16-byte pieces, asynchronously, and multiply on tensor cores, or they cannot be fast.
-Run by `test_kernels.py`; prints one JSON object {kernel: {instruction: count}}.
+16-byte pieces, asynchronously, multiply on tensor cores, and keep what they hold in registers, or
+they cannot be fast. Run by `test_kernels.py`; prints one JSON object {kernel: {instruction:
+count}}, and of the attentions the bytes that NVIDIA's assembler spilled.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reference_engine.kernels import chunk, decode, norm, rope, sampling, silu
+from reference_engine.kernels import chunk, decode, fused, norm, rope, sampling, silu
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = (
@@ -56,6 +61,8 @@ def _over_kv(kv: str, largest: float) -> dict[str, str]:
     read = cache | {"q": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
     parts = {"part": F, "peaks": F, "sums": F}
     qkv = {"qkv": B, "positions": INT, "slots": INT, "cosines": F, "sines": F, "qk_norm": B}
+    behind = {"rows": INT, "contexts": INT, "tiles": INT, "n_rows": "i32"}
+    behind |= {"q_tiles": B, "out_tiles": B}
     rope_constants = {"N_Q": 32, "N_KV": 8, "PAGE": 16, "HEAD": 128, "HAS_NORM": True}
     keep = {"LARGEST": largest, "SMALLEST": 1e-20, "IS_INT": kv == "*i8"}
     return {
@@ -69,6 +76,13 @@ def _over_kv(kv: str, largest: float) -> dict[str, str]:
         "chunk": compiled(
             chunk._kernel, read | {"tiles": INT}, heads | {"ROWS": 64}, num_warps=4, num_stages=2
         ),
+        "fused": compiled(
+            fused._kernel,
+            read | parts | behind,
+            heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64, "SPLITS": 4},
+            num_warps=4,
+            num_stages=2,
+        ),
         "rope": compiled(
             rope._kernel, qkv | cache | {"q": B, "eps": "fp32"}, rope_constants | keep, num_warps=1
         ),
@@ -81,7 +95,7 @@ def _pointwise() -> dict[str, str]:
     best = {"best": F, "where": INT}
     return {
         "decode_join": compiled(
-            decode._join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
+            decode.join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
         ),
         "norm": compiled(
             norm._kernel,
@@ -100,9 +114,28 @@ def _pointwise() -> dict[str, str]:
     }
 
 
+def spilled(ptx: str) -> int:
+    """Bytes, by the first of Triton's own assemblers that knows this version of PTX."""
+    said = ""
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory, "kernel.ptx")
+        source.write_text(ptx)
+        for assembler in sorted(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas*")):
+            done = subprocess.run(
+                [assembler, "-v", "--gpu-name=sm_90a", source, "-o", Path(directory, "cubin")],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            found = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+            if done.returncode == 0 and found is not None:
+                return int(found[1]) + int(found[2])
+            said = done.stderr
+    raise RuntimeError(said)
+
+
 if __name__ == "__main__":
-    counts = {
-        name: {word: ptx.count(word) for word in INSTRUCTIONS}
-        for name, ptx in all_kernels().items()
-    }
+    made = all_kernels()
+    counts = {name: {word: ptx.count(word) for word in INSTRUCTIONS} for name, ptx in made.items()}
+    for name in made:
+        if name.startswith(("decode", "chunk", "fused")):
+            counts[name]["spilled"] = spilled(made[name])
     print(json.dumps(counts))  # noqa: T201 - read by the test

@@ -65,6 +65,14 @@ def test_chunk_attention(seed, pieces, heads):
     cases.check_chunk(Draw.of(seed), pieces, n_kv, group, 16, 16)
 
 
+@pytest.mark.parametrize(
+    ("heads", "splits", "kv_dtype"),
+    [((2, 3, 16), 1, "auto"), ((1, 7, 16), 4, "auto"), ((2, 2, 16), 2, "int8")],
+)
+def test_fused_attention(heads, splits, kv_dtype):
+    cases.check_fused(Draw.of(8), [1, 17, 70], [(20, 30), (0, 5)], heads, splits, kv_dtype)
+
+
 @few
 @given(SEEDS, st.integers(1, 4), st.sampled_from([1, 320, 4096, 5000]))
 def test_sample(seed, n_rows, n_vocab):

@@ -191,6 +191,37 @@ def check_chunk(
     close(ops("triton").chunk_attention(q, paged.cache, paged.tables, tiles), expected)
 
 
+def check_fused(
+    draw: Draw,
+    contexts: list[int],
+    pieces: list[tuple[int, int]],
+    heads: tuple[int, int, int],
+    splits: int,
+    kv_dtype: KvDtype = "auto",
+) -> None:
+    """`heads`: KV heads, query heads per KV head, numbers of each. Against the two separate ones,
+    to the bit where they are interpreted, and against the twin."""
+    n_kv, group, head_dim = heads
+    n = len(contexts)
+    ends = [start + n_tokens for start, n_tokens in pieces]
+    paged = Paged.make([*contexts, *ends], n_kv, head_dim, 16, draw, kv_dtype)
+    placed, first = [], 0
+    for row, (start, n_tokens) in zip(paged.rows[n:].tolist(), pieces, strict=True):
+        placed.append(Piece(row, first, n_tokens, start))
+        first += n_tokens
+    q = draw(n + first, n_kv * group, head_dim)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
+    tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
+    reads = (paged.tables, paged.rows[:n], lengths)
+    found = ops("triton").fused_attention(q, paged.cache, *reads, splits, tiles)
+    decoded = ops("triton").decode_attention(q[:n], paged.cache, *reads, splits)
+    chunks = ops("triton").chunk_attention(q[n:], paged.cache, paged.tables, tiles)
+    if draw.device == "cpu":
+        assert torch.equal(found, torch.cat((decoded, chunks)))
+    whole = Tiles(torch.tensor(placed, dtype=torch.int32))
+    close(found, plain.fused_attention(q.double(), paged.cache, *reads, 1, whole))
+
+
 def check_sample(draw: Draw, n_rows: int, n_vocab: int) -> None:
     logits = draw(n_rows, n_vocab).float()
     logits[:, n_vocab // 2] = logits[:, n_vocab // 3]  # a tie, sometimes of the largest

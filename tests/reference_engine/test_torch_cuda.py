@@ -91,6 +91,11 @@ def test_tokens_survive_preemption(expected, how, depth):
     assert (counters.swaps > 0) is (how is How.swap)
 
 
+def test_attention_in_one_launch_changes_nothing(expected):
+    arguments = {"fused_attention": "on"}
+    assert answers(cuda_rig(arguments=arguments, token_budget=48), fresh()) == expected
+
+
 def test_graphs_change_nothing(expected):
     assert answers(cuda_rig(arguments={"graphs": False}), fresh()) == expected
 
