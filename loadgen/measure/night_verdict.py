@@ -31,6 +31,7 @@ from loadgen.measure.nights import (
     Night,
     NightNoise,
     contrast_of_nights,
+    night_power,
     repeats_needed,
     smallest_found,
 )
@@ -38,6 +39,7 @@ from loadgen.measure.nights import (
 NightWord = Literal["better", "same", "worse", "inconclusive", "invalid", "baseline"]
 JOINING = ("baseline", "same", "inconclusive")
 """Nights that become part of the baseline; a better or worse one waits until it is accepted."""
+_UNLUCKY = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ def judge_night(
     level = level_of(settled, options.confidence)
     planned = iter(
         [
-            row if noise is None or not plans else _planned(row, noise, earlier, level, options)
+            (row, math.nan)
+            if noise is None or not plans
+            else _planned(row, noise, earlier, level, options)
             for row, (noise, _, earlier) in zip(settled, rows, strict=True)
         ]
     )
@@ -123,7 +127,10 @@ class _Draft:
                 "nights differ is partly assumed, as much as runs of one night do."
             )
 
-    def verdict(self, rows: list[Compared]) -> CellVerdict:
+    def verdict(self, planned: Sequence[tuple[Compared, float]]) -> CellVerdict:
+        """`planned` are the rows, each with what its repeats find of nights as different as these
+        seem."""
+        rows = [row for row, _ in planned]
         word: NightWord = "invalid"
         if self.night.trusted:
             word = overall(rows) if self._history.baseline else "baseline"
@@ -137,7 +144,7 @@ class _Draft:
             noise=noise,
             n_nights=len(baseline),
             changes=tuple(_changes(before, self.night.factor)),
-            notes=(*self._notes, *_out_of_reach(rows, noise)),
+            notes=(*self._notes, *_out_of_reach(rows, noise), *_unlucky(planned, noise)),
         )
 
     def _usable(self, level: Sequence[CellNight], asked: Measure) -> list[CellNight]:
@@ -173,6 +180,31 @@ def _out_of_reach(rows: Sequence[Compared], noise: Mapping[str, NightNoise]) -> 
         f"No number of repeats finds in 9 of 10 nights: {', '.join(told)}. With "
         f"{fewest_df:.0f} degrees of freedom such a difference between nights may be chance: more "
         "nights (window) tell."
+    ]
+
+
+def _unlucky(
+    planned: Sequence[tuple[Compared, float]], noise: Mapping[str, NightNoise]
+) -> list[str]:
+    """The deciding measures whose repeats are planned for nights that are alike, although these do
+    not look it; and what becomes of the plan if they are not."""
+    told = [
+        f"{row.measure}: {row.runs_needed} ({100 * found.night_sd:.2g} "
+        f"{'points' if row.unit == 'share' else '%'}, as nights that are alike do in "
+        f"{max(1, round(100 * found.alike_p))} of 100 cases; if they do differ so, "
+        f"{10 * share:.0f} of 10)"
+        for row, share in planned
+        if (found := noise.get(row.measure)) is not None
+        and row.is_gated
+        and row.runs_needed is not None
+        and found.may_be_chance
+        and share < _UNLUCKY
+    ]
+    if not told:
+        return []
+    return [
+        "The repeats that find the change in 9 of 10 nights take nights for alike, although they "
+        f"seem to differ. {'; '.join(told)}."
     ]
 
 
@@ -228,16 +260,22 @@ def _at_least_binomial(
 
 def _planned(
     row: Compared, noise: NightNoise, earlier: Sequence[int], level: float, options: Options
-) -> Compared:
-    """With the repeats a night would need, and the smallest change that tonight would find."""
+) -> tuple[Compared, float]:
+    """With the repeats a night would need, and the smallest change that tonight would find; beside
+    it what those repeats find against these nights, if they differ as they seem to."""
     asked = measure(row.measure)
     level = level if row.is_gated else 2 * (1 - options.confidence)
+    effect = on_scale(asked, row.effect)
     reach = smallest_found(noise, row.n_runs[1], earlier, level, POWER)
-    return dataclasses.replace(
+    needed = repeats_needed(noise, earlier, effect, level)
+    found = dataclasses.replace(
         row,
-        runs_needed=repeats_needed(noise, earlier, on_scale(asked, row.effect), level, POWER),
+        runs_needed=needed,
         smallest_found=off_scale(asked, reach) if reach < 50 else math.inf,
     )
+    if needed is None:
+        return found, math.nan
+    return found, night_power(noise, needed, earlier, effect, level)
 
 
 def _night(runs: Sequence[RunNumbers], asked: Measure) -> Night:

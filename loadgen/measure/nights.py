@@ -24,7 +24,13 @@ the first gives one back, so that the sixth is judged by what was measured alone
 ASSUMED_RATIO = 1.0
 """The lent variance between nights, in units of the variance between runs of one night."""
 
+MAY_BE_CHANCE = 0.05
+"""Nights that would look this different, or more, more often than so if they were alike may be."""
+PLANNED = 0.91
+"""Power that repeats are planned for; a little over the 9 of 10 that are promised."""
+
 _POOLED_ABOVE = 0.5
+_MOST_REPEATS = 1000
 _ROUNDING = 1e-12  # of least squares, where all that could be left is nothing
 
 
@@ -42,6 +48,7 @@ class NightNoise:
 
     `run_sd` is within a night; `night_sd` is what the level of a night differs by beyond that, 0.0
     where nights differ by no more than their runs explain. `assumed_df` of `night_df` are lent.
+    `alike_p` is how often nights that are alike would look this different (NaN while some is lent).
     """
 
     run_sd: float
@@ -49,6 +56,12 @@ class NightNoise:
     night_sd: float
     night_df: float
     assumed_df: float
+    alike_p: float = math.nan
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether the nights' difference is no surprise of nights that are alike."""
+        return self.night_sd > 0 and self.alike_p > MAY_BE_CHANCE
 
     def variance(self, n_runs: float, earlier: Sequence[int]) -> float:
         """Of the mean of `n_runs` runs of one night minus that of `earlier` nights, each with so
@@ -101,20 +114,22 @@ def _noise(
     measured_df = float(np.maximum(sizes - 1, 0).sum())
     lent_df = min(max(0.0, ASSUMED_NIGHTS - measured_df), run_df)
     lent = run_variance * (ASSUMED_RATIO + per_run)
-    if not lent_df and _is_explained(measured / measured_df, measured_df, run_variance * per_run,
-                                     run_df):  # fmt: skip
+    alike_p = math.nan
+    if not lent_df:
+        alike_p = _alike_p(measured / measured_df, measured_df, run_variance * per_run, run_df)
+    if alike_p > _POOLED_ABOVE:
         pooled = (measured / per_run + run_df * run_variance) / (measured_df + run_df)
-        return NightNoise(math.sqrt(pooled), run_df, 0.0, measured_df + run_df, 0.0)
+        return NightNoise(math.sqrt(pooled), run_df, 0.0, measured_df + run_df, 0.0, alike_p)
     df = measured_df + lent_df
     of_night = (measured + lent_df * lent) / df  # of the mean of a night
     beyond = of_night - run_variance * per_run
     beyond = beyond if beyond > _ROUNDING**2 else 0.0
-    return NightNoise(math.sqrt(run_variance), run_df, math.sqrt(beyond), df, lent_df)
+    return NightNoise(math.sqrt(run_variance), run_df, math.sqrt(beyond), df, lent_df, alike_p)
 
 
-def _is_explained(of_night: float, night_df: float, by_runs: float, run_df: float) -> bool:
-    """Whether nights differ by less than, in half of all cases, their runs alone would make them.
-    Then runs and nights are one noise, with the degrees of freedom of both.
+def _alike_p(of_night: float, night_df: float, by_runs: float, run_df: float) -> float:
+    """How often their runs alone would make nights differ by as much. Above one half, runs and
+    nights are taken for one noise, with the degrees of freedom of both.
 
     Pooling at this level keeps a test at its significance whatever nights truly differ by (5 %
     stays below 5.5 %, simulated); at the usual 25 % it would not. Source: Bancroft, Ann. Math.
@@ -122,7 +137,7 @@ def _is_explained(of_night: float, night_df: float, by_runs: float, run_df: floa
     """
     from scipy.special import fdtrc
 
-    return by_runs > 0 and bool(fdtrc(night_df, run_df, of_night / by_runs) > _POOLED_ABOVE)
+    return float(fdtrc(night_df, run_df, of_night / by_runs)) if by_runs > 0 else 0.0
 
 
 def _means(nights: Sequence[Night], tonight: Night) -> tuple[Values, float, float]:
@@ -158,20 +173,53 @@ def night_power(
     return power_of_t(error, noise.night_df + noise.run_df, noise.night_df, difference, alpha)
 
 
+def power_over_baselines(
+    noise: NightNoise, n_runs: int, earlier: Sequence[int], difference: float, alpha: float
+) -> float:
+    """How often a night of `n_runs` runs would find a true `difference` over all that nights which
+    are alike happen to look like: half of such baselines are judged by one noise of runs and
+    nights, the others by what their nights seem to differ by. Those that would not be taken for
+    alike (`MAY_BE_CHANCE`) are left out.
+    """
+    from scipy.special import chdtri, fdtri, ndtr, stdtrit
+
+    n, levels = len(earlier), (np.arange(64) + 0.5) / 64
+    by_runs = float(np.mean([1 / n_i for n_i in earlier]))
+    of_runs = 1 / n_runs + sum(1 / n_i for n_i in earlier) / n**2
+    is_one_noise = noise.alike_p > _POOLED_ABOVE
+    night_df = noise.night_df - noise.run_df if is_one_noise else noise.night_df
+    df, shares = night_df + noise.run_df, levels * (1 - MAY_BE_CHANCE)
+    seen = fdtri(night_df, noise.run_df, shares)  # between nights, over what their runs explain
+    beyond = np.maximum(seen - 1, 0) * by_runs * (1 + 1 / n)
+    as_one = stdtrit(df, 1 - alpha / 2) * np.sqrt((seen * night_df + noise.run_df) / df * of_runs)
+    apart = stdtrit(night_df, 1 - alpha / 2) * np.sqrt(beyond + of_runs)
+    critical = np.where(shares < 1 - _POOLED_ABOVE, as_one, apart) / math.sqrt(of_runs)
+    run_sds = noise.run_sd * np.sqrt(noise.run_df / chdtri(noise.run_df, levels))
+    shift = abs(difference) / (run_sds * math.sqrt(of_runs))
+    return float(ndtr(shift[:, None] - critical).mean())
+
+
 def repeats_needed(
     noise: NightNoise,
     earlier: Sequence[int],
     difference: float,
     alpha: float,
-    asked: float = 0.9,
-    most: int = 1000,
+    asked: float = PLANNED,
 ) -> int | None:
     """The fewest runs a night that find a true `difference` from the `earlier` nights with `asked`
-    power; None where not even `most` do, because the nights themselves differ too much."""
-    if difference == 0 or night_power(noise, most, earlier, difference, alpha) < asked:
+    power; None where not even 1000 do.
+
+    Where nights may be alike, it is that over all baselines of such nights: what these ones happen
+    to differ by is luck, and would call for half as many repeats or for any number. Where they
+    surely differ, or part of it is lent, it is that against these nights.
+    """
+    power = power_over_baselines if noise.alike_p > MAY_BE_CHANCE else night_power
+    if difference == 0 or power(noise, _MOST_REPEATS, earlier, difference, alpha) < asked:
         return None
     return bisect_left(
-        range(1, most), asked, key=lambda n: night_power(noise, n, earlier, difference, alpha)
+        range(1, _MOST_REPEATS),
+        asked,
+        key=lambda n: power(noise, n, earlier, difference, alpha),
     ) + 1  # fmt: skip
 
 

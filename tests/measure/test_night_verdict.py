@@ -175,6 +175,28 @@ def test_where_no_number_of_repeats_will_do_the_night_says_why():
     assert steady.notes == ()
 
 
+def test_a_plan_that_takes_nights_for_alike_says_what_becomes_of_it_if_they_are_not():
+    """14 nights of five runs that differ by 3.2 %, and means 1.9 % to either side: a bit more than
+    such runs explain."""
+    rng = np.random.default_rng(13)
+
+    def night(k, by):
+        made = nights.cell_night(rng, k, 5)
+        values = 0.02 * (1 + 0.04 * np.array([-1.0, -0.5, 0.0, 0.5, 1.0]) + by)
+        runs = zip(made.runs, values.tolist(), strict=True)
+        return replace(made, runs=tuple(replace(r, values={"mean(tpot)": v}) for r, v in runs))
+
+    before = [night(k, (0.0175, -0.0175, 0.019, -0.019)[k % 4]) for k in range(14)]
+    found = judged(night(20, 0.0), before, metrics=["mean(tpot)"], effect=0.035)
+    row, noise = by_measure(found)["mean(tpot)"], found.noise["mean(tpot)"]
+    assert noise.may_be_chance
+    assert row.runs_needed is not None
+    (note,) = found.notes
+    assert "take nights for alike, although they seem to differ." in note
+    assert f" mean(tpot): {row.runs_needed} (1.2 %, as nights that are alike do in 7 of " in note
+    assert note.endswith(" of 10).")
+
+
 def test_a_schedule_that_one_earlier_night_had_alone_links_nothing():
     """Night 9 is one of the 14: what is its schedule's and what is its own cannot be told apart, so
     schedules are left aside and the plain difference is judged."""

@@ -157,6 +157,44 @@ def test_planned_repeats_find_what_they_were_planned_for():
     assert n_found >= 261  # 90 % of 300 less three standard deviations
 
 
+def test_repeats_are_planned_over_all_that_nights_which_are_alike_may_look_like():
+    # Four measures decide (α = 10 % / 4, two-sided), 14 nights of 5 runs, a change of 1.6 standard
+    # deviations of a run. A z test of a night against a night, which knows the noise, needs
+    # 2 · (1.96 + 1.28)² / 1.6² = 8.2 runs. The seed is fixed; fewer than 300 of 350 are found with
+    # a probability of 0.3 % where the power is 0.9.
+    rng, alpha, change = np.random.default_rng(6), 0.025, 1.6
+    n_found, n_told, asked = 0, 0, []
+    for _ in range(370):
+        earlier = [drawn(rng, 5) for _ in range(14)]
+        _, noise = told([earlier], drawn(rng, 5))
+        if not noise.alike_p > 0.05:  # they look as if they surely differed: 5 % of cases
+            continue
+        n = repeats_needed(noise, [5] * 14, change, alpha)
+        assert n is not None
+        found, _ = told([earlier], drawn(rng, n, shift=change))
+        n_found += found.p_value() < alpha and found.difference > 0
+        n_told, asked = n_told + 1, [*asked, n]
+        if n_told == 350:
+            break
+    assert n_told == 350
+    assert n_found >= 300
+    assert np.median(asked) <= 1.5 * 9
+
+
+def test_luck_of_the_nights_changes_no_plan_and_what_they_surely_differ_by_does():
+    lucky = NightNoise(1.0, 56, 0.0, 69, 0.0, alike_p=0.9)
+    unlucky = NightNoise(1.0, 56, 0.4, 13, 0.0, alike_p=0.06)
+    n, same = (repeats_needed(noise, [5] * 14, 1.3, 0.025) for noise in (lucky, unlucky))
+    assert n == same
+    assert n is not None
+    assert night_power(unlucky, n, [5] * 14, 1.3, 0.025) < 0.75
+    apart = NightNoise(1.0, 56, 0.4, 13, 0.0, alike_p=0.01)
+    assert repeats_needed(apart, [5] * 14, 1.3, 0.025) is None
+    assert unlucky.may_be_chance
+    assert not lucky.may_be_chance
+    assert not apart.may_be_chance
+
+
 def test_no_number_of_repeats_finds_what_nights_hide():
     noise = NightNoise(run_sd=0.1, run_df=60, night_sd=5.0, night_df=13, assumed_df=0)
     assert repeats_needed(noise, [5] * 14, 1.0, 0.05) is None
