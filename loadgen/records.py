@@ -48,6 +48,8 @@ SCHEDULE = np.dtype(
 )
 OWN_SLO = {"ttft_s": "ttft_slo_s", "tpot_s": "tpot_slo_s", "e2e_s": "e2e_slo_s"}
 """Metric → the column of the schedule that holds each request's own limit of it."""
+LimitsS = tuple[float | None, ...]
+"""What a request may take by the metrics of `OWN_SLO`, in their order; None: no limit."""
 LATER = ("cancel_after_s", *OWN_SLO.values())
 """Columns that older schedules lack: 0 there, and out of the fingerprint where all of one are 0."""
 EDGES = np.dtype([("request_id", "u4"), ("after", "u4")])

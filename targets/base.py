@@ -28,7 +28,7 @@ class Request:
     `output_tokens` is exact where the server accepts `ignore_eos`, at most otherwise. `messages`,
     when given, replaces `prompt` (multi-turn); each is (role, content). `priority` 0 and an empty
     `tenant` are not sent: not every server knows these words. `…_slo_s` is what this request was
-    promised by itself, None for nothing.
+    promised, by itself or as one of its class, None for nothing.
     """
 
     prompt: str
@@ -180,7 +180,7 @@ class Adapter(Plugin, ABC):
 
     `model` is the API's model field. `ignore_eos` asks for exact output lengths, `include_usage`
     for token counts at the end of the stream, `continuous_usage` for running counts on every chunk.
-    `sends_promises` tells the server what a request was promised by itself (the bundled engine
+    `sends_promises` tells the server what a request was promised (the bundled engine
     schedules by it; others may refuse the words). `extra_body` is merged last (`merge_body`).
     """
 

@@ -264,7 +264,7 @@ def common_body(adapter: Adapter, request: Request, limit_field: str) -> dict[st
 
 
 def _promises_ms(request: Request) -> dict[str, float]:
-    """What the request was promised by itself, in the bundled engine's words."""
+    """What the request was promised, in the bundled engine's words."""
     named = {
         "ttft_slo_ms": request.ttft_slo_s,
         "tpot_slo_ms": request.tpot_slo_s,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from loadgen.records import Schedule, own_limits
+from loadgen.records import LimitsS, Schedule, own_limits
 from targets.base import Adapter, Request
 from targets.server_text import redact
 
@@ -70,7 +70,8 @@ class Payloads:
     A row whose words hold the server's own answers (`waits_for` names whose) can only be written
     after `answered`; `prepare` does that between two events of the loop. A row asked for before it
     was encoded (its release was not foreseeable, or came at once) is encoded on the spot and
-    counted in `n_late`. `tenants` are the words of tenant_id, "" for one that is not sent.
+    counted in `n_late`. `tenants` are the words of tenant_id, "" for one that is not sent;
+    `promises` what each class was promised, by class_id.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Payloads:
         tenants: Sequence[str] = ("",),
         waits_for: Callable[[int], int | None] = lambda row: None,
         tokens_per_char: float = 1.0,
+        promises: Sequence[LimitsS] = (),
     ) -> None:
         self._schedule, self._ask, self._adapter = schedule, ask, adapter
         self._head, self._run_name, self._tenants = head, request_name(run_name), tenants
@@ -91,7 +93,7 @@ class Payloads:
         self._ready: dict[int, bytes] = {}
         self._answers: dict[int, Callable[[], str]] = {}  # parent's row: its answer, to be read
         self._taken: set[int] = set()
-        self._own_slo_s = own_limits(schedule)
+        self._own_slo_s, self._promises = own_limits(schedule), promises
         self._next = 0
         self.n_late = 0
         n_bytes = int(schedule["input_tokens"].sum(dtype="u8")) / tokens_per_char
@@ -149,8 +151,8 @@ class Payloads:
             priority=int(plan["priority"]),
             tenant=self._tenants[int(plan["tenant_id"])],
         )
-        if own_s := self._own_slo_s.get(row):
-            ttft_s, tpot_s, e2e_s = (limit_s or None for limit_s in own_s)
+        ttft_s, tpot_s, e2e_s = self._limits_of(row)
+        if ttft_s or tpot_s or e2e_s:
             request = replace(request, ttft_slo_s=ttft_s, tpot_slo_s=tpot_s, e2e_slo_s=e2e_s)
         http = self._adapter.encode(request)
         own = (
@@ -159,3 +161,12 @@ class Payloads:
             ("x-seq", str(request_id)),
         )
         return self._head.request(http.method, http.path, own, http.body)
+
+    def _limits_of(self, row: int) -> LimitsS:
+        """What the request was promised: by itself, else as one of its class."""
+        class_id = int(self._schedule["class_id"][row])
+        everybodys = self._promises[class_id] if class_id < len(self._promises) else (None,) * 3
+        own_s = self._own_slo_s.get(row)
+        if own_s is None:
+            return everybodys
+        return tuple(own or other for own, other in zip(own_s, everybodys, strict=True))

@@ -10,7 +10,7 @@ from typing import Literal
 from loadgen.drive.dispatch import Bounds
 from loadgen.drive.payloads import HttpHead
 from loadgen.drive.transport import Connections
-from loadgen.records import Edges, Schedule
+from loadgen.records import Edges, LimitsS, Schedule
 from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter
 from targets.route import Route
@@ -35,4 +35,5 @@ class ShardTask:
     connections: Connections
     n_preopen: int
     part_path: Path
+    promises: tuple[LimitsS, ...] = ()  # to each class, for a server that schedules by them
     is_watched: bool = False  # somebody wants to know of each request as it ends

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from loadgen.drive.dispatch import Bounds, Dispatcher
 from loadgen.drive.progress import NEVER_ASKED
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
-from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import (
     CHUNKS,
     ON_PURPOSE,
@@ -86,7 +85,7 @@ class VirtualClient:
     ) -> None:
         self._schedule, self._names = plan.schedule, scenario.names()
         self._declared_max_tokens = declared_max_tokens
-        self._promises, self._own_slo_s = _promises(scenario), own_limits(plan.schedule)
+        self._promises, self._own_slo_s = scenario.limits_by_class(), own_limits(plan.schedule)
         self._prompts = PromptIds(plan)
         self._timer = VirtualTimer()
         self._engine: Simulator | None = None
@@ -352,18 +351,3 @@ class VirtualClient:
 
     def _finish(self) -> None:
         self._is_over = True
-
-
-def _promises(scenario: Scenario) -> list[tuple[float | None, float | None, float | None]]:
-    """(ttft, tpot, e2e) limits in seconds that each class's requests were promised; the tightest,
-    None where there is none."""
-    shared = scenario.promises()
-    limits: list[Any] = []
-    for asked in scenario.traffic().values():
-        slos = [*shared, *(parse_slo(text) for text in asked.slo_texts())]
-        limits.append(tuple(_tightest(slos, name) for name in OWN_SLO))
-    return limits
-
-
-def _tightest(slos: Sequence[Slo], metric: str) -> float | None:
-    return min((s.limit for s in slos if s.scope == "request" and s.metric == metric), default=None)

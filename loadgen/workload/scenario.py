@@ -25,8 +25,8 @@ from pydantic import (
 
 from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
-from loadgen.measure.slo import Slo, lateness_limit_s, own_slo, parse_slo, ungrounded
-from loadgen.records import Names
+from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
+from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.units import Seconds, Share, as_data
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.classes import (
@@ -153,9 +153,8 @@ class Scenario(Strict):
                     yield (key,), "with classes this stands in each class; move it there"
             yield from self._problems_of_classes(has_texts)
         of_classes = [parse_slo(t) for c in self.classes.values() for t in c.slo_texts()]
-        of_classes += map(own_slo, self.promised())
         lonely = ungrounded(self.promises(), elsewhere=of_classes)
-        if lonely is not None:
+        if lonely is not None and not self.promised():
             yield ("slo",), lonely
 
     def _problems_of_classes(self, has_texts: bool) -> Iterator[Problem]:
@@ -209,6 +208,16 @@ class Scenario(Strict):
         kinds = (self.arrivals, *(one.arrivals for one in self.classes.values()))
         return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.promised()))
 
+    def limits_by_class(self) -> tuple[LimitsS, ...]:
+        """What each class's requests were promised about the metrics that a server can schedule by,
+        by class_id; the tightest where there are several. A request's own limit goes before it."""
+        shared = self.promises()
+        limits = []
+        for asked in self.traffic().values():
+            slos = [*shared, *(parse_slo(text) for text in asked.slo_texts())]
+            limits.append(tuple(_tightest(slos, metric) for metric in OWN_SLO))
+        return tuple(limits)
+
     @property
     def lateness_limit_s(self) -> float:
         """The p99 dispatch lateness above which a run is invalid: as set, or max(5 ms, 2 % of the
@@ -227,6 +236,10 @@ class Scenario(Strict):
         equals its default except `schema`, which every file carries."""
         values = as_data(self, exclude_defaults=True)
         return write_document({"schema": self.schema_version, **values})
+
+
+def _tightest(slos: Sequence[Slo], metric: str) -> float | None:
+    return min((s.limit for s in slos if s.scope == "request" and s.metric == metric), default=None)
 
 
 def load_scenario(

@@ -136,3 +136,21 @@ def test_a_promise_of_its_own_is_told_to_a_server_that_schedules_by_it():
     told, silent = ({k: v for k, v in b.items() if k.endswith("_ms")} for b in bodies)
     assert told == {"ttft_slo_ms": 300.0, "deadline_ms": 4500.0}
     assert silent == {}
+
+
+def test_what_a_class_was_promised_is_told_where_a_request_brings_nothing_of_its_own():
+    rows = plan(3)
+    rows["class_id"] = [0, 1, 1]
+    rows["ttft_slo_s"][2] = 0.3
+    talk = Talk(is_real=False)
+    knows = OpenAIChat(model="m", sends_promises=True)
+    limits_s = ((None, None, None), (2.0, None, 8.0))
+    made = Payloads(rows, talk.ask, knows, HEAD, "run", promises=limits_s)
+    told = [
+        {k: v for k, v in said(made.take(row)).items() if k.endswith("_ms")} for row in range(3)
+    ]
+    assert told == [
+        {},
+        {"ttft_slo_ms": 2000.0, "deadline_ms": 8000.0},
+        {"ttft_slo_ms": 300.0, "deadline_ms": 8000.0},
+    ]
