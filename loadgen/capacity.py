@@ -175,11 +175,11 @@ def question_of(asked: Asked) -> Question:
     """What is searched, in numbers. Raises UsageError for a scenario without anything to keep, one
     that cannot be scaled, or bounds that are none."""
     scenario = asked.scenario
-    has_promise = bool(scenario.promised()) or any(
+    has_promise = any(
         slo.scope == "request"
         for texts in (scenario.slo_texts(), *(c.slo_texts() for c in scenario.classes.values()))
         for slo in map(parse_slo, texts)
-    )
+    ) or bool(scenario.promised())
     if not has_promise:
         raise UsageError(
             f"{scenario.name}: capacity counts the requests that keep their promises, and none is "

@@ -12,7 +12,7 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.judgement import plain
 from loadgen.measure.per_request import per_request
 from loadgen.measure.summary import ClassSummary, Distribution, Summary
-from loadgen.records import Phase, Run
+from loadgen.records import OWN_SLO, Phase, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,6 +100,11 @@ def request_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.concat([_requests(run) for run in runs], ignore_index=True)
 
 
+def _or_nan(limits_s: Any) -> Any:
+    """A request's own limits, NaN where it brought none."""
+    return np.where(limits_s > 0, limits_s, np.nan)
+
+
 def _requests(run: Run) -> pd.DataFrame:
     schedule, columns, due = run.schedule_rows, per_request(run), due_rows(run)
     frame = run.requests.rename(columns={"input_tokens": "server_input_tokens"})
@@ -112,6 +117,7 @@ def _requests(run: Run) -> pd.DataFrame:
         "is_due": due,
         "asked_input_tokens": schedule["input_tokens"],
         "asked_output_tokens": schedule["output_tokens"],
+        **{name: _or_nan(schedule[name]) for name in OWN_SLO.values()},
     }
     metrics = {name: columns.column(name) for name, m in METRICS.items() if m.scope == "request"}
     frame.insert(0, "run", str(run.manifest.get("run", "")))

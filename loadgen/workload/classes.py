@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Val
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.errors import nearest
-from loadgen.measure.slo import own_slo, parse_slo, ungrounded
+from loadgen.measure.slo import parse_slo, ungrounded
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
@@ -146,9 +146,8 @@ class TrafficClass(Strict):
             yield ("requests",), "this key is required"
         for path, requests in self._asked():
             yield from _missing(path, requests, is_replay or has_texts)
-        brought = map(own_slo, () if arrivals is None else arrivals.promised())
-        lonely = ungrounded((parse_slo(text) for text in self.slo_texts()), elsewhere=brought)
-        if lonely is not None:
+        lonely = ungrounded(parse_slo(text) for text in self.slo_texts())
+        if lonely is not None and not (arrivals is not None and arrivals.promised()):
             yield ("slo",), lonely
 
     def _asked(self) -> Iterator[tuple[tuple[str | int, ...], Requests]]:

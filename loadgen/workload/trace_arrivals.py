@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from loadgen.errors import TraceFileError, nearest
-from loadgen.records import Times
+from loadgen.records import OWN_SLO, Times
 from loadgen.registry import Block
 from loadgen.units import Rate, Seconds, Share
 from loadgen.workload.arrivals import Arrivals
@@ -116,7 +116,9 @@ class TraceArrivals(Arrivals):
         )
 
     def promised(self) -> tuple[str, ...]:
-        return self.format.promised()
+        """A format that reads promises where a file has them is asked by reading the file."""
+        named = self.format.promised()
+        return named or tuple(m for m, own in OWN_SLO.items() if own in self._cycle.trace.slo_s)
 
     def notes(self) -> tuple[str, ...]:
         """What reading the file dropped, reordered or approximated."""

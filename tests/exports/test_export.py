@@ -16,7 +16,7 @@ from loadgen.exports.export import FORMATS, export
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import Names
-from tests.runs import measured_run, two_classes, with_manifest
+from tests.runs import measured_run, replace_schedule, two_classes, with_manifest
 from tests.test_verbs import slobench as command_line
 
 
@@ -74,6 +74,17 @@ def test_a_row_per_request_holds_instants_and_metrics_to_the_last_digit(format):
     assert list(table["error"].fillna(""))[-1] == "HTTP 503: overloaded"
     assert list(table["is_due"]) == [k >= 20 for k in range(220)]
     assert list(table["is_warmup"]) == [k < 20 for k in range(220)]
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "jsonl", "parquet"])
+def test_a_request_keeps_what_it_was_promised_itself(format):
+    own_s = np.zeros(220)
+    own_s[[30, 40]] = 0.25, 1 / 3
+    run = replace_schedule(measured_run(), ttft_slo_s=own_s)
+    table = read(format, export(run, format, rows="requests"))
+    told = table["ttft_slo_s"].astype(float)
+    assert {k: told[k] for k in np.flatnonzero(told.notna())} == {30: 0.25, 40: 1 / 3}
+    assert table["e2e_slo_s"].isna().all()
 
 
 def test_several_runs_share_one_table_also_where_their_labels_differ():

@@ -82,6 +82,59 @@ def test_a_column_that_is_not_there_is_named(trace):
         load_trace(trace, TRACES.build({**FORMAT, "ttft_slo": "frst"}))
 
 
+MOONCAKE = {"input_length": 10, "output_length": 4, "hash_ids": []}
+BAILIAN = {"input_length": 10, "output_length": 4, "chat_id": 0, "parent_chat_id": -1}
+OWN_WORDS = {
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens,tpot_slo_ms,ttft_slo_ms\n"
+    "2024-05-12 00:00:00+00:00,10,4,,250\n2024-05-12 00:00:01+00:00,10,4,12.5,\n",
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type,ttft_slo_ms,"
+    "tpot_slo_ms\n5,GPT-4,10,4,14,API log,250,\n6,GPT-4,10,4,14,API log,0,12.5\n",
+    "mooncake": "".join(
+        json.dumps({"timestamp": 1000 * k, **MOONCAKE, **own}) + "\n"
+        for k, own in enumerate(({"ttft_slo_ms": 250}, {"ttft_slo_ms": None, "tpot_slo_ms": 12.5}))
+    ),
+    "bailian": "".join(
+        json.dumps({**BAILIAN, "timestamp": k, "chat_id": k, **own}) + "\n"
+        for k, own in enumerate(({"ttft_slo_ms": 250}, {"tpot_slo_ms": 12.5}))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_WORDS)
+def test_every_format_reads_promises_where_a_file_has_them(tmp_path, kind):
+    path = tmp_path / "asked"
+    path.write_text(OWN_WORDS[kind])
+    found = load_trace(path)
+    assert found.format == kind
+    assert {name: limits.tolist() for name, limits in found.slo_s.items()} == {
+        "ttft_slo_s": [0.25, 0.0],
+        "tpot_slo_s": [0.0, 0.0125],
+    }
+
+
+def test_a_format_without_named_columns_may_bring_what_attainment_counts(tmp_path):
+    path = tmp_path / "asked.csv"
+    path.write_text(OWN_WORDS["azure"])
+    settings = [
+        f"arrivals={json.dumps({'kind': 'trace', 'path': str(path)})}",
+        "requests=null",
+        "phases.warmup=0s",
+    ]
+    made = load_scenario("quickstart", [*settings, 'slo=["attainment >= 95%"]'])
+    assert make_schedule(made)["ttft_slo_s"].tolist() == [0.25, 0.0]
+    path.write_text(OWN_WORDS["azure"].replace("slo", "other"))
+    with pytest.raises(ScenarioError, match=r"add one, e\.g\. 'ttft <= 500ms'"):
+        load_scenario("quickstart", [*settings, 'slo=["attainment >= 95%"]'])
+
+
+@pytest.mark.parametrize(("kind", "bad"), [("mooncake", "-1"), ("bailian", "1e9")])
+def test_a_key_that_is_no_limit_is_refused_with_its_line(tmp_path, kind, bad):
+    path = tmp_path / "asked.jsonl"
+    path.write_text(OWN_WORDS[kind].replace("12.5", bad))
+    with pytest.raises(TraceFileError, match=r"asked\.jsonl:2: tpot_slo_ms: expected ms, from 0"):
+        load_trace(path)
+
+
 def test_they_reach_the_schedule_and_its_fingerprint(trace):
     rows = make_schedule(scenario(trace))
     assert rows["ttft_slo_s"].tolist() == [0.25, 0.0, 0.0, 0.0]

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.table import csv_header, first_line, read_csv
-from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.table import csv_header, first_line, read_csv, read_promises
+from loadgen.workload.traces.trace import PROMISES, Columns, Trace, TraceFormat, build_trace
 
 _TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"
 
@@ -30,10 +30,11 @@ class Azure(TraceFormat):
 
     def parse(self, content: bytes, source: str) -> Trace:
         line = first_line(content)[0].decode("utf-8", "replace")
-        optional = [_IMAGES] if _IMAGES in csv_header(line) else []
+        header = csv_header(line)
+        optional = [name for name in (_IMAGES, *PROMISES) if name in header]
         table = read_csv(content, source, (_TIME, _IN, _OUT, *optional))
         notes = []
-        if optional:
+        if _IMAGES in header:
             images = table.whole_numbers(_IMAGES)
             n_images = int(np.count_nonzero(images))
             notes = [f"{n_images} of {len(images)} requests had images; sent as text only"]
@@ -41,6 +42,7 @@ class Azure(TraceFormat):
             ticks=table.instants(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
+            slo_s=read_promises(table, header),
             notes=notes,
         )
         return build_trace(source, self.kind, columns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Annotated
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -13,6 +12,8 @@ from pydantic import Field
 from loadgen.errors import TraceFileError
 from loadgen.workload.traces.hashed import BlockLists
 from loadgen.workload.traces.json_lines import (
+    PromiseColumns,
+    Promised,
     line_of_record,
     read_records,
     tick_column,
@@ -22,7 +23,7 @@ from loadgen.workload.traces.table import NS_PER_UNIT
 from loadgen.workload.traces.trace import Columns, Ids, Trace, TraceFormat, build_trace
 
 
-class _Record(msgspec.Struct, gc=False):
+class _Record(Promised, gc=False):
     chat_id: int | str
     timestamp: float | int
     input_length: int
@@ -49,10 +50,12 @@ class Bailian(TraceFormat):
 
     def parse(self, content: bytes, source: str) -> Trace:
         records, blocks = list[_Record](), BlockLists()
+        promises = PromiseColumns(content, source)
         for batch in read_records(content, source, _Record):
             blocks.add([record.hash_ids for record in batch])
             for record in batch:
                 record.hash_ids = ()  # the flat array has them; the lists are most of the memory
+            promises.add(batch)
             records += batch
         rows = [(r.timestamp, r.input_length, r.output_length) for r in records]
         times, asked, answered = np.array(rows, np.float64).reshape(-1, 3).T
@@ -72,6 +75,7 @@ class Bailian(TraceFormat):
             session_ids=_sessions(parents),
             parents=parents,
             classes=(np.array(type_ids, np.int64), tuple(types)),
+            slo_s=promises.columns(),
             notes=notes,
         )
         return build_trace(source, self.kind, columns)

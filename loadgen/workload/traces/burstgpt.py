@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.table import csv_header, first_line, read_csv
-from loadgen.workload.traces.trace import Columns, Ids, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.table import csv_header, first_line, read_csv, read_promises
+from loadgen.workload.traces.trace import PROMISES, Columns, Ids, Trace, TraceFormat, build_trace
 
 _TIME, _MODEL, _IN, _OUT = "Timestamp", "Model", "Request tokens", "Response tokens"
 _SESSION = "Session ID"
@@ -30,11 +30,12 @@ class BurstGPT(TraceFormat):
 
     def parse(self, content: bytes, source: str) -> Trace:
         line = first_line(content)[0].decode("utf-8", "replace")
-        has_sessions = _SESSION in csv_header(line)
-        wanted = (_TIME, _MODEL, _IN, _OUT, *([_SESSION] if has_sessions else []))
+        header = csv_header(line)
+        optional = [name for name in (_SESSION, *PROMISES) if name in header]
+        wanted = (_TIME, _MODEL, _IN, _OUT, *optional)
         table = read_csv(content, source, wanted)
         sessions: Ids | None = None
-        if has_sessions:
+        if _SESSION in header:
             codes, names = table.words(_SESSION)
             is_named = np.array([name != "" for name in names])
             sessions = np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
@@ -44,5 +45,6 @@ class BurstGPT(TraceFormat):
             output_tokens=table.whole_numbers(_OUT),
             session_ids=sessions,
             classes=table.words(_MODEL),
+            slo_s=read_promises(table, header),
         )
         return build_trace(source, self.kind, columns)

@@ -14,11 +14,52 @@ from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError
 from loadgen.workload.lengths import MAX_TOKENS
-from loadgen.workload.traces.table import Table, require
-from loadgen.workload.traces.trace import Ticks
+from loadgen.workload.traces.table import LONGEST_S, Table, require
+from loadgen.workload.traces.trace import PROMISES, Ticks
 
 R = TypeVar("R", bound=msgspec.Struct)
 _BATCH = 2048  # few enough objects alive at once that Python's garbage collector has little to do
+
+
+class Promised(msgspec.Struct, gc=False, kw_only=True):
+    """The keys of a record that say what the request was promised; None or 0 is nothing."""
+
+    ttft_slo_ms: float | None = None
+    tpot_slo_ms: float | None = None
+    e2e_slo_ms: float | None = None
+
+
+class PromiseColumns:
+    """Collects the promises of a file's records, batch by batch; costs nothing where the file has
+    no such key."""
+
+    def __init__(self, content: bytes, source: str) -> None:
+        self._content, self._source = content, source
+        self._names = [name for name in PROMISES if f'"{name}"'.encode() in content]
+        self._ms: list[NDArray[np.float64]] = []
+
+    def add(self, records: Sequence[Promised]) -> None:
+        """Take the promises of one batch of records."""
+        if self._names:
+            rows = [[getattr(record, name) for name in self._names] for record in records]
+            self._ms.append(np.array(rows, np.float64))
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Those that the file has, by the schedule's column, in seconds. Raises TraceFileError for
+        a limit that is none."""
+        if not self._names:
+            return {}
+        values = np.nan_to_num(np.concatenate(self._ms), nan=0.0).T
+        found = dict(zip(self._names, values, strict=True))
+        for name, limits_ms in found.items():
+            bad = np.flatnonzero((limits_ms < 0) | (limits_ms > LONGEST_S * 1e3))
+            if bad.size:
+                line = line_of_record(self._content, int(bad[0]))
+                raise TraceFileError(
+                    f"{self._source}:{line}: {name}: expected ms, from 0 to a day, or null, got "
+                    f"{limits_ms[bad[0]]:.15g}"
+                )
+        return {PROMISES[name]: limits_ms / 1e3 for name, limits_ms in found.items()}
 
 
 def read_records(content: bytes, source: str, record: type[R]) -> Iterator[list[R]]:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated
 
-import msgspec
 import numpy as np
 from pydantic import Field
 
 from loadgen.workload.traces.hashed import BlockLists, SessionNumbers
-from loadgen.workload.traces.json_lines import read_records, tick_column, token_column
+from loadgen.workload.traces.json_lines import (
+    PromiseColumns,
+    Promised,
+    read_records,
+    tick_column,
+    token_column,
+)
 from loadgen.workload.traces.table import NS_PER_UNIT
 from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
 
 
-class _Record(msgspec.Struct, gc=False):
+class _Record(Promised, gc=False):
     timestamp: float | int
     input_length: int
     output_length: int
@@ -44,9 +49,11 @@ class Mooncake(TraceFormat):
 
     def parse(self, content: bytes, source: str) -> Trace:
         blocks, numbers, sessions = BlockLists(), [np.empty((0, 3))], SessionNumbers()
+        promises = PromiseColumns(content, source)
         for batch in read_records(content, source, _Record):
             blocks.add([r.hash_ids for r in batch])
             sessions.add([r.session_id for r in batch])
+            promises.add(batch)
             rows = [(r.timestamp, r.input_length, r.output_length) for r in batch]
             numbers.append(np.array(rows, np.float64))
         times, inputs, outputs = np.concatenate(numbers).T
@@ -59,6 +66,7 @@ class Mooncake(TraceFormat):
             output_tokens=token_column(content, source, "output_length", outputs),
             prefix=prefix,
             session_ids=sessions.ids(),
+            slo_s=promises.columns(),
             notes=notes,
         )
         return build_trace(source, self.kind, columns)

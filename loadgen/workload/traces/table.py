@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError, nearest
 from loadgen.workload.lengths import MAX_TOKENS
-from loadgen.workload.traces.trace import Ticks
+from loadgen.workload.traces.trace import PROMISES, Ticks
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _FARTHEST_S = 8_800_000_000  # from 1970; beyond, nanoseconds would overflow 64 bits
-_LONGEST_S = 86_400.0
+LONGEST_S = 86_400.0
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _DECIMAL = r"^\+?(?P<whole>-?\d+)(?:\.(?P<part>\d{0,9})\d*)?$"
 _INSTANT = (
@@ -119,7 +119,7 @@ class Table:
         expected = f"{unit}, from 0 to a day, or nothing"
         filled = pc.if_else(pc.equal(text, ""), "0", text)
         seconds_s = self._floats(name, filled, row, expected) / (10**9 // NS_PER_UNIT[unit])
-        bad = np.flatnonzero((seconds_s < 0) | (seconds_s > _LONGEST_S))
+        bad = np.flatnonzero((seconds_s < 0) | (seconds_s > LONGEST_S))
         if bad.size:
             self._refuse(name, text, int(bad[0]), row, expected)
         return seconds_s
@@ -234,6 +234,13 @@ def _plain_instants(text: Any) -> Ticks | None:
         return None
     found: Ticks = instants.to_numpy(zero_copy_only=False)
     return found if np.all(np.abs(found // 10**9) <= _FARTHEST_S) else None
+
+
+def read_promises(table: Table, fields: Collection[str]) -> dict[str, NDArray[np.float64]]:
+    """The schedule's columns of promises of those `PROMISES` that are among a table's fields."""
+    return {
+        column: table.seconds(name, "ms") for name, column in PROMISES.items() if name in fields
+    }
 
 
 def read_csv(content: bytes, source: str, wanted: Collection[str], separator: str = ",") -> Table:

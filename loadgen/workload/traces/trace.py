@@ -84,7 +84,7 @@ class TraceFormat(Plugin, ABC):
         return False
 
     def promised(self) -> tuple[str, ...]:
-        """The per-request metrics of which rows state a limit of their own."""
+        """The per-request metrics of which rows state a limit, where that shows without a file."""
         return ()
 
     @abstractmethod
@@ -98,6 +98,9 @@ class TraceFormat(Plugin, ABC):
 def _bare_name(spec: object) -> dict[str, object] | None:
     return {"kind": spec} if isinstance(spec, str) else None
 
+
+PROMISES = {"ttft_slo_ms": "ttft_slo_s", "tpot_slo_ms": "tpot_slo_s", "e2e_slo_ms": "e2e_slo_s"}
+"""Column or key of any format that says what each request was promised → that of the schedule."""
 
 TRACES: Registry[TraceFormat] = Registry("slobench.traces", "trace format", _bare_name)
 
