@@ -163,7 +163,8 @@ def test_repeats_are_planned_over_all_that_nights_which_are_alike_may_look_like(
     # 2 · (1.96 + 1.28)² / 1.6² = 8.2 runs. The seed is fixed; fewer than 300 of 350 are found with
     # a probability of 0.3 % where the power is 0.9.
     rng, alpha, change = np.random.default_rng(6), 0.025, 1.6
-    n_found, n_told, asked = 0, 0, []
+    n_found, n_told = 0, 0
+    asked: list[int] = []
     for _ in range(370):
         earlier = [drawn(rng, 5) for _ in range(14)]
         _, noise = told([earlier], drawn(rng, 5))
@@ -173,7 +174,8 @@ def test_repeats_are_planned_over_all_that_nights_which_are_alike_may_look_like(
         assert n is not None
         found, _ = told([earlier], drawn(rng, n, shift=change))
         n_found += found.p_value() < alpha and found.difference > 0
-        n_told, asked = n_told + 1, [*asked, n]
+        n_told += 1
+        asked.append(n)
         if n_told == 350:
             break
     assert n_told == 350

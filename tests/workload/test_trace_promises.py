@@ -1,6 +1,7 @@
 """Promises that the rows of a trace bring themselves, from the file into the schedule."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,7 @@ def test_a_column_that_is_not_there_is_named(trace):
         load_trace(trace, TRACES.build({**FORMAT, "ttft_slo": "frst"}))
 
 
+OWN_MS: list[dict[str, Any]] = [{"ttft_slo_ms": 250}, {"ttft_slo_ms": None, "tpot_slo_ms": 12.5}]
 MOONCAKE = {"input_length": 10, "output_length": 4, "hash_ids": []}
 BAILIAN = {"input_length": 10, "output_length": 4, "chat_id": 0, "parent_chat_id": -1}
 OWN_WORDS = {
@@ -91,11 +93,11 @@ OWN_WORDS = {
     "tpot_slo_ms\n5,GPT-4,10,4,14,API log,250,\n6,GPT-4,10,4,14,API log,0,12.5\n",
     "mooncake": "".join(
         json.dumps({"timestamp": 1000 * k, **MOONCAKE, **own}) + "\n"
-        for k, own in enumerate(({"ttft_slo_ms": 250}, {"ttft_slo_ms": None, "tpot_slo_ms": 12.5}))
+        for k, own in enumerate(OWN_MS)
     ),
     "bailian": "".join(
         json.dumps({**BAILIAN, "timestamp": k, "chat_id": k, **own}) + "\n"
-        for k, own in enumerate(({"ttft_slo_ms": 250}, {"tpot_slo_ms": 12.5}))
+        for k, own in enumerate(OWN_MS)
     ),
 }
 
