@@ -23,7 +23,7 @@ from reference_engine.policy_traffic import Traffic
 from reference_engine.policy_workloads import Workload, flood, smaller, total_tokens, workloads
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import SimulationStuck, Simulator
-from reference_engine.watched_policy import PolicyFault, Watched, claims
+from reference_engine.watched_policy import PolicyFault, Watched, check_books, claims
 
 FORBIDDEN = frozenset(
     {"time", "datetime", "random", "secrets", "os", "asyncio", "socket", "threading", "torch"}
@@ -145,7 +145,7 @@ def _run(policy: Policy, workload: Workload) -> Watched:
         Simulator(state, Simulated(workload.cost, clock.advance), clock).run(client)
     except SimulationStuck as stuck:
         raise PolicyFault("progress", str(stuck)) from None
-    state.check()
+    check_books(state)
     if pool.n_free != pool.n_blocks:
         raise PolicyFault("no leak", f"{pool.n_blocks - pool.n_free} KV blocks are never freed")
     return watched

@@ -10,7 +10,7 @@ from reference_engine.policy_workloads import Ask, Workload
 from reference_engine.sequence import Request
 from reference_engine.simulator import Simulator
 from reference_engine.step_tokens import StepTokens
-from reference_engine.watched_policy import Watched, sealed
+from reference_engine.watched_policy import Watched, check_books, sealed
 
 _CHECK_EVERY = 16  # steps between two looks at the engine's own invariants, which take long
 
@@ -46,7 +46,7 @@ class Traffic:
 
     def receive(self, events: StepTokens, engine: Simulator) -> None:
         if len(self._watched.plans) % _CHECK_EVERY == 0:
-            engine.state.check()
+            check_books(engine.state)
 
     def _request(self, ask: Ask, number: int) -> Request:
         n_alike = ask.n_prompt // 2 if ask.prefix else 0

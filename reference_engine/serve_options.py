@@ -108,14 +108,14 @@ def policy_of(mode: str, options: ServeOptions, knobs: Mapping[str, Any]) -> Pol
     naming the knob."""
     cls = POLICIES.get(mode)
     shared = {"max_num_seqs": options.max_num_seqs, "token_budget": options.token_budget}
-    return _validated(cls, "policy_args", shared, knobs)
+    return _validated(cls, f"mode '{cls.kind}'", shared, knobs)
 
 
 def executor_of(options: ServeOptions) -> ExecutorKind:
     """The executor kind of a device. Raises UsageError or MissingDependency."""
     cls = _executor_class(options.device)
     shared = {"threads": options.threads, "seed": options.seed}
-    return _validated(cls, "executor_args", shared, options.executor_args)
+    return _validated(cls, f"device '{options.device}'", shared, options.executor_args)
 
 
 def first_problem(error: ValidationError, where: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reference_engine.core import EngineState
 from reference_engine.plan import Plan, PlanError, View, check_plan
 from reference_engine.policies.base import Policy
 from reference_engine.sequence import Request
@@ -169,18 +170,29 @@ def _reader() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
+def check_books(state: EngineState) -> None:
+    """The engine's own invariants; where they do not hold, a policy reached behind the view."""
+    try:
+        state.check()
+    except AssertionError as error:
+        raise PolicyFault("no leak", f"the engine's books no longer agree: {error}") from error
+
+
 def claims(policy: Policy, name: str) -> bool:
     return bool(getattr(type(policy), name, False))
 
 
-_FIELDS = ("n_computed", "n_tokens", "max_tokens", "priority", "tenant", "state", "n_blocks")
+_FIELDS = (
+    "n_computed", "n_tokens", "max_tokens", "min_tokens", "arrived_s", "priority", "tenant",
+    "ttft_slo_s", "tpot_slo_s", "deadline_s", "state", "n_blocks",
+)  # fmt: skip
 
 
 def _fingerprint(view: View) -> tuple[Any, ...]:
     """Everything a policy might be tempted to change."""
     rows = [
-        (r.id, r.n_computed, len(r.tokens), r.max_tokens, r.priority, r.tenant, r.state.name,
-         len(r.blocks))
+        (r.id, r.n_computed, len(r.tokens), r.max_tokens, r.min_tokens, r.arrived_s, r.priority,
+         r.tenant, r.ttft_slo_s, r.tpot_slo_s, r.deadline_s, r.state.name, len(r.blocks))
         for requests in (view.running, view.waiting)
         for r in requests
     ]  # fmt: skip

@@ -134,6 +134,21 @@ class Remembers(Simple):
         return sorted(view.waiting, key=lambda r: (r.priority, self._seen[r.id]))
 
 
+class Forgiver(Simple):
+    """Takes promises back, so that it cannot miss any."""
+
+    def on_step_end(self, record, view):
+        for request in view.waiting:
+            request.ttft_slo_s = None
+
+
+class Hoarder(Simple):
+    """Takes a block that nobody sees it take."""
+
+    def on_finish(self, request, view):
+        view.kv._references[3] += 1
+
+
 @pytest.mark.parametrize(
     ("policy", "rule", "message"),
     [
@@ -143,6 +158,8 @@ class Remembers(Simple):
         (Endless, "progress", "policy 'simple' waits for ever"),
         (Circles, "progress", "not done after"),
         (Meddler, "read-only", "on_arrival() changed r"),
+        (Forgiver, "read-only", "ttft_slo_s was 0.5, is None"),
+        (Hoarder, "no leak", "the engine's books no longer agree: block 3: "),
         (Cheat, "no oracle", "plan() reads request.oracle_output_tokens (test_policy_check.py:"),
         (Fickle, "determinism", "the same workload again made another plan in step"),
         (Unordered, "determinism", "order sets before use"),
