@@ -13,6 +13,8 @@ import hashlib
 import json
 import math
 import os
+import platform
+import shlex
 import shutil
 import tempfile
 import time
@@ -30,6 +32,7 @@ from loadgen.cell_server import CellServer
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.early import EarlyEnd
 from loadgen.errors import RunInvalid, TargetError, UsageError
+from loadgen.manifest import version
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
 from loadgen.measure.capacity.answer import Capacity, Unit, conclude, probe_json, read_probe
 from loadgen.measure.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
@@ -242,6 +245,7 @@ class _Search:
 
     def run(self) -> bool:
         """True when there is nothing more to ask or no time left; False when interrupted."""
+        self._keep()  # so that the page of the first probe, too, knows what it belongs to
         with CellServer(self._directory / "servers", self._quiet) as servers:
             while (ask := self._next()) is not None:
                 self._say_ask(ask)
@@ -493,6 +497,8 @@ def _kept(asked: Asked, question: Question, directory: Path, resume: bool) -> li
         before = content["definition"]
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: cannot be read ({error!r}); choose another --out") from None
+    if not resume and not probes:
+        return []  # its target was never there, or it was interrupted in its first probe
     if not resume:
         raise UsageError(
             f"--out {directory}: holds a search with {len(probes)} probes; add --resume to go on, "
@@ -541,13 +547,17 @@ def _write(
     from reports.capacity_page import render
     from reports.capacity_view import csv_text
     from reports.page import write_page
+    from reports.redaction import redact
 
     _store(asked, question, directory, probes, answer)
     (directory / "capacity.csv").write_text(csv_text(answer), encoding="utf-8")
     about = {
         "scenario": asked.scenario.name,
-        "target": asked.target,
-        "engine": asked.options.engine,
+        "target": redact(asked.target),
+        "engine": redact(asked.options.engine),
+        "command": shlex.join(redact(word) for word in asked.options.command),
+        "slobench": version(),
+        "host": platform.node(),
         "promises": ", ".join(_promises(asked.scenario)),
         "text": asked.scenario.to_yaml(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,11 +11,13 @@ from pathlib import Path
 from loadgen.drive import store
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
+from loadgen.measure.capacity.answer import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from reports.engine_story import EngineStory
 from reports.html import render
 from reports.page import write_page
+from reports.searched import Searched
 
 ReadStory = Callable[[Path, Run, bool], EngineStory | None]
 """Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_story`; whether
@@ -65,4 +68,19 @@ def tell(
     before anything that only the page needs is read."""
     store.write_summary(directory, summary.to_json())
     story = None if read_story is None else read_story(directory, run, is_own_promise)
-    write_page(directory / "report.html", render(run, summary, cache_dir, story, directory))
+    page = render(run, summary, cache_dir, story, directory, searched(directory))
+    write_page(directory / "report.html", page)
+
+
+def searched(directory: Path) -> Searched | None:
+    """The capacity search that a run was a probe of; None where it was none, or where the search's
+    file cannot be read: the page of a probe does without."""
+    home = directory.absolute().parent.parent
+    if directory.absolute().parent.name != "probes" or not (home / "capacity.json").is_file():
+        return None
+    try:
+        content = json.loads((home / "capacity.json").read_text(encoding="utf-8"))
+        answer = read_answer(content)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Searched(directory.name, "../../report.html", answer)

@@ -15,7 +15,13 @@ from reports.charts import BLUE, GREY, ORANGE, RED, Spec, standalone
 from reports.frames import Record
 
 _N_POINTS = 80
-_GRADES = ("measured", "fine", "saturated", "untrusted", "broken")
+_SHAPES = {
+    "measured": "circle",
+    "fine": "triangle-up",
+    "saturated": "triangle-down",
+    "untrusted": "cross",
+    "broken": "square",
+}
 
 
 def figures(answer: Capacity, posterior: Posterior | None) -> dict[str, Spec]:
@@ -90,7 +96,7 @@ def _layers(
         "field": "level",
         "type": "quantitative",
         "title": f"load, {answer.unit}",
-        "scale": {"zero": False, "type": "log", "nice": False},
+        "scale": {"type": "log", "nice": False},
         "axis": {"labelOverlap": "greedy", "format": "~g"},
     }
     y: dict[str, Any] = {"type": "quantitative", "title": names["title"]}
@@ -131,13 +137,11 @@ def _layers(
                 "encoding": {"x": x, "y": {**y, "field": names["middle"]}},
             },
         ]
+    seen = [grade for grade in _SHAPES if any(probe["grade"] == grade for probe in probes)]
     symbol = {
         "field": "grade",
         "type": "nominal",
-        "scale": {
-            "domain": list(_GRADES),
-            "range": ["circle", "triangle-up", "triangle-down", "cross", "stroke"],
-        },
+        "scale": {"domain": seen, "range": [_SHAPES[grade] for grade in seen]},
         "legend": {"title": None, "orient": "top"},
     }
     layers += [

@@ -30,9 +30,10 @@ def render(
         about=about,
         tone=_TONES.get(answer.outcome, "unknown"),
         lines=capacity_view.lines(answer),
-        head=capacity_view.HEAD,
+        steps=capacity_view.next_steps(answer),
+        head=(*capacity_view.HEAD, "why"),
         rows=[
-            (capacity_view.row(probe, answer), probe.why)
+            (capacity_view.row(probe, answer), probe)
             for probe in sorted(answer.probes, key=lambda probe: probe.level)
         ],
     )

@@ -39,6 +39,27 @@ def lines(answer: Capacity) -> list[str]:
     return [f"the highest load at which at least {share} keep their promises", answer.sureness()]
 
 
+def next_steps(answer: Capacity) -> list[str]:
+    """What follows from the answer, for whoever has only its page."""
+    if answer.client_limit is not None:
+        return [
+            "The client could not send more: give it a machine of its own or more processes"
+            " (--workers), and search again; slobench doctor says what this machine can send."
+        ]
+    if answer.outcome == "misses":
+        return [
+            "Open the page of the lowest probe: it says which promise broke and what the slowest"
+            " requests waited for. Then ask for less: --between, or an easier promise."
+        ]
+    if answer.outcome == "found" and answer.low is not None:
+        return [
+            f"Plan with the lower end, {answer.low:.4g} {answer.unit}: up to there the promises"
+            f" are kept with {100 * answer.confidence:g} % confidence. What breaks first beyond it"
+            " is on the page of the first probe above."
+        ]
+    return ["Search longer (a larger --budget), with --resume: what is known is kept."]
+
+
 def row(probe: Probe, answer: Capacity) -> tuple[str, ...]:
     """The cells of one probe, in the order of `HEAD`."""
     found = attainment_interval(probe, answer)

@@ -67,17 +67,18 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
     }
     has_clocks = len({r["clock"] for r in records}) > 1
     of_clock = [{"filter": "datum.clock === clock"}] if has_clocks else []
-    layers: list[Spec] = [
-        {
-            "transform": [*of_clock, {"filter": "isValid(datum.high)"}],
-            "mark": {"type": "area", "opacity": 0.2, "interpolate": "step-before"},
-            "encoding": {
-                "x": x,
-                "y": {**y, "field": "low"},
-                "y2": {"field": "high"},
-                "color": color,
-            },
+    band: Spec = {
+        "transform": [*of_clock, {"filter": "isValid(datum.high)"}],
+        "mark": {"type": "area", "opacity": 0.2, "interpolate": "step-before"},
+        "encoding": {
+            "x": x,
+            "y": {**y, "field": "low"},
+            "y2": {"field": "high"},
+            "color": color,
         },
+    }
+    layers: list[Spec] = [
+        *([band] if any(row["high"] is not None for row in rows) else []),
         {
             "transform": of_clock,
             "mark": {"type": "line", "interpolate": "step-before", "strokeWidth": 2},

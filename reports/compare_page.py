@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +51,12 @@ def render(
         tone=_TONES.get(comparison.verdict, "unknown"),
         sentence=compare_view.sentence(comparison),
         sides_line=compare_view.sides_line(comparison),
+        lines=compare_view.lines(comparison),
+        steps=compare_view.next_steps(comparison),
         head=compare_view.HEAD,
         rows=[(compare_view.row(one), one.how) for one in comparison.measures],
+        command=shlex.join(
+            ["slobench", "compare", *(",".join(side) for side in (comparison.a, comparison.b))]
+        ),
         titles={n.removesuffix("_s"): METRICS[n].title for n in COMPARED_METRICS},
     )

@@ -32,6 +32,41 @@ def sentence(comparison: Comparison) -> str:
     return _SENTENCES[comparison.verdict]
 
 
+def lines(comparison: Comparison) -> list[str]:
+    """What the verdict rests on: the deciding measures that got worse or better, or are open."""
+    deciding = [one for one in comparison.measures if one.is_gated]
+    telling = [one for one in deciding if one.verdict == comparison.verdict]
+    if comparison.verdict == "same":
+        return [f"Inside the margins: {', '.join(one.measure for one in telling)}."] * bool(telling)
+    return [
+        f"{one.measure}: {say(one.a, one.unit)} → {say(one.b, one.unit)},"
+        f" {change(one.change, one.unit)} {interval(one)}"
+        for one in telling
+    ]
+
+
+def next_steps(comparison: Comparison) -> list[str]:
+    """What to do about the verdict."""
+    if comparison.verdict == "invalid":
+        return ["The notes above say why no run can be trusted; mend that and measure again."]
+    if comparison.verdict in ("worse", "better"):
+        n = len(comparison.changes)
+        return [
+            f"What was changed stands below ({n} {'key' if n == 1 else 'keys'})."
+            if n
+            else "Nothing that a run records was changed between the sides: look at the machine,"
+            " or at what the labels of the target do not say."
+        ]
+    open_ones = [o for o in comparison.measures if o.is_gated and o.verdict == "inconclusive"]
+    known = [one for one in open_ones if one.runs_needed is not None]
+    if not open_ones:
+        return []
+    if not known:
+        return ["Measure three or more runs of each side, in turns: one a side tells nothing."]
+    most = max(known, key=lambda one: one.runs_needed or 0)
+    return [f"Measure more runs of each side, in turns: {most.measure} needs {needs(most)}."]
+
+
 def sides_line(comparison: Comparison) -> str:
     """How many runs stand on each side and how they belong together."""
     pairing = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -29,9 +29,12 @@ MOST_BYTES = 4_600_000  # of base64; what 100 000 requests need stays below
 _TYPES = {"<f8": "f8", "<f4": "f4", "<u4": "u4", "<u2": "u2", "|u1": "u1"}
 
 
-def embedded_rows(run: Run, summary: Summary, columns: PerRequest) -> dict[str, Any] | None:
-    """`columns` by name, the `limits` one may ask for (in ms; None: not asked now), and what rates
-    and intervals need. None where no request was due, or where they would make the page too large.
+def embedded_rows(
+    run: Run, summary: Summary, columns: PerRequest, waited: Mapping[int, str] | None = None
+) -> dict[str, Any] | None:
+    """`columns` by name, the `limits` one may ask for (in ms; None: not asked now), what rates and
+    intervals need, and, as far as there is room, `why`: a line per row, of `waited` by request id.
+    None where no request was due, or where they would make the page too large.
     """
     due = due_rows(run)
     if not due.any():
@@ -47,8 +50,11 @@ def embedded_rows(run: Run, summary: Summary, columns: PerRequest) -> dict[str, 
         "output_tokens": _packed(columns.output_tokens[due].astype("<u4")),
         **{name: _packed(columns.column(name)[due].astype("<f8")) for name in metrics},
     }
-    if sum(len(column["data"]) for column in packed.values()) > MOST_BYTES:
+    n_bytes = sum(len(column["data"]) for column in packed.values())
+    if n_bytes > MOST_BYTES:
         return None
+    ids = run.request_rows["request_id"][due].tolist()
+    why = _lines([(waited or {}).get(one, "") for one in ids])
     well = due & columns.is_ok & columns.has_token
     return {
         "run": redact(summary.run),
@@ -59,7 +65,14 @@ def embedded_rows(run: Run, summary: Summary, columns: PerRequest) -> dict[str, 
         "statuses": [status.name for status in Status],
         "limits": [_limit(name, asked.get(name), columns.column(name)[well]) for name in metrics],
         "columns": packed,
+        **({"why": why} if waited and n_bytes + len(why) <= MOST_BYTES else {}),
     }
+
+
+def _lines(texts: Sequence[str]) -> str:
+    """A text per row, deflated, in base64."""
+    lines = "\n".join(" ".join(redact(text).split()) for text in texts)
+    return base64.b64encode(zlib.compress(lines.encode(), 6)).decode()
 
 
 def _packed(values: NDArray[Any]) -> dict[str, str]:

@@ -115,6 +115,49 @@ def _attainment(cells: Sequence[Record]) -> Spec:
     return standalone(spec, "Share of requests that kept their promises, by lengths and class")
 
 
+def kept_by_mode(
+    records: Sequence[Record], modes: Sequence[str], rates: Sequence[str], classes: Sequence[str]
+) -> Spec:
+    """The share that kept its promises: a small map of rate × class per mode, or one of mode ×
+    class without rates. Records: mode, rate, class, share, n."""
+    color = {
+        "field": "share",
+        "type": "quantitative",
+        "scale": {"domain": [0, 1], "scheme": "viridis"},
+        "legend": {"title": "kept", "format": ".0%", "orient": "top", "gradientLength": 160},
+    }
+    tooltip = [
+        {"field": "mode"},
+        *([{"field": "rate", "title": "offered"}] if rates else []),
+        {"field": "class"},
+        {"field": "share", "title": "kept", "type": "quantitative", "format": ".3~%"},
+        {"field": "n", "title": "requests due"},
+    ]
+    axis = {"labelAngle": 0, "labelLimit": 160}
+    across = ("rate", "offered", rates) if rates else ("class", None, classes)
+    down = ("class", None, classes) if rates else ("mode", None, modes)
+    encoding = {
+        channel: {"field": field, "type": "nominal", "title": title, "sort": list(sort),
+                  "axis": axis}
+        for channel, (field, title, sort) in (("x", across), ("y", down))
+    }  # fmt: skip
+    layer = _tiles(encoding, color, tooltip, "format(datum.share, '.0%')", "datum.share > 0.6")
+    one = {
+        "width": {"step": _CELL * (1.2 if rates else 2.2)},
+        "height": {"step": _CELL * 0.6},
+        "layer": layer,
+    }
+    spec: Spec = {"data": {"values": list(records)}, **one}
+    if rates:
+        spec = {
+            "data": {"values": list(records)},
+            "facet": {"field": "mode", "type": "nominal", "title": None, "sort": list(modes)},
+            "columns": 2,
+            "spec": one,
+        }
+    return standalone(spec, "Share of requests that kept their promises, mode by mode")
+
+
 def _interference(pairs: Mapping[tuple[str, str], float | None]) -> Spec:
     rows = [
         {"class": name, "other": other, "value": value}

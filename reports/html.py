@@ -27,6 +27,7 @@ from reports.heat_maps import attainment_cells, heat_figures
 from reports.page import render_page
 from reports.place import run_word
 from reports.redaction import redact
+from reports.searched import Searched
 from reports.slowest import HEAD as SLOWEST_HEAD
 from reports.slowest import gantt, slowest
 from reports.timeline import timeline
@@ -46,17 +47,18 @@ def render(
     cache_dir: Path | None = None,
     story: EngineStory | None = None,
     directory: Path | None = None,
+    search: Searched | None = None,
 ) -> str:
     """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make; `story`
     is what the bundled engine told of the run, where it served it; `directory` is where the run
-    lies, for the commands on the page that read it."""
+    lies, for the commands on the page that read it; `search` is the one it was a probe of."""
     summary = _redacted(summary)
     place = run_word(directory)
     columns = per_request(run)
     seen = frames(run, summary, columns)
     reasons = whys(run, summary, columns)
     waited = {} if story is None else story.why
-    worst, rows = slowest(run, columns, waited), embedded_rows(run, summary, columns)
+    worst, rows = slowest(run, columns, waited), embedded_rows(run, summary, columns, waited)
     due = due_rows(run)
     heat = heat_figures(
         attainment_cells(run, due, kept_rows(run, summary, columns, due)),
@@ -77,9 +79,10 @@ def render(
         drawn,
         cache_dir,
         data={"summary": summary.to_json(), **({"rows": rows} if rows else {})},
-        scripts=("static/rescore.js",),
+        scripts=("static/rows.js", "static/rescore.js", "static/lookup.js"),
         rescoring=rows,
-        next_steps=next_steps(summary, *_again(run), place),
+        next_steps=next_steps(summary, *_again(run, search), place),
+        search=search,
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,
         place=place,
@@ -136,9 +139,11 @@ def _subject(run: Run) -> str:
     return " · ".join(redact(str(part)) for part in parts if part)
 
 
-def _again(run: Run) -> tuple[str, str]:
+def _again(run: Run, search: Searched | None) -> tuple[str, str]:
     """Words that ask for the same scenario and the same target on a command line; a scenario made
-    of flags has none."""
+    of flags has none, and one that is being searched need not be searched again."""
+    if search is not None:
+        return "", ""
     command = [str(word) for word in run.manifest.get("command") or []]
     where = [f"{flag} {shlex.quote(redact(_flag(command, flag)))}"
              for flag in ("--target", "--engine") if _flag(command, flag)]  # fmt: skip

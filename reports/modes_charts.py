@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.charts import Spec, standalone
+from reports.heat_maps import kept_by_mode
 from reports.series import COLORS, colors, lines
 
 Record = dict[str, Any]
@@ -26,16 +27,41 @@ EXPORT_WIDTH = 460  # of a figure in a file, points
 def figures(facts: Mapping[str, Any]) -> dict[str, Spec]:
     """All figures by name: goodput over the rate and its difference, or latencies by mode."""
     if facts["rates_per_s"] is None:
-        return {"latencies": latencies(facts)}
+        return {"latencies": latencies(facts), **_kept(facts)}
+    return {**_over_rates(facts), **_kept(facts)}
+
+
+def _over_rates(facts: Mapping[str, Any]) -> dict[str, Spec]:
     drawn = {"goodput": goodput(facts)}
     if len(facts["modes"]) > 1 and len(facts["seeds"]) > 1:
         drawn["difference"] = difference(facts)
     return drawn
 
 
+def _kept(facts: Mapping[str, Any]) -> dict[str, Spec]:
+    """A heat map of the share that kept its promises per mode: rate × class, or mode × class where
+    the rate is one. None where there is only one number."""
+    names = list(dict.fromkeys(row["class"] for row in facts["rows"]))
+    records = [
+        {
+            "mode": row["mode"],
+            "rate": None if row["rate_per_s"] is None else f"{row['rate_per_s']:g}/s",
+            "class": row["class"] or "all",
+            "share": row["attainment"]["value"],
+            "n": row["n_due"],
+        }
+        for row in facts["rows"]
+        if row["attainment"]["value"] is not None
+    ]
+    rates = [f"{rate:g}/s" for rate in facts["rates_per_s"] or ()]
+    if len(records) < 2 or not (rates or len(names) > 1):
+        return {}
+    return {"kept": kept_by_mode(records, list(facts["modes"]), rates, [n or "all" for n in names])}
+
+
 def paper(facts: Mapping[str, Any]) -> Spec:
     """Goodput over the rate, and below it the paired difference, as one figure of fixed size."""
-    panels = [{**_bare(spec), "width": EXPORT_WIDTH} for spec in figures(facts).values()]
+    panels = [{**_bare(spec), "width": EXPORT_WIDTH} for spec in _over_rates(facts).values()]
     return standalone({"vconcat": panels}, f"{facts['scenario']}: batching modes compared")
 
 
@@ -111,6 +137,9 @@ def _latency_panel(facts: Mapping[str, Any], key: str, title: str) -> Spec:
         if row["class"] in shown and (row[key]["value"] or 0) > 0
     ]
     labels = [name or "all" for name in shown]
+    missing = {row["mode"] for row in facts["rows"] if row["class"] in shown} - {
+        row["mode"] for row in rows
+    }
     color = {
         "field": "name",
         "type": "nominal",
@@ -130,21 +159,27 @@ def _latency_panel(facts: Mapping[str, Any], key: str, title: str) -> Spec:
         "sort": list(facts["modes"]),
         "axis": {"labelLimit": 260},
     }
+    never: Spec = {
+        "data": {"values": [{"mode": mode} for mode in sorted(missing)]},
+        "mark": {"type": "text", "align": "right", "dx": -6, "text": "∞", "fontSize": 14},
+        "encoding": {"x": {"value": "width"}, "y": y},
+    }
+    intervals: Spec = {
+        "transform": [{"filter": "datum.low > 0 && isValid(datum.high)"}],
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {
+            "x": {**x, "field": "low"},
+            "x2": {"field": "high"},
+            "y": y,
+            "color": color,
+        },
+    }
     return {
         "width": "fit",
         "height": {"step": 22},
         "data": {"values": rows},
         "layer": [
-            {
-                "transform": [{"filter": "datum.low > 0 && isValid(datum.high)"}],
-                "mark": {"type": "rule", "strokeWidth": 2},
-                "encoding": {
-                    "x": {**x, "field": "low"},
-                    "x2": {"field": "high"},
-                    "y": y,
-                    "color": color,
-                },
-            },
+            *([intervals] if any(r["high"] and (r["low"] or 0) > 0 for r in rows) else []),
             {
                 "mark": {"type": "point", "filled": True, "size": 70},
                 "encoding": {
@@ -155,6 +190,7 @@ def _latency_panel(facts: Mapping[str, Any], key: str, title: str) -> Spec:
                     "tooltip": _tooltip(title),
                 },
             },
+            *([never] if missing else []),
         ],
     }
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from reports.modes_charts import figures
-from reports.modes_view import ALL, COLUMNS, heading, notes, times_text, value_text, waits_text
+from reports.modes_view import (
+    ALL,
+    COLUMNS,
+    heading,
+    lead,
+    notes,
+    times_text,
+    value_text,
+    waits_text,
+)
 from reports.page import render_page
 from reports.redaction import redact
 
@@ -26,7 +35,12 @@ _CAPTIONS = {
     "latencies": (
         "Latencies by mode",
         "Each dot is a percentile over all requests of a class, failures counted as infinite, with "
-        "its interval.",
+        "its interval. ∞: so many requests failed, or were never answered, that there is none.",
+    ),
+    "kept": (
+        "Who is kept, mode by mode",
+        "The share of due requests that kept every promise made to them, by class, and by the "
+        "offered rate where rates were varied.",
     ),
 }
 
@@ -43,6 +57,7 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         facts=facts,
         heading=heading(facts),
         notes=notes(facts),
+        lead=lead(facts),
         captions=[(name, _CAPTIONS[name]) for name in drawn],
         has_rates=facts["rates_per_s"] is not None,
         has_classes=has_classes,

@@ -71,6 +71,40 @@ def notes(facts: Mapping[str, Any]) -> list[str]:
     return said
 
 
+def lead(facts: Mapping[str, Any]) -> list[str]:
+    """The answer in sentences: which mode kept the most promises, at each rate."""
+    found = []
+    for rate in facts["rates_per_s"] or (None,):
+        known = [
+            row
+            for row in facts["rows"]
+            if not row["class"]
+            and row["rate_per_s"] == rate
+            and row["goodput"]["value"] is not None
+        ]
+        if not known:
+            continue
+        most = max(known, key=lambda row: row["goodput"]["value"])
+        at = "" if rate is None else f"At {rate:g}/s: "
+        told = f"{at}{most['mode']}, goodput {value_text(most['goodput'], 'per_s')}/s"
+        told += f" ({value_text(most['attainment'], 'share', is_short=True)} kept their promises)"
+        told += _beyond(most, facts)
+        found.append(told)
+    return found
+
+
+def _beyond(row: Row, facts: Mapping[str, Any]) -> str:
+    """How much more than the first mode, and whether that may be chance."""
+    gap = row["difference"]["goodput"]
+    if row["mode"] == facts["baseline"] or gap["value"] is None:
+        return ""
+    told = f"; {gap['value']:+.3g}/s beyond {facts['baseline']}"
+    if gap["low"] is None or gap["high"] is None or gap["n"] < 2:
+        return f"{told}, of one seed"
+    sure = "" if gap["low"] > 0 else ", which may be chance"
+    return f"{told} [{gap['low']:+.3g}, {gap['high']:+.3g}]{sure}"
+
+
 def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) -> str:
     """`431 ms ±12`: the value and half of its interval, in the value's unit where there is one."""
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
@@ -80,6 +114,8 @@ def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) 
     if is_short or estimate["n"] < 2 or low is None or high is None:
         return text
     half = (high - low) / 2
+    if half <= 1e-9 * abs(value):  # what rounding left over
+        half = 0.0
     words = say_number(half) if unit == "per_s" else say(half, unit)
     number, _, suffix = words.rpartition(" ")
     return f"{text} ±{number if suffix and text.endswith(suffix) and number else words}"

@@ -11,6 +11,10 @@ from reports.charts import BLUE, GREY, ORANGE, Spec, standalone, time_unit
 _GREEN, _RED = "#2a9d78", "#d1495b"
 VERDICTS = ("baseline", "same", "better", "worse", "inconclusive", "invalid")
 COLORS = (BLUE, _GREEN, _GREEN, _RED, ORANGE, GREY)
+LABEL = (
+    "slice(datum.label, 4, 6) + '-' + slice(datum.label, 6, 8) + ' ' + slice(datum.label, 9, 11)"
+    " + ':' + slice(datum.label, 11, 13)"
+)
 SHAPES = ("circle", "circle", "triangle-up", "triangle-down", "diamond", "cross")
 
 
@@ -31,7 +35,7 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
         for one in points
     ]  # fmt: skip
     x = {"field": "night", "type": "ordinal", "title": "night",
-         "axis": {"labelExpr": "slice(datum.label, 4, 6) + '-' + slice(datum.label, 6, 8)",
+         "axis": {"labelExpr": LABEL,
                   "labelOverlap": "greedy", "labelAngle": 0}}  # fmt: skip
     y = {"type": "quantitative", "title": unit, "scale": {"zero": False}}
     tone = {"field": "verdict", "type": "nominal", "legend": {"title": None, "orient": "top"}}

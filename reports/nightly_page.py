@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from reports import nightly_view
 from reports.charts import Spec
 from reports.nightly_charts import trend_chart
 from reports.page import render_page
+from reports.redaction import redact
 
 _TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
 
@@ -39,6 +41,9 @@ def render(
         tone=_TONES.get(verdict, "unknown"),
         sentence=nightly_view.SENTENCES[verdict],
         waits=waits if verdict in ("worse", "better") else "",
+        lines=nightly_view.lines(cells, verdict),
+        began=str(facts["started_utc"])[:16].replace("T", " "),
+        command=shlex.join(redact(str(word)) for word in facts["command"]),
         head=nightly_view.HEAD,
         cells=shown,
     )

@@ -56,6 +56,21 @@ def cell_line(one: CellVerdict) -> str:
     return f"{one.cell}: {one.verdict}" + (f", against {nights}" if one.n_nights else "")
 
 
+def lines(cells: Sequence[CellVerdict], verdict: str) -> list[str]:
+    """The cells that make the night what it is, with the measures that do."""
+    told = []
+    for one in cells:
+        if one.verdict != verdict or verdict in ("same", "baseline"):
+            continue
+        parts = [
+            f"{m.measure} {change(m.change, m.unit)}"
+            for m in one.measures
+            if m.is_gated and m.verdict == verdict
+        ]
+        told.append(f"{one.cell}: {', '.join(parts) or '; '.join(one.notes) or one.verdict}")
+    return told
+
+
 def changed_lines(one: CellVerdict) -> list[str]:
     return [f"changed {c.key}: {_or_nothing(c.a)} → {_or_nothing(c.b)}" for c in one.changes]
 

@@ -48,24 +48,28 @@ def tradeoff(facts: Mapping[str, Any]) -> Spec:
         {"field": "n", "title": "runs"},
         {"field": "standing"},
     ]
-    layers: list[Spec] = [
-        _front_line(records, x, y),
-        {
-            "transform": [{"filter": "isValid(datum.along)"}],
-            "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.7},
-            "encoding": {
-                "x": {**x, "field": "benefit"},
-                "y": {**y, "field": "cost"},
-                "order": {"field": "along", "type": "quantitative"},
-                "color": tinted,
-                "strokeDash": dash(names, "series"),
-            },
+    along: Spec = {
+        "transform": [{"filter": "isValid(datum.along)"}],
+        "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.7},
+        "encoding": {
+            "x": {**x, "field": "benefit"},
+            "y": {**y, "field": "cost"},
+            "order": {"field": "along", "type": "quantitative"},
+            "color": tinted,
+            "strokeDash": dash(names, "series"),
         },
-        _interval(x, y, tinted, "benefit", "cost"),
-        _interval(y, x, tinted, "cost", "benefit", is_upright=True),
-        _dots(False, x, y, tinted, tooltip),
-        _dots(True, x, y, tinted, tooltip),
+    }
+    layers: list[Spec] = [
+        *([_front_line(records, x, y)] if sum(r["is_front"] for r in records) > 1 else []),
+        *([along] if any(r["along"] is not None for r in records) else []),
     ]
+    if any(_has_ends(record, "benefit") for record in records):
+        layers.append(_interval(x, y, tinted, "benefit", "cost"))
+    if any(_has_ends(record, "cost") for record in records):
+        layers.append(_interval(y, x, tinted, "cost", "benefit", is_upright=True))
+    standings = [s for s in (False, True) if any(r["is_front"] is s for r in records)]
+    # An empty layer would be a group that nobody can name.
+    layers += [_dots(is_front, x, y, tinted, tooltip) for is_front in standings]
     spec = {
         "width": "container",
         "height": 320,
@@ -166,6 +170,10 @@ def _record(row: Mapping[str, Any], facts: Mapping[str, Any], per_s: float) -> R
             "–" if low is None or high is None else f"{low * factor:.4g} to {high * factor:.4g}"
         )
     return record
+
+
+def _has_ends(record: Record, name: str) -> bool:
+    return record[f"{name}_low"] is not None and record[f"{name}_high"] is not None
 
 
 def _interval(

@@ -317,7 +317,8 @@ def test_the_page_shows_probes_band_and_interval(asked, answer):
     assert middle == sorted(middle, reverse=True)
     assert all(r["low"] <= r["middle"] <= r["high"] for r in area["data"]["values"])
     assert goal["data"]["values"] == [{"goal": 0.9}]
-    about = {"scenario": "s", "target": "t", "engine": "", "promises": "ttft <= 1s", "text": "x"}
+    about = {"scenario": "s", "target": "t", "engine": "", "promises": "ttft <= 1s", "text": "x",
+             "command": "slobench capacity s", "slobench": "1", "host": "h"}  # fmt: skip
     html = render(found, posterior, about, asked().options.cache_dir)
     assert found.sentence() in html
     assert "client &lt;CPU&gt;" in html

@@ -1,24 +1,10 @@
-// Judges the page's requests again by other limits; #rows holds them, see embedded_rows.py.
+// Judges the page's requests again by other limits; rows.js reads them.
 "use strict";
 (() => {
   const section = document.getElementById("rescoring");
   if (!section) return;
-  const held = JSON.parse(document.getElementById("rows").textContent);
-  const arrays = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
+  const { held, three } = window.slobench;
   const STEPS = 1000;
-
-  async function unpacked({ type, data }) {
-    const deflated = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
-    const stream = new Blob([deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const planes = new Uint8Array(await new Response(stream).arrayBuffer());
-    const size = arrays[type].BYTES_PER_ELEMENT;
-    const n = planes.length / size;
-    const bytes = new Uint8Array(planes.length);
-    for (let plane = 0; plane < size; plane++) {
-      for (let k = 0; k < n; k++) bytes[k * size + plane] = planes[plane * n + k];
-    }
-    return new arrays[type](bytes.buffer);
-  }
 
   function kept(columns, limits, k) {
     return columns.answered[k] === 1 && limits.every((limit) => {
@@ -35,7 +21,6 @@
     return [p, met === 0 ? 0 : centre - half, met === due ? 1 : centre + half];
   }
 
-  const three = (value) => String(Number(value.toPrecision(3)));
   const percent = (value) => `${three(100 * value)} %`;
 
   function row(name, met, due) {
@@ -119,9 +104,7 @@
   }
 
   async function begin() {
-    const names = Object.keys(held.columns);
-    const arraysOf = await Promise.all(names.map((name) => unpacked(held.columns[name])));
-    const columns = Object.fromEntries(names.map((name, k) => [name, arraysOf[k]]));
+    const columns = await window.slobench.columns;
     const body = section.querySelector("tbody");
     const command = section.querySelector("[data-command]");
     let limits = [];

@@ -238,7 +238,7 @@ def test_the_page_and_the_terminal_say_the_same(compared):
     told = console.file.getvalue()
     assert "goodput beyond static batch_size=4" in told
     assert "simulated: steps cost what the cost model says" in told
-    assert set(figures(facts)) == {"goodput", "difference"}
+    assert set(figures(facts)) == {"goodput", "difference", "kept"}
     assert len(paper(facts)["vconcat"]) == 2
     ratios = told.partition("times static batch_size=4")[2]
     lines = re.findall(r"^chunked at .*$", ratios, re.MULTILINE)
@@ -258,7 +258,7 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     assert "  completion" in told
     assert "static group running" in told
     assert "times static batch_size=4" in told
-    assert set(figures(facts)) == {"latencies"}
+    assert set(figures(facts)) == {"latencies", "kept"}
     page = render(facts, cache)
     assert "static group running" in page
     ratios = page.partition('id="ratios">How many times static batch_size=4')[2]

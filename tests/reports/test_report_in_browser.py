@@ -7,6 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # has no types
 
 from loadgen.measure.aggregate import summarize
+from reports.engine_story import EngineStory
 from reports.html import render
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, two_classes, with_shard
@@ -158,6 +159,35 @@ def test_a_stretch_brushed_in_any_strip_is_shown_by_all(browser, path):
         .filter(label => /^X-axis/.test(label || ''))[1] !== whole""",
         arg=whole[1],
     )
+    assert watched.complaints == []
+    watched.close()
+
+
+def test_any_request_is_looked_up_with_why_it_waited(browser, cache, tmp_path):
+    told = {25: "waited 1.2 s: 1 s behind r-3 (900 prompt tokens, <b>)", 30: "did not wait"}
+    story = EngineStory(bins=[], waiting=[], waits_s={}, why=told)
+    run = measured_run(40, n_tokens=5, slo=["ttft <= 1s"])
+    run.request_rows["first_token_s"][25] = run.request_rows["released_s"][25] + 0.125
+    path = tmp_path / "report.html"
+    path.write_text(render(run, summarize(run), cache, story))
+    watched = Watched(browser)
+    page = watched.open(path)
+    page.wait_for_selector("html[data-lookup]")
+    answer = page.locator("#lookup output")
+
+    def look(number):
+        page.locator("#lookup input").fill(str(number))
+        page.locator("#lookup input").press("Enter")
+        return answer.text_content()
+
+    assert look(25) == f"Request 25 {told[25]}."
+    rows = page.locator("#lookup tbody tr").all_text_contents()
+    assert "TTFT125 ms" in rows
+    assert "statusok" in rows
+    assert look(30) == "Request 30 did not wait."
+    assert look(31) == "It did not wait in the engine."
+    assert look(5) == "No due request has the number 5."  # warm-up
+    assert page.locator("#lookup tbody tr").count() == 0
     assert watched.complaints == []
     watched.close()
 

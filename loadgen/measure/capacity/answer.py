@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -155,6 +155,14 @@ def read_probe(content: dict[str, Any]) -> Probe:
     """The probe that `probe_json` wrote. Raises KeyError or TypeError for anything else."""
     counts = {key: tuple(int(n) for n in content[key]) for key in ("due", "met")}
     return Probe(**{**content, **counts})
+
+
+def read_answer(content: Mapping[str, Any]) -> Capacity:
+    """The answer in capacity.json, with its probes. Raises KeyError or TypeError for another."""
+    said = content["answer"]
+    names = [field.name for field in dataclasses.fields(Capacity) if field.name != "probes"]
+    probes = tuple(read_probe(one) for one in content["probes"])
+    return Capacity(**{name: said[name] for name in names}, probes=probes)
 
 
 def _client_limit(state: State, doubted: Sequence[float]) -> float | None:

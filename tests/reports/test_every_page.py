@@ -1,0 +1,326 @@
+"""Pages that stand beside that of a run: what they show is what their files say, and a browser,
+also one for those who hear or type, has nothing to complain of."""
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # has no types
+from rich.console import Console
+
+import slobench as sb
+from loadgen.lab.mode_spec import Mode
+from loadgen.lab.modes import Comparison, compare
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.capacity.answer import conclude, probe_json
+from loadgen.measure.capacity.probe import Probe
+from loadgen.measure.capacity.search import Question, judge
+from loadgen.measure.compare import judge_sides
+from loadgen.measure.judgement import Options, plain
+from loadgen.measure.measures import Measured
+from loadgen.measure.night_trend import trend
+from loadgen.measure.night_verdict import History, judge_night
+from loadgen.workload.scenario import load_scenario, scenario_from_flags
+from reports import capacity_page, compare_page, html, modes_page, nightly_page
+from reports.capacity_view import csv_text
+from tests.browser import Watched, chromium, needs_chromium
+from tests.measure import nights, queues
+from tests.runs import measured_run, with_manifest, with_shard
+from tests.shown import number, tables
+
+KINDS = ("compare", "capacity", "nightly", "modes", "rates", "sweep", "one request", "invalid",
+         "inconclusive")  # fmt: skip
+MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A page and the content of the file beside it."""
+
+    text: str
+    said: Any
+
+
+@pytest.fixture(scope="module")
+def pages(cache, tmp_path_factory):
+    root = tmp_path_factory.mktemp("pages")
+    return {
+        "compare": compared(cache),
+        "capacity": searched(cache),
+        "nightly": night(cache),
+        "modes": modes(cache, root / "modes", load_scenario("mixed_classes", ["phases.warmup=0s",
+                       "phases.measure=4s"])),
+        "rates": modes(cache, root / "rates", scenario_from_flags(rate="4/s", input_len=200,
+                       output_len=20, duration="4s", slo=["ttft <= 200ms"]), [2.0, 6.0], 2),
+        "sweep": swept(cache, root / "sweep"),
+        "one request": of_run(cache, measured_run(21, n_tokens=5, slo=["ttft <= 1s"])),
+        "invalid": of_run(cache, with_shard(short_run(), cpu_share=0.99)),
+        "inconclusive": of_run(cache, short_run(["p99(ttft) <= 300ms"]), 0.95),
+    }  # fmt: skip
+
+
+def short_run(slo=("ttft <= 1s",)):
+    return measured_run(40, n_tokens=5, slo=slo)
+
+
+def of_run(cache, run, confidence=None):
+    return Made(html.render(run, summarize(run, confidence=confidence), cache), None)
+
+
+def compared(cache):
+    def side(number, itl_s):
+        runs = [measured_run(60, seed=10 * number + k, itl_s=itl_s) for k in range(3)]
+        return [Measured(with_manifest(run, git=str(number))) for run in runs]
+
+    a, b = side(0, 0.01), side(1, 0.011)
+    found = judge_sides(a, b, Options())
+    return Made(compare_page.render(found, a, b, Options(), cache), found.to_json())
+
+
+def searched(cache):
+    question = Question(0.9, 0.4, precision=0.1, warmup_s=5, measure_s=20)
+    _, probes = queues.search(queues.Queue(), question, np.random.default_rng(4))
+    probes = [replace(probe, name=f"{k:02d}") for k, probe in enumerate(probes, 1)]
+    lost = Probe(1.5, (9,) * 16, (9,) * 16, 5, 20, 25, "untrusted", "99", "client CPU")
+    found = conclude(question, [*probes, lost], "req/s")
+    about = dict.fromkeys(("scenario", "target", "engine", "promises", "text", "command",
+                           "slobench", "host"), "x")  # fmt: skip
+    page = capacity_page.render(found, judge(question, found.probes).posterior, about, cache)
+    return Made(page, (found.to_json(), list(map(probe_json, found.probes)), csv_text(found)))
+
+
+def night(cache):
+    rng = np.random.default_rng(3)
+    before = [nights.cell_night(rng, k, 3) for k in range(4)]
+    tonight = nights.cell_night(rng, 4, 3, slower=1.3)
+    (found,) = judge_night([tonight], {"chat": History((tuple(before),))}, Options())
+    assert found.verdict == "worse"
+    known = [replace(one, verdict="same") for one in before] + [replace(tonight, verdict="worse")]
+    said = {
+        **plain(asdict(found)),
+        "runs": [{"name": "chat/r1", "directory": "chat/r1", "reasons": []}],
+        "trends": {m.measure: plain(trend(known, m.measure)) for m in found.measures if m.is_gated},
+    }
+    facts = {"cells": [said], "file": "nightly.yaml", "started_utc": "2026-01-05T03:00:00+00:00",
+             "window": 14, "confidence": 0.95, "link": "",
+             "command": ["slobench", "nightly"]}  # fmt: skip
+    return Made(nightly_page.render("worse", [found], facts, cache), said)
+
+
+def modes(cache, folder, scenario, rates=None, n_seeds=1):
+    asked = Comparison(scenario, MODES, n_workers=1, rates=rates, n_seeds=n_seeds, cache_dir=cache)
+    facts = compare(asked, folder, Console(quiet=True)).facts
+    return Made(modes_page.render(facts, cache), facts)
+
+
+def swept(cache, folder):
+    found = sb.sweep(
+        load_scenario("quickstart", ["phases.warmup=0s", "phases.measure=3s"]), "sim",
+        {"rate": ["4/s", "16/s"]}, folder, repeats=1, engine="shape=8b,hardware=h200",
+        cache_dir=cache,
+    )  # fmt: skip
+    return Made((folder / "report.html").read_text(), found.facts)
+
+
+def table(page, first, column):
+    """The rows of the table whose head begins with `first` and has `column`."""
+    return next((head, rows) for head, rows in tables(page) if head[0] == first and column in head)
+
+
+def close(text, value, digits=3):
+    shown = number(text)
+    if value is None:
+        assert shown is None, text
+    else:
+        assert shown == pytest.approx(value, rel=5.1 * 10**-digits, abs=1e-9), text
+
+
+def both_ends(text, low, high, scale=0.01):
+    ends = text.strip("[]").split(", ")
+    for shown, value in zip(ends, (low, high), strict=True):
+        assert float(shown.replace("\u202f", "")) * scale == pytest.approx(
+            value, rel=0.06, abs=6e-4
+        )
+
+
+def compared_row(cells, said):
+    """A row of `compare_view.HEAD`, all of it."""
+    name, a, b, change, interval, verdict, p, needs = cells
+    assert name.strip("()") == said["measure"].replace("(", "(").strip("()")
+    assert name.startswith("(") is not said["is_gated"]
+    close(a, said["a"])
+    close(b, said["b"])
+    close(change, said["change"], 2)
+    both_ends(interval, said["low"], said["high"])
+    word = {"▲": "better", "=": "same", "▼": "worse", "?": "inconclusive"}[verdict[0]]
+    assert word == said["verdict"]
+    if said["p_adjusted"] is None:
+        assert p == "–"
+    elif p.startswith("<"):
+        assert said["p_adjusted"] < 0.001
+    else:
+        assert float(p) == pytest.approx(said["p_adjusted"], abs=5.1e-4)
+    n, _, effect = needs.partition(" for ")
+    assert (number(n), number(effect) if effect else None) == (
+        said["runs_needed"] and max(said["runs_needed"], 1),
+        pytest.approx(said["effect"], rel=0.06) if said["runs_needed"] else None,
+    )
+
+
+def test_a_comparison_shows_what_its_json_says(pages):
+    made = pages["compare"]
+    _, rows = table(made.text, "measure", "p (Holm)")
+    assert len(rows) == len(made.said["measures"]) > 8
+    for cells, said in zip(rows, made.said["measures"], strict=True):
+        compared_row(cells, said)
+    worse = [one for one in made.said["measures"] if one["is_gated"] and one["verdict"] == "worse"]
+    assert worse
+    for one in worse:  # what broke it stands in the banner
+        assert one["measure"] in made.text.partition("</section>")[0]
+
+
+def test_a_night_shows_what_its_json_says(pages):
+    made = pages["nightly"]
+    _, rows = table(made.text, "measure", "tonight")
+    assert len(rows) == len(made.said["measures"]) == 4
+    for cells, said in zip(rows, made.said["measures"], strict=True):
+        said = {**said, "runs_needed": said["runs_needed"] and max(2, said["runs_needed"])}
+        compared_row(cells, said)
+    _, cells = table(made.text, "cell", "nights before")
+    assert cells == [["chat", "worse", "4"]]
+    _, noise = table(made.text, "measure", "partly assumed")
+    for (text, of_runs, of_nights, _), (name, said) in zip(
+        noise, made.said["noise"].items(), strict=True
+    ):
+        assert text == name
+        close(of_runs, said["run_sd"], 2)
+        close(of_nights, said["night_sd"], 2)
+
+
+def test_a_search_shows_what_its_json_says(pages):
+    made = pages["capacity"]
+    answer, probes, csv = made.said
+    assert answer["sentence"] in made.text
+    lines = {line.split(",")[0]: line.split(",") for line in csv.splitlines()[1:]}
+    _, rows = table(made.text, "probe", "how it ended")
+    by_name = {probe["name"]: probe for probe in probes}
+    assert len(rows) == len(probes)
+    for name, load, window, due, kept, interval, goodput, grade, why in rows:
+        said = by_name[name]
+        n_due, n_met = sum(said["due"]), sum(said["met"])
+        close(load.removesuffix(" req/s"), said["level"], 4)
+        assert number(window) == pytest.approx(said["measured_s"], abs=0.51)
+        assert (int(due), grade, why) == (n_due, said["grade"], said["why"] or "–")
+        assert number(kept) == pytest.approx(n_met / n_due, abs=5.1e-4)
+        both_ends(interval, *(float(lines[name][k]) for k in (9, 10)))
+        close(goodput, n_met / said["measured_s"])
+        assert f'href="probes/{name}/report.html"' in made.text
+
+
+def estimate(text, said, is_rate=False):
+    """`431 ms ±12`: a value, and half of its interval in the value's unit unless it has its own."""
+    shown, _, half = text.partition(" ±")
+    close(shown, said["value"])
+    if half:
+        unit = shown.rpartition(" ")[2] if " " in shown.replace("\u202f", "") else ""
+        own = half if half.rpartition(" ")[1] or is_rate else f"{half} {unit}"
+        assert number(own) == pytest.approx((said["high"] - said["low"]) / 2, rel=6e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["modes", "rates"])
+def test_modes_show_what_their_json_says(pages, kind):
+    made = pages[kind]
+    keys = {"TTFT p50": "ttft_p50", "TTFT p99": "ttft_p99", "TPOT p50": "tpot_p50",
+            "TPOT p99": "tpot_p99", "ITL p50": "itl_p50", "ITL p99": "itl_p99",
+            "goodput": "goodput", "met": "attainment",
+            "tokens/s": "output_tokens_per_s"}  # fmt: skip
+    head, rows = table(made.text, "mode", "tokens/s")
+    assert len(rows) == len(made.said["rows"])
+    for cells, said in zip(rows, made.said["rows"], strict=True):
+        for title, cell in zip(head, cells, strict=True):
+            if title == "mode":
+                assert cell == said["mode"]
+            elif title == "offered":
+                close(cell, said["rate_per_s"])
+            elif title == "class":
+                assert cell == (said["class"] or "all")
+            else:
+                estimate(cell, said[keys[title]], title in ("goodput", "tokens/s"))
+    others = [row for row in made.said["rows"] if row["mode"] != made.said["baseline"]]
+    head, rows = [t for t in tables(made.text) if "TPOT p50" in t[0]][1]
+    for cells, said in zip(rows, others, strict=True):
+        for title, cell in zip(head, cells, strict=True):
+            if title in keys:
+                found = said["ratio"][keys[title]]
+                shown = [float(part) for part in cell.strip(")").replace(" (", " to ").split(" to ")
+                         if part != "–"]  # fmt: skip
+                ends = [found["value"], found["low"], found["high"]][: len(shown)]
+                assert shown == pytest.approx(ends, rel=0.06)
+    _, rows = table(made.text, "mode", "seconds per request, by reason")
+    for cells, said in zip(rows, made.said["rows"], strict=True):
+        parts = [] if cells[-1] == "–" else cells[-1].split(", ")
+        told = [re.findall(r"^([\d.]+ \S+) (.+)$", part)[0] for part in parts]
+        for seconds, reason in told:
+            assert number(seconds) == pytest.approx(
+                said["waits_s"][reason.replace(" ", "_")], rel=6e-3
+            )
+
+
+def test_a_sweep_shows_what_its_json_says(pages):
+    made = pages["sweep"]
+    head, rows = table(made.text, "rate", "verdict")
+    assert len(rows) == len(made.said["rows"]) == 2
+    for cells, said in zip(rows, made.said["rows"], strict=True):
+        for title, cell in zip(head, cells, strict=True):
+            if title == "rate":
+                assert cell == said["factors"]["arrivals.rate"]
+            elif title in said["measures"]:
+                is_rate = title == "goodput"
+                estimate(cell, said["measures"][title], is_rate)
+            elif title == "tokens/s per GPU":
+                estimate(cell, said["benefit"], True)
+            elif title == made.said["cost"]:
+                estimate(cell, said["cost"])
+            elif title == "n":
+                assert int(cell) == said["n"]
+            else:
+                assert title in ("GPUs", "verdict", "front", "reports")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+@pytest.mark.e2e
+@needs_chromium
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_page_is_whole_quiet_and_accessible(pages, browser, tmp_path, kind):
+    path = tmp_path / "page.html"
+    path.write_text(pages[kind].text)
+    watched = Watched(browser, offline=True, viewport={"width": 390, "height": 800})
+    page = watched.open(path)
+    page.wait_for_selector("html[data-drawn]")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    names = set(json.loads(str(page.locator("#figures").text_content())))
+    drawn = page.locator(".chart")
+    assert {drawn.nth(k).get_attribute("id") for k in range(drawn.count())} == names
+    for name in names:
+        marks = f"#{name} svg .mark-group path, #{name} svg .mark-symbol path"
+        assert page.locator(marks).count(), name
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = Axe().run(page).response["violations"]
+        serious = [(v["id"], [n["target"] for n in v["nodes"]]) for v in found
+                   if v["impact"] in ("serious", "critical")]  # fmt: skip
+        assert serious == [], scheme
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 1000, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 1000
+    assert watched.complaints == []
+    assert watched.requests == [path.as_uri()]
+    watched.close()

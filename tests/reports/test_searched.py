@@ -1,0 +1,59 @@
+"""A probe's page says which capacity search it belongs to, and what that has found."""
+
+import json
+
+import numpy as np
+import pytest
+
+from loadgen.conclusion import searched
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.capacity.answer import conclude, probe_json, read_answer
+from loadgen.measure.capacity.search import Question
+from reports.html import render
+from tests.measure import queues
+from tests.runs import measured_run
+
+
+@pytest.fixture(scope="module")
+def answer():
+    question = Question(0.9, 0.4, precision=0.1, warmup_s=5, measure_s=20)
+    _, probes = queues.search(queues.Queue(), question, np.random.default_rng(4))
+    return conclude(question, probes, "req/s")
+
+
+@pytest.fixture
+def probe(answer, tmp_path):
+    content = {"answer": answer.to_json(), "probes": [probe_json(p) for p in answer.probes]}
+    (tmp_path / "capacity.json").write_text(json.dumps(content))
+    directory = tmp_path / "probes" / "03"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def test_an_answer_is_read_as_it_was_written(answer, probe):
+    assert read_answer(json.loads((probe.parents[1] / "capacity.json").read_text())) == answer
+
+
+def test_the_page_of_a_probe_names_the_search_and_its_answer(answer, probe, cache):
+    found = searched(probe)
+    run = measured_run(slo=["p50(ttft) <= 1ms"])
+    page = render(run, summarize(run), cache, directory=probe, search=found)
+    told = page.partition("Promises</h2>")[0]
+    n = len(answer.probes)
+    assert f"Probe 03 of a capacity search. When this page was written, {n} probes said:" in told
+    assert answer.sentence() in told
+    assert '<a href="../../report.html">' in told
+    value = answer.sentence().partition(" [")[0]
+    assert f'<h3>Capacity</h3><p><span class="value">{value}</span>' in told
+    assert "slobench capacity" not in told  # it is being searched already
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"answer": {}, "probes": []}'])
+def test_a_search_that_cannot_be_read_costs_a_probe_nothing(probe, damage):
+    (probe.parents[1] / "capacity.json").write_text(damage)
+    assert searched(probe) is None
+
+
+def test_a_run_of_its_own_belongs_to_no_search(probe):
+    assert searched(probe.parents[1]) is None
+    assert searched(probe.parents[1] / "other" / "03") is None
