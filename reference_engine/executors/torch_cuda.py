@@ -281,12 +281,7 @@ class TorchCuda:
             )
 
     def _n_splits(self, n_rows: int) -> int:
-        if self._lane.device.type != "cuda":
-            return 2
-        properties = torch.cuda.get_device_properties(self._lane.device)
-        return splits_for(
-            max(n_rows, 1), self._model.config.n_kv_heads, properties.multi_processor_count
-        )
+        return splits_for(max(n_rows, 1), self._model.config.n_kv_heads, self._lane.n_processors)
 
 
 def _lane(on: str) -> Lane:
@@ -317,16 +312,15 @@ def _refuse_odd_shape(config: ModelConfig) -> None:
 def _measured_blocks(model: PagedLlama, chosen: Ops, site: Site, lane: Lane, share: float) -> int:
     """KV blocks that fit beside the weights and the largest step there may be, which is computed
     once to see."""
-    if lane.device.type != "cuda":
+
+    def largest_step() -> None:
+        trial = TorchCuda(model, chosen, site, 1, lane, has_graphs=False)
+        padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), site.max_num_seqs, 0)
+        trial.execute(StepBatch(padding=padding))
+        model.cache = model.memory(0)
+
+    room = lane.room(largest_step)
+    if room is None:
         return max(_HOST_KV_BYTES // model.block_bytes, -(-site.max_model_len // site.block_tokens))
-    torch.cuda.reset_peak_memory_stats(lane.device)
-    trial = TorchCuda(model, chosen, site, 1, lane, has_graphs=False)
-    padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), site.max_num_seqs, 0)
-    trial.execute(StepBatch(padding=padding))
-    peak = torch.cuda.max_memory_allocated(lane.device)
-    del trial
-    model.cache = model.memory(0)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(lane.device)
-    others = total - free - torch.cuda.memory_reserved(lane.device)
-    return blocks_that_fit(total, peak + others, share, _RESERVE_BYTES, model.block_bytes)
+    used_bytes = room.peak + room.others
+    return blocks_that_fit(room.total, used_bytes, share, _RESERVE_BYTES, model.block_bytes)

@@ -4,12 +4,21 @@ again: CUDA's, or on the CPU the same work called again, so that all else can be
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 T = TypeVar("T")
 Work = Callable[[], torch.Tensor]
+
+
+class Room(NamedTuple):
+    """Bytes of a device: all, what other programs hold, and the most that this one did during a
+    piece of work."""
+
+    total: int
+    others: int
+    peak: int
 
 
 class Lane(Protocol):
@@ -18,6 +27,7 @@ class Lane(Protocol):
     device: torch.device
     gpu: str  # its UUID as NVML writes it, "" for none
     is_pinning: bool  # whether host memory is to be pinned for copies beside the computation
+    n_processors: int
 
     def enter(self) -> None:
         """Make it the device of the calling thread, which is not the one that built it."""
@@ -32,6 +42,11 @@ class Lane(Protocol):
         reads and writes outside must stay where it is."""
         ...
 
+    def room(self, work: Callable[[], None]) -> Room | None:
+        """Of the device's memory; `work` is done once to see what it takes, and keeps nothing.
+        None where that cannot be told."""
+        ...
+
 
 class CpuLane:
     """Everything is done at once; a graph is its work done anew."""
@@ -39,6 +54,7 @@ class CpuLane:
     device = torch.device("cpu")
     gpu = ""
     is_pinning = False
+    n_processors = 2
 
     def enter(self) -> None:
         """There is only one CPU."""
@@ -54,39 +70,54 @@ class CpuLane:
 
         return again, result
 
+    def room(self, work: Callable[[], None]) -> Room | None:
+        return None
+
 
 class CudaLane:
     """The current stream of a CUDA device; all graphs share one memory pool, as they never run at
-    the same time."""
+    the same time. `cuda` is torch's module, or what stands in for it in a test."""
 
-    is_pinning = True
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.gpu = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self.device, self._cuda = device, cuda
+        self.is_pinning = device.type == "cuda"
+        properties = cuda.get_device_properties(device)
+        self.gpu = f"GPU-{properties.uuid}"
+        self.n_processors = int(properties.multi_processor_count)
         self.enter()
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = cuda.graph_pool_handle()
 
     def enter(self) -> None:
-        torch.cuda.set_device(self.device)
+        self._cuda.set_device(self.device)
 
     def mark(self) -> Callable[[], None]:
-        event = torch.cuda.Event()
+        event = self._cuda.Event()
         event.record()
-        return event.synchronize
+        wait: Callable[[], None] = event.synchronize
+        return wait
 
     def capture(self, work: Work) -> tuple[Callable[[], None], torch.Tensor]:
         # Once outside, on the side stream that capturing asks for: kernels are compiled and
         # libraries take their workspaces.
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        cuda = self._cuda
+        side = cuda.Stream(self.device)
+        side.wait_stream(cuda.current_stream(self.device))
+        with cuda.stream(side):
             work()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        cuda.current_stream(self.device).wait_stream(side)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=self._pool):
             result = work()
         return graph.replay, result
+
+    def room(self, work: Callable[[], None]) -> Room | None:
+        cuda, device = self._cuda, self.device
+        cuda.reset_peak_memory_stats(device)
+        work()
+        peak = int(cuda.max_memory_allocated(device))
+        cuda.empty_cache()
+        free, total = cuda.mem_get_info(device)
+        return Room(int(total), int(total - free - cuda.memory_reserved(device)), peak)
 
 
 def _nothing() -> None:

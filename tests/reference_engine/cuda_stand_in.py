@@ -1,0 +1,73 @@
+"""What stands in for `torch.cuda` where there is no GPU: it computes nothing and says in which
+order it was asked. A graph of it does nothing when it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+GIB = 1 << 30
+
+
+class StandIn:
+    """A GPU of 8 GiB, of which others hold 1; the largest step took 2 of our 3."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: self.asked.append("replay"))
+        self.Event = lambda: SimpleNamespace(
+            record=lambda: self.asked.append("record"),
+            synchronize=lambda: self.asked.append("synchronize"),
+        )
+
+    def Stream(self, device):
+        return SimpleNamespace(name="side", wait_stream=lambda other: self._wait("side", other))
+
+    def current_stream(self, device):
+        return SimpleNamespace(name="own", wait_stream=lambda other: self._wait("own", other))
+
+    @contextmanager
+    def stream(self, stream) -> Iterator[None]:
+        self.asked.append(f"on {stream.name}")
+        yield
+        self.asked.append(f"off {stream.name}")
+
+    @contextmanager
+    def graph(self, graph, pool) -> Iterator[None]:
+        self.asked.append(f"capture into {pool}")
+        yield
+        self.asked.append("captured")
+
+    def get_device_properties(self, device):
+        return SimpleNamespace(
+            name="NVIDIA H200", uuid="4f5e", multi_processor_count=132, total_memory=8 * GIB
+        )
+
+    def set_device(self, device) -> None:
+        self.asked.append(f"enter {device}")
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def empty_cache(self) -> None:
+        self.asked.append("empty the cache")
+
+    def reset_peak_memory_stats(self, device) -> None:
+        self.asked.append("forget the peak")
+
+    def max_memory_allocated(self, device) -> int:
+        self.asked.append("peak")
+        return 2 * GIB
+
+    def mem_get_info(self, device) -> tuple[int, int]:
+        return 4 * GIB, 8 * GIB
+
+    def memory_reserved(self, device) -> int:
+        return 3 * GIB
+
+    def _wait(self, name, other) -> None:
+        self.asked.append(f"{name} waits for {other.name}")

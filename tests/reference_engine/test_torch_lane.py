@@ -1,0 +1,93 @@
+"""What is asked of CUDA and in which order, by a module that stands in for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_engine.executors.base import Site, StepBatch
+from reference_engine.model.zoo import resolve
+from reference_engine.plan import How
+from tests.reference_engine.cuda_stand_in import StandIn
+from tests.reference_engine.engine_kit import request, rig
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from reference_engine.executors.torch_cuda import TorchCuda, _measured_blocks  # noqa: E402
+from reference_engine.executors.torch_lane import CudaLane  # noqa: E402 - only with torch
+from reference_engine.kernels.ops import PLAIN  # noqa: E402
+from reference_engine.model.paged import PagedLlama  # noqa: E402
+from reference_engine.model.weights import random_weights  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def lane():
+    return CudaLane(CPU, StandIn())
+
+
+def test_a_graph_is_captured_after_a_trial_on_another_stream(lane):
+    def work():
+        lane._cuda.asked.append("work")
+        return torch.ones(2)
+
+    lane._cuda.asked.clear()
+    again, result = lane.capture(work)
+    assert lane._cuda.asked == [
+        "side waits for own", "on side", "work", "off side", "own waits for side",
+        "capture into pool", "work", "captured",
+    ]  # fmt: skip
+    again()
+    assert lane._cuda.asked[-1] == "replay"
+    assert result.tolist() == [1, 1]
+
+
+def test_the_end_of_a_step_is_an_event(lane):
+    lane._cuda.asked.clear()
+    wait = lane.mark()
+    assert lane._cuda.asked == ["record"]
+    wait()
+    assert lane._cuda.asked == ["record", "synchronize"]
+
+
+def test_a_lane_knows_its_gpu(lane):
+    assert (lane.gpu, lane.n_processors, lane.is_pinning) == ("GPU-4f5e", 132, False)
+    assert lane._cuda.asked == ["enter cpu"]
+
+
+def test_kv_is_what_is_left_beside_others_and_the_largest_step(lane):
+    """0.9 of 8 GiB less 1 of others (8 − 4 free − 3 ours), 2 of the step and 2 kept back."""
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
+    site = Site(resolve("nano"), 0, 16, 64, lambda s: None, 0, 2, 32)
+    n_blocks = _measured_blocks(model, PLAIN, site, lane, 0.9)
+    assert n_blocks == 288_358  # 2.2 GiB of 8 KiB
+    assert lane._cuda.asked[-2:] == ["peak", "empty the cache"]
+    assert model.cache.numbers.shape[1] == 0  # the trial's memory was given back
+
+
+def test_a_device_is_asked_what_it_should_be_in_every_kind_of_step(lane):
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 144)
+    site = Site(resolve("nano"), 9, 16, 144, lambda s: None, 40, 4)
+    engine = rig(n_blocks=9, max_model_len=144, n_host_blocks=40, how=How.swap, async_depth=1)
+    engine.executor = TorchCuda(model, PLAIN, site, 9, lane)
+    assert lane._cuda.asked.count("captured") == 3  # 1, 2 and 4 rows
+    requests = [request(f"r{i}", range(1, 40 + i), 12) for i in range(3)]
+    engine.admit(*requests)
+    engine.drain()
+    asked = lane._cuda.asked
+    assert asked.count("record") == asked.count("synchronize") > 12
+    assert asked.count("replay") > 8
+    assert engine.state.counters.swaps > 0
+    assert [req.n_output for req in requests] == [12, 12, 12]
+
+
+def test_nothing_is_asked_where_there_is_no_work(lane):
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
+    site = Site(resolve("nano"), 4, 16, 64, lambda s: None, 0, 1)
+    executor = TorchCuda(model, PLAIN, site, 4, lane, has_graphs=False)
+    lane._cuda.asked.clear()
+    assert executor.execute(StepBatch()).tokens == ()
+    assert lane._cuda.asked == ["enter cpu"]
