@@ -1,6 +1,6 @@
 """Everything that only a GPU can tell, in one command: `make gpu-check`.
 
-    python benchmarks/gpu_suite.py [--long] [--only NAME,…] [--skip NAME,…] [--out DIR]
+    python benchmarks/gpu_suite.py [--long] [--experiments] [--only NAME,…] [--skip NAME,…]
     python benchmarks/gpu_suite.py --rehearse        # the same code on the CPU, tiny; keeps nothing
 
 Runs the tests marked `gpu`, measures the ceilings of this GPU (copy, matmul) and judges everything
@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 from rig.gpu_ceilings import Ceilings, Place, ceilings
-from rig.gpu_engine import Built, built, decode_step_s, freed, mixed_work, worked
+from rig.gpu_engine import Built, built, decode_step_s, mixed_work, worked
+from rig.gpu_experiments import attention, green_contexts, parts_of_a_gpu
 from rig.gpu_kernels import all_kernels
 from rig.gpu_peer import Peer
 from rig.gpu_server import answered, compared_modes, server, tokens_per_s
@@ -37,7 +38,7 @@ from rig.gpu_table import markdown
 from rig.machine import Goal, machine
 
 from loadgen.errors import nearest
-from reference_engine.kernels.ops import ops
+from reference_engine.kernels.ops import Ops, ops
 from reference_engine.model.zoo import SHAPES
 
 ROOT = Path(__file__).parents[1]
@@ -59,10 +60,18 @@ class Suite:
 
     @property
     def is_rehearsal(self) -> bool:
+        """Whether there is no GPU, so that nothing is judged or kept."""
+        return self.place.cuda is None
+
+    @property
+    def is_small(self) -> bool:
         return self.place.scale > 1
 
     def shape(self, name: str) -> str:
-        return "nano" if self.is_rehearsal else name
+        return "nano" if self.is_small else name
+
+    def ops(self) -> Ops:
+        return ops("triton" if self.place.is_gpu else "plain")
 
     def aim(
         self, name: str, value: float, limit: float, unit: str = "", floor: bool = True
@@ -81,7 +90,7 @@ class Suite:
             traceback.print_exc()
             self.failures[name] = f"{type(error).__name__}: {error}"
         self.seconds[name] = time.monotonic() - began_s
-        freed(self.place)
+        self.place.give_back()
         print(f"   {self.seconds[name]:.1f} s", flush=True)
 
 
@@ -108,7 +117,7 @@ def measure_ceilings(suite: Suite) -> None:
 
 def kernels(suite: Suite) -> None:
     config = SHAPES[suite.shape("8b")]
-    chosen = ops("plain" if suite.is_rehearsal else "triton")
+    chosen = suite.ops()
     timed = all_kernels(chosen, config, suite.place, suite.top)
     suite.found["kernels"] = [asdict(one) for one in timed]
     for one in timed:
@@ -134,12 +143,12 @@ def decode_steps(suite: Suite) -> None:
         if name == "8b":
             _long_answers(suite, engine)
         del engine
-        freed(suite.place)
+        suite.place.give_back()
 
 
 def _long_answers(suite: Suite, engine: Built) -> None:
     """Batch 32, 8 k outputs: steps at three contexts and what lies between them."""
-    n_steps = 8 if suite.is_rehearsal else 512
+    n_steps = 8 if suite.is_small else 512
     points = {
         context: decode_step_s(engine, suite.place.rows(32), context // suite.place.scale, n_steps)
         for context in (c - n_steps for c in CONTEXTS)
@@ -162,7 +171,7 @@ def extrapolated_s(step_s: dict[int, float], n_steps: int) -> float:
 
 
 def throughput(suite: Suite) -> None:
-    low, high, n = (100, 1024, 256) if not suite.is_rehearsal else (4, 20, 8)
+    low, high, n = (100, 1024, 256) if not suite.is_small else (4, 20, 8)
     name = suite.shape("0.6b")
     engine = built(name, suite.place)
     work = mixed_work(n, low, high, SHAPES[name].vocab_size)
@@ -181,19 +190,19 @@ def throughput(suite: Suite) -> None:
 
 
 def over_http(suite: Suite) -> None:
-    n, n_prompt, n_output = (256, 128, 512) if not suite.is_rehearsal else (4, 20, 8)
+    n, n_prompt, n_output = (256, 128, 512) if not suite.is_small else (2, 20, 8)
     name = suite.shape("1b")
     engine = built(name, suite.place, max_model_len=4096)
     worked(engine, [([1] * n_prompt, 8)] * n)
     alone = worked(engine, [([1] * n_prompt, n_output)] * n).tokens_per_s
     del engine
-    freed(suite.place)
+    suite.place.give_back()
     log_dir = suite.logs / "steps"
-    with server(name, suite.place, log_dir, 256 if not suite.is_rehearsal else 8) as url:
+    with server(name, suite.place, log_dir, 256 if not suite.is_small else 8) as url:
         answered(url, [(0.0, n_prompt, 8)] * n)
         served = tokens_per_s(answered(url, [(0.0, n_prompt, n_output)] * n))
-        rate = 0.6 * served / 150 if not suite.is_rehearsal else 4.0
-        duration_s, longest = (8.0, 3500) if not suite.is_rehearsal else (1.0, 300)
+        rate = 0.6 * served / 150 if not suite.is_small else 2.0
+        duration_s, longest = (8.0, 3500) if not suite.is_small else (1.0, 300)
         modes = compared_modes(url, rate, duration_s, longest)
     suite.found["http"] = {"alone": alone, "served": served, "share": served / alone}
     suite.found["modes"] = {"rate_per_s": rate, "of": modes}
@@ -203,21 +212,32 @@ def over_http(suite: Suite) -> None:
 
 
 def peers(suite: Suite) -> None:
-    n_rows, n_new = (32, 64) if not suite.is_rehearsal else (2, 4)
-    peer = Peer(suite.shape("8b"), suite.place)
-    found: dict[str, Any] = {"version": peer.version, "attention": peer.attention}
+    n_rows, n_new = (32, 64) if not suite.is_small else (2, 4)
+    found: dict[str, Any] = {}
     suite.found["transformers"] = found
+    try:
+        peer = Peer(suite.shape("8b"), suite.place)
+    except ImportError as error:
+        found["not run"] = str(error)
+        if not suite.is_rehearsal:
+            raise
+        print(f"not rehearsed: {error}")
+        return
+    found |= {"version": peer.version, "attention": peer.attention}
     contexts = [c - 512 for c in CONTEXTS] if suite.is_long else [CONTEXTS[0] - 512]
     for context in contexts:
         at = context // suite.place.scale
         found[f"generate, context {context}"] = peer.generate_step_s(n_rows, at, n_new)
-    if suite.is_rehearsal:
-        found["generate_batch"] = "not rehearsed: it needs a GPU"
-        return
     ours = suite.found.get("long_answers", {}).get("points", {})
     for context in contexts:
-        theirs = peer.generate_batch_step_s(n_rows, context // suite.place.scale, n_new)
-        found[f"generate_batch, context {context}"] = theirs
+        name = f"generate_batch, context {context}"
+        try:
+            theirs = peer.generate_batch_step_s(n_rows, context // suite.place.scale, n_new)
+        except Exception as error:  # theirs to fail: kept with its reason, and exits 1
+            found[name] = f"failed: {type(error).__name__}: {error}"
+            suite.failures[f"transformers, {name}"] = found[name]
+            continue
+        found[name] = theirs
         if context in ours:
             ratio = theirs / ours[context]
             suite.aim(f"generate_batch / ours, 8b × 32 at {context}", ratio, 2.0)
@@ -250,6 +270,17 @@ def sanitizer(suite: Suite) -> None:
     print(suite.found["sanitizer"])
 
 
+def experiments(suite: Suite) -> None:
+    """What nobody has decided on; kept beside the results, and no goal."""
+    found: dict[str, Any] = {}
+    suite.found["experiments"] = found
+    config = SHAPES[suite.shape("8b")]
+    found["attention"] = attention(suite.ops(), config, suite.place, suite.top)
+    contexts = green_contexts() if suite.place.is_gpu else None
+    found["parts of a GPU"] = parts_of_a_gpu(suite.place, contexts)
+    print(json.dumps(found, indent=2, default=float))
+
+
 CEILINGS = "ceilings"
 PARTS: dict[str, Callable[[Suite], None]] = {
     CEILINGS: measure_ceilings,
@@ -263,20 +294,31 @@ PARTS: dict[str, Callable[[Suite], None]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, place: Place | None = None) -> int:
+    """`place` instead of this machine's GPU."""
     given = _parser().parse_args(arguments)
-    if not torch.cuda.is_available() and not given.rehearse:
+    if place is None and not torch.cuda.is_available() and not given.rehearse:
         print("gpu-check: no CUDA device here, nothing was measured")
         return 0
-    place = Place("cpu", torch.float32, 64) if given.rehearse else Place("cuda", torch.bfloat16)
+    if place is None:
+        gpu = Place("cuda", torch.bfloat16, cuda=torch.cuda)
+        place = Place("cpu", torch.float32, 64) if given.rehearse else gpu
     wanted = [n for n in PARTS if n in (CEILINGS, *(given.only or PARTS)) and n not in given.skip]
     keeps = not given.rehearse and len(wanted) == len(PARTS)
+    parts = {name: PARTS[name] for name in wanted}
+    if given.experiments:
+        parts["experiments"] = experiments
     with tempfile.TemporaryDirectory() as directory:
         out = Path(given.out or ROOT / "benchmarks" / "results")
         suite = Suite(place, given.long, out / "gpu-logs" if keeps else Path(directory))
         suite.logs.mkdir(parents=True, exist_ok=True)
-        for name in wanted:
-            suite.run(name, PARTS[name])
+        for name, part in parts.items():
+            over_s = sum(suite.seconds.values()) - given.budget
+            if over_s > 0 and not given.long:
+                # What was found is worth more than what is left: machines are lent for a time.
+                suite.failures[name] = f"not begun: {given.budget:g} s were over {over_s:.0f} s ago"
+            else:
+                suite.run(name, part)
         return _concluded(suite, out if keeps else None)
 
 
@@ -287,7 +329,7 @@ def _concluded(suite: Suite, out: Path | None) -> int:
     if suite.is_rehearsal:
         print("rehearsed on the CPU; nothing is kept, no target counts")
         return 1 if suite.failures else 0
-    gpu = torch.cuda.get_device_properties(0)
+    gpu = suite.place.cuda.get_device_properties(0)
     today = datetime.now(UTC).date().isoformat()
     content = {
         "date": today,
@@ -352,6 +394,14 @@ def _parser() -> argparse.ArgumentParser:
         help="parts to leave out; writes no result",
     )  # fmt: skip
     parser.add_argument("--out", help="where the results go (default: benchmarks/results)")
+    parser.add_argument(
+        "--experiments", action="store_true",
+        help="also what is tried and not judged: attention in one launch, 8-bit KV, parts of a GPU",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", type=float, default=480.0, metavar="SECONDS",
+        help="after them no further part is begun, which counts as failed (480; none with --long)",
+    )  # fmt: skip
     parser.add_argument(
         "--rehearse", action="store_true", help="run it tiny on the CPU and keep nothing"
     )

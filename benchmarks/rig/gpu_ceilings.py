@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,19 +17,37 @@ from reference_engine.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how large: `scale` 1 on a GPU; rehearsals on a CPU divide sizes by more."""
+    """Where and how large: `scale` 1 on a GPU; rehearsals on a CPU divide sizes by more. `cuda` is
+    the module of that name where there is a GPU, or what stands in for it."""
 
     device: str
     dtype: torch.dtype
     scale: int = 1
+    cuda: Any = None
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.startswith("cuda")
 
     def rows(self, n: int) -> int:
         """Rows of a batch; few in a rehearsal."""
         return max(1, n // self.scale)
 
     def synchronise(self) -> None:
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
+        if self.cuda is not None:
+            self.cuda.synchronize()
+
+    def give_back(self) -> None:
+        """Memory of tensors that are gone, to the device."""
+        gc.collect()
+        if self.cuda is not None:
+            self.cuda.empty_cache()
+
+    @property
+    def n_processors(self) -> int:
+        if self.cuda is None:
+            return 2
+        return int(self.cuda.get_device_properties(0).multi_processor_count)
 
 
 @dataclass(frozen=True)
@@ -81,7 +101,9 @@ class Ceilings:
 
 def timed_s(work: Callable[[], object], place: Place, n: int = 20, rounds: int = 5) -> float:
     """Seconds of one call: median over rounds of n calls with one wait at the end."""
-    for _ in range(3):
+    if place.scale > 1:
+        n, rounds = 1, 2
+    for _ in range(min(3, n)):
         work()
     place.synchronise()
     found = []

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from loadgen.clock import MonotonicClock
 from reference_engine.core import EngineState, step
@@ -40,15 +39,14 @@ class Built:
 
 def built(shape: str, place: Place, max_num_seqs: int = 256, max_model_len: int = 9216) -> Built:
     """Random weights, KV of all memory that is left."""
-    is_gpu = place.device.startswith("cuda")
     kind = TorchCudaExecutor(
         on=place.device,
-        kernels="triton" if is_gpu else "plain",
-        dtype="bfloat16" if is_gpu else "float32",
+        kernels="triton" if place.is_gpu else "plain",
+        dtype="bfloat16" if place.is_gpu else "float32",
     )
     source = resolve(shape)
     limits = Limits(max_num_seqs, 8192 + max_num_seqs, max_model_len, source.config.vocab_size)
-    n_blocks = 0 if is_gpu else 2048
+    n_blocks = 0 if place.is_gpu else 2048
     site = Site(
         source, n_blocks, BLOCK, max_model_len, time.sleep, 0, max_num_seqs, limits.max_step_tokens
     )
@@ -147,12 +145,3 @@ def mixed_work(n: int, low: int, high: int, vocabulary: int, seed: int = 0) -> W
     rng = np.random.default_rng(seed)
     sizes = rng.integers(low, high, (n, 2), endpoint=True)
     return [(rng.integers(0, vocabulary, p).tolist(), int(o)) for p, o in sizes.tolist()]
-
-
-def freed(place: Place) -> None:
-    """Give memory of engines that are gone back to the device."""
-    import gc
-
-    gc.collect()
-    if place.device.startswith("cuda"):
-        torch.cuda.empty_cache()

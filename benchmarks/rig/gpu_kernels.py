@@ -68,7 +68,7 @@ def _decode(
     rows = torch.arange(n_rows, dtype=torch.int32, device=place.device)
     contexts = torch.full_like(rows, context)
     q = torch.randn(n_rows, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
-    n_splits = splits_for(n_rows, config.n_kv_heads, _processors(place))
+    n_splits = splits_for(n_rows, config.n_kv_heads, place.n_processors)
     n_sets = SETS if n_rows < 256 else 1
     caches = [Kv(cache.numbers.clone()) for _ in range(n_sets)]
     turn = iter(range(1 << 30))
@@ -146,9 +146,3 @@ def _sample(ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_rows: 
 def _cache(config: ModelConfig, place: Place, n_blocks: int) -> Kv:
     shape = (n_blocks, 2, config.n_kv_heads, PAGE, config.head_dim)
     return Kv(torch.randn(shape, device=place.device, dtype=torch.float32).to(place.dtype))
-
-
-def _processors(place: Place) -> int:
-    if not place.device.startswith("cuda"):
-        return 2
-    return int(torch.cuda.get_device_properties(place.device).multi_processor_count)

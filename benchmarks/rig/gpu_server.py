@@ -26,9 +26,8 @@ Answer = list[float]  # instant, sent, first token, last token, tokens
 @contextmanager
 def server(shape: str, place: Place, log_dir: Path, max_num_seqs: int = 256) -> Iterator[str]:
     """The URL of an engine that is stopped afterwards."""
-    is_gpu = place.device.startswith("cuda")
     knobs = ["async_depth=1", f"max_num_seqs={max_num_seqs}", f"on={place.device}"]
-    if not is_gpu:
+    if not place.is_gpu:
         knobs += ["kernels=plain", "dtype=float32", "kv_blocks=2048"]
     command = [
         *(sys.executable, "-m", "reference_engine", "--device", "cuda", "--shape", shape),

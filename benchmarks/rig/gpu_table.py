@@ -52,4 +52,34 @@ def markdown(content: Mapping[str, Any]) -> str:
             f"{row['tpot_p99_s'] * 1e3:.2f} |"
             for mode, row in modes["of"].items()
         ]
+    peer = content.get("transformers")
+    if peer:
+        lines += ["", "transformers, seconds per step of 8b × 32 unless it says otherwise:", ""]
+        lines += [f"- {name}: {_short(value)}" for name, value in peer.items()]
+    tried = content.get("experiments")
+    if tried:
+        lines += ["", "Tried, not judged: one layer's attention by what KV is kept in.", ""]
+        lines += [
+            "| KV | decode, µs | of copy | two launches, µs | one, µs |",
+            "|---|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {kind} | {row['decode_s'] * 1e6:.1f} | {row['decode_share']:.1%} | "
+            f"{row['two_launches_s'] * 1e6:.1f} | {row['one_launch_s'] * 1e6:.1f} |"
+            for kind, row in tried["attention"].items()
+        ]
+        parts = tried["parts of a GPU"]
+        if isinstance(parts, str):
+            lines += ["", f"Parts of the GPU: {parts}."]
+        else:
+            lines += ["", "| multiprocessors | copy, TB/s | matmul, TFLOP/s |", "|--:|--:|--:|"]
+            lines += [
+                f"| {row['processors']} | {row['copy_bytes_per_s'] / 1e12:.2f} | "
+                f"{row['matmul_flops'] / 1e12:.0f} |"
+                for row in parts
+            ]
     return "\n".join(lines) + "\n"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

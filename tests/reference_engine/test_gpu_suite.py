@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,15 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu_suite  # noqa: E402
 from gpu_suite import extrapolated_s  # noqa: E402
-from rig.gpu_ceilings import Ceilings  # noqa: E402
+from rig.gpu_ceilings import Ceilings, Place  # noqa: E402
+from rig.gpu_experiments import parts_of_a_gpu  # noqa: E402
 from rig.gpu_kernels import chunk_flops, decode_bytes  # noqa: E402
-from rig.gpu_server import tokens_per_s  # noqa: E402
+from rig.gpu_peer import common_step_s  # noqa: E402
+from rig.gpu_server import answered, server, tokens_per_s  # noqa: E402
 from rig.gpu_table import markdown  # noqa: E402
 
 from reference_engine.model.zoo import SHAPES  # noqa: E402
+from tests.reference_engine.cuda_stand_in import StandIn  # noqa: E402
 
 H200 = Ceilings(4.3e12, 790e12)
 
@@ -114,15 +118,16 @@ def test_the_ceilings_cannot_be_left_out(capsys):
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Every part only says that it ran; there is a GPU to write a result of."""
+    """Every part only says that it ran."""
     ran: list[str] = []
     for name in gpu_suite.PARTS:
         monkeypatch.setitem(gpu_suite.PARTS, name, lambda suite, name=name: ran.append(name))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = SimpleNamespace(name="NVIDIA H200", total_memory=1 << 37)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
-    monkeypatch.setattr(gpu_suite, "freed", lambda place: None)
     return ran
+
+
+def small_gpu() -> Place:
+    """A GPU to judge and to write a result of, which computes on the CPU."""
+    return Place("cpu", torch.float32, 64, cuda=StandIn())
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def parts(monkeypatch):
 def test_some_parts_are_judged_by_measured_ceilings_and_leave_no_result(
     flags, chosen, parts, tmp_path, capsys
 ):
-    assert gpu_suite.main([*flags, "--out", str(tmp_path)]) == 0
+    assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
     assert parts == chosen
     assert list(tmp_path.glob("gpu-h200*")) == []
     assert "only some parts ran; no result is written" in capsys.readouterr().out
@@ -145,26 +150,103 @@ def test_some_parts_are_judged_by_measured_ceilings_and_leave_no_result(
 
 @pytest.mark.parametrize("flags", [[], ["--only", ",".join(reversed(gpu_suite.PARTS))]])
 def test_all_parts_leave_a_result(flags, parts, tmp_path):
-    assert gpu_suite.main([*flags, "--out", str(tmp_path)]) == 0
+    assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
     assert parts == list(gpu_suite.PARTS)
     assert {path.suffix for path in tmp_path.glob("gpu-h200*")} == {".json", ".md"}
 
 
-def test_its_client_counts_the_tokens_of_a_real_server(tmp_path):
-    """The whole HTTP part, tiny, on the CPU: modes are switched and every token is counted."""
-    from rig.gpu_ceilings import Place
-    from rig.gpu_server import answered, compared_modes, server
+def test_parts_are_not_begun_after_the_budget_and_the_result_says_so(parts, tmp_path):
+    assert gpu_suite.main(["--budget=-1", "--out", str(tmp_path)], small_gpu()) == 1
+    assert parts == []
+    (path,) = tmp_path.glob("gpu-h200*.json")
+    failures = json.loads(path.read_text())["failures"]
+    assert list(failures) == list(gpu_suite.PARTS)
+    assert failures["http"] == "not begun: -1 s were over 1 s ago"
+    assert gpu_suite.main(["--budget=-1", "--long", "--out", str(tmp_path)], small_gpu()) == 0
 
-    both = ("static", "chunked")
+
+@pytest.mark.e2e
+def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsys):
+    """All that the suite does on a GPU but for what only a GPU can do, at a 64th of the size. No
+    goal is met for sure, tests/gpu skips itself, and transformers is made missing: exit code 1."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: make gpu-check")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho ERROR SUMMARY: 0 errors\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+    out = tmp_path / "results"
+    assert gpu_suite.main(["--experiments", "--out", str(out)], small_gpu()) == 1
+    (path,) = out.glob("gpu-h200-*.json")
+    found = json.loads(path.read_text())
+    failures = found["failures"]
+    assert set(failures) == {"transformers", "tests"}
+    assert failures["tests"] == "RuntimeError: the tests of tests/gpu ended with 5"
+    assert list(found["seconds"]) == [*gpu_suite.PARTS, "experiments"]
+    assert found["gpu"] == {"name": "NVIDIA H200", "memory_bytes": 8 << 30}
+    assert len(found["kernels"]) == 12
+    assert [(row["shape"], row["rows"]) for row in found["decode_steps"]] == [
+        ("0.6b", 1), ("0.6b", 32), ("0.6b", 256), ("8b", 1), ("8b", 32), ("8b", 256)
+    ]  # fmt: skip
+    assert list(found["modes"]["of"]) == ["static", "continuous", "prefill_first", "chunked"]
+    assert found["sanitizer"] == "clean"
+    assert list(found["experiments"]["attention"]) == ["auto", "fp8", "int8"]
+    assert {goal["name"] for goal in found["goals"]} == {
+        "decode attention, batch 4, context 16", "decode attention, batch 4, context 128",
+        "decode step 0.6b, batch 32", "decode step 0.6b, batch 256", "decode step 8b, batch 32",
+        "decode step 8b, batch 256", "8b, batch 32, 8 k outputs, extrapolated",
+        "8 requests, in/out U(4, 20), 0.6b", "plan + prepare at 256 sequences",
+        "HTTP path against the engine alone, 256 streams, 1b",
+    }  # fmt: skip
+    assert {path.name for path in (out / "gpu-logs" / "steps").iterdir()} == {
+        "engine_events.parquet", "engine_steps.parquet"
+    }  # fmt: skip
+    text = path.with_suffix(".md").read_text()
+    assert text in capsys.readouterr().out
+    for heading in ("| target |", "| kernel |", "| mode |", "| KV | decode", "- **failed**: tests"):
+        assert heading in text
+    assert "Parts of the GPU: not run: this torch has no green contexts." in text
+
+
+def test_each_share_of_a_gpu_is_measured_in_a_context_of_its_own():
+    asked: list[str] = []
+
+    class Context:
+        def __init__(self, num_sms: int) -> None:
+            self.set_context = lambda: asked.append(f"set {num_sms}")
+            self.pop_context = lambda: asked.append(f"pop {num_sms}")
+
+    def create(num_sms, device_id):
+        return Context(num_sms)
+
+    contexts = SimpleNamespace(GreenContext=SimpleNamespace(create=create))
+    found = parts_of_a_gpu(small_gpu(), contexts)
+    assert not isinstance(found, str)
+    assert asked == ["set 32", "pop 32", "set 64", "pop 64", "set 96", "pop 96"]  # 8ths of 132
+    assert [row["processors"] for row in found] == [32, 64, 96]
+    assert min(row["copy_bytes_per_s"] for row in found) > 0
+
+
+def test_parts_that_a_driver_refuses_are_said_to_be_not_run():
+    def refuse(num_sms, device_id):
+        raise RuntimeError("green contexts need a newer driver")
+
+    contexts = SimpleNamespace(GreenContext=SimpleNamespace(create=refuse))
+    assert parts_of_a_gpu(small_gpu(), contexts) == "not run: green contexts need a newer driver"
+
+
+def test_steps_of_a_peer_are_counted_while_all_rows_decode():
+    # Together from 3.0 to 5.0: four steps of the faster row.
+    rows = [[1.0, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0], [3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0]]
+    assert common_step_s(rows) == pytest.approx(0.5)
+    with pytest.raises(RuntimeError, match="never decoded together"):
+        common_step_s([[1.0, 2.0], [3.0, 4.0]])
+
+
+def test_its_clients_count_the_tokens_of_a_real_server(tmp_path):
     with server("nano", Place("cpu", torch.float32, 64), tmp_path / "steps", 4) as url:
         answers = answered(url, [(0.0, 20, 5), (0.1, 30, 6)])
-        modes = compared_modes(url, 20.0, duration_s=0.1, longest=60, modes=both)
     assert sorted(int(answer[4]) for answer in answers) == [5, 6]
     assert all(at <= sent <= first <= last for at, sent, first, last, _ in answers)
-    assert list(modes) == list(both)
-    assert {row["n"] for row in modes.values()} == {2}
-    assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == [
-        "engine_events.parquet",
-        "engine_steps.parquet",
-    ]
-    json.dumps(modes)
