@@ -1,13 +1,13 @@
 """Whether the interval of a capacity search holds, and what a search costs beside a sweep.
 
     python benchmarks/capacity_search.py [--seeds 100] [--servers md1,mm8] [--attainment 0.9]
-        [--precision 0.05] [--gaps 1.0] [--engine-seeds 0] [--keep]
+        [--precision 0.05] [--gaps 1.0] [--budget 3000] [--engine-seeds 0] [--keep]
 
 Servers are queues whose capacity is known (closed form for Poisson arrivals at M/D/1 and M/M/c,
 else bisection over ten runs of a million arrivals), searched as `slobench capacity` searches: the
 same questions, early ends and answers, on outcomes from the queue. `--engine-seeds N` searches the
 bundled engine's simulator through the whole of `slobench capacity`, too; its truth is a bisection
-over long runs.
+over long runs. `--budget` ends each search after so many (virtual) seconds, and no sweep is made.
 
 The fixed sweep beside it has ten rates, evenly spaced in their logarithm from half to twice the
 true capacity (it is told where to look), each measured equally long after the same warm-up as a
@@ -60,17 +60,20 @@ def truth(queue: Queue, target: float) -> float:
     return statistics.fmean(queue.found_capacity(target, n, rng) for _ in range(10))
 
 
-def searches(queue: Queue, target: float, precision: float, n_seeds: int) -> dict[str, Any]:
+def searches(
+    queue: Queue, target: float, precision: float, n_seeds: int, budget_s: float = math.inf
+) -> dict[str, Any]:
     """Coverage, widths and costs of `n_seeds` searches from starts between an eighth of and just
     above the capacity."""
     capacity = truth(queue, target)
-    hits, below, widths, costs, n_probes, longest, values = 0, 0, [], [], [], [], []
+    hits, below, n_found, widths, costs, n_probes, longest, values = 0, 0, 0, [], [], [], [], []
     began_s = time.process_time()
     for seed in range(n_seeds):
         rng = np.random.default_rng([seed, 4711])
         start = capacity * math.exp(rng.uniform(-2.0, 0.2))
         question = Question(target, start, precision, warmup_s=10.0, measure_s=20.0)
-        state, probes = search(queue, question, rng)
+        state, probes = search(queue, question, rng, budget_s)
+        n_found += state.outcome == "found"
         if state.value is None or state.low is None or state.high is None:
             continue
         hits += state.low <= capacity <= state.high
@@ -85,6 +88,8 @@ def searches(queue: Queue, target: float, precision: float, n_seeds: int) -> dic
         "covered": hits,
         "capacity_below_the_interval": below,
         "searches": n_seeds,
+        "with_an_interval": len(widths),
+        "as_narrow_as_asked": n_found,
         "median_half_width": statistics.median(widths),
         "median_probe_time_s": statistics.median(costs),
         "median_probes": statistics.median(n_probes),
@@ -222,6 +227,7 @@ def main() -> None:
     parser.add_argument("--attainment", type=float, default=0.9)
     parser.add_argument("--precision", type=float, default=0.05)
     parser.add_argument("--gaps", type=float, default=1.0)
+    parser.add_argument("--budget", type=float, default=math.inf)
     parser.add_argument("--engine-seeds", type=int, default=0)
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
@@ -230,8 +236,9 @@ def main() -> None:
     for name in filter(None, asked.servers.split(",")):
         plain = SERVERS[name]
         queue = Queue(plain.servers, plain.service, asked.gaps, plain.limit_s)
-        found = searches(queue, asked.attainment, asked.precision, asked.seeds)
-        sweep_s = sweep_cost_s(queue, asked.attainment, found)
+        found = searches(queue, asked.attainment, asked.precision, asked.seeds, asked.budget)
+        is_cut = math.isfinite(asked.budget)
+        sweep_s = None if is_cut else sweep_cost_s(queue, asked.attainment, found)
         found["sweep_time_s"] = sweep_s
         found["over_the_sweep"] = (
             None if sweep_s is None else found["median_probe_time_s"] / sweep_s

@@ -35,6 +35,7 @@ from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.manifest import version
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
 from loadgen.measure.capacity.answer import Capacity, Unit, conclude, probe_json, read_probe
+from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
 from loadgen.measure.per_request import Mask, per_request
@@ -52,9 +53,6 @@ from targets.settle import settle
 SCHEMA = 1
 _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 _TRIES = 2  # at a load at which the client could not be trusted
-_FAIR_SHARE = 0.25  # of what is left of the budget, for a probe before the answer is bracketed
-_LEAST_HURRIED = 0.1  # of the asked window: one of some twenty requests says something
-_LEAST_PROBE = 0.5  # of the asked window; what the budget leaves below that is not begun
 
 
 @dataclass(frozen=True)
@@ -265,34 +263,14 @@ class _Search:
         if ask is None or ask.level >= self._client_limit * (1 - 1e-9):
             return None
         left_s = self._asked.budget_s - math.fsum(probe.spent_s for probe in self.probes)
-        if ask.warmup_s + ask.measure_s <= _FAIR_SHARE * left_s:
-            return ask
-        if self._question.is_fixed:
-            return ask if ask.warmup_s + ask.measure_s <= left_s else None
-        if judge(self._question, self.probes).posterior is None:
-            hurried = self._hurried(ask, left_s)
-            if hurried is None and not self.probes:
-                raise UsageError(
-                    f"--budget {self._asked.budget_s:g}s: is too short for a probe at "
-                    f"{ask.level:.4g} {self._asked.unit}; allow more, or begin "
-                    "higher with --between"
-                )
-            return hurried
-        measure_s = min(ask.measure_s, left_s - ask.warmup_s)
-        return (
-            None if measure_s < _LEAST_PROBE * ask.measure_s else replace(ask, measure_s=measure_s)
-        )
-
-    def _hurried(self, ask: Ask, left_s: float) -> Ask | None:
-        """Before both sides of the answer are known, no probe takes much of the time that is left:
-        a rough answer is worth more than half of a precise one."""
-        question = self._question
-        least_s = max(question.measure_s, _LEAST_HURRIED * ask.measure_s)
-        measure_s = min(ask.measure_s, max(_FAIR_SHARE * left_s - ask.warmup_s, least_s))
-        warmup_s = max(question.warmup_s, min(ask.warmup_s, left_s - measure_s))
-        if warmup_s + measure_s > left_s:
-            return None
-        return replace(ask, warmup_s=warmup_s, measure_s=measure_s)
+        fitting = within(self._question, self.probes, ask, left_s)
+        if fitting is None and not self.probes and not self._question.is_fixed:
+            raise UsageError(
+                f"--budget {self._asked.budget_s:g}s: is too short for a probe at "
+                f"{ask.level:.4g} {self._asked.unit}; allow more, or begin "
+                "higher with --between"
+            )
+        return fitting
 
     def _check_still_there(self) -> None:
         """One broken probe is made again; after a second one there is nothing to measure."""

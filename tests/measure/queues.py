@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.clear import clear
 from loadgen.measure.capacity.probe import Grade, Probe, in_blocks
 from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
@@ -133,9 +134,15 @@ def probe(queue: Queue, ask: Ask, target: float, rng: np.random.Generator) -> Pr
     return Probe(ask.level, due, met, ask.warmup_s, end_s - ask.warmup_s, end_s, grade)
 
 
-def search(queue: Queue, question: Question, rng: np.random.Generator) -> tuple[State, list[Probe]]:
-    """A whole search."""
+def search(
+    queue: Queue, question: Question, rng: np.random.Generator, budget_s: float = math.inf
+) -> tuple[State, list[Probe]]:
+    """A whole search, or what of it fits into the budget."""
     probes: list[Probe] = []
     while (ask := next_probe(question, probes)) is not None:
-        probes.append(probe(queue, ask, question.target, rng))
+        left_s = budget_s - math.fsum(one.spent_s for one in probes)
+        fitting = within(question, probes, ask, left_s)
+        if fitting is None:
+            break
+        probes.append(probe(queue, fitting, question.target, rng))
     return judge(question, probes), probes

@@ -235,6 +235,24 @@ def test_the_interval_covers_a_known_capacity(queue):
     assert max(widths) <= 0.1
 
 
+@pytest.mark.parametrize("budget_s", [500.0, 2000.0])
+def test_the_interval_covers_a_known_capacity_also_where_the_time_was_up(budget_s):
+    # As above. Probes this short start empty and end before the queue shows: 83 % of such
+    # intervals covered in 500 s before their low ends were moved (benchmarks/capacity_search.py).
+    truth, covered, n_answers = Queue().capacity(0.9), 0, 0
+    for seed in range(40):
+        rng = np.random.default_rng([seed, 2027])
+        start = truth * math.exp(rng.uniform(-2.0, 0.2))
+        question = Question(0.9, start, warmup_s=10, measure_s=20)
+        state, probes = queues.search(Queue(), question, rng, budget_s)
+        assert sum(one.spent_s for one in probes) <= budget_s * (1 + 1e-9)
+        if state.low is not None and state.high is not None:
+            n_answers += 1
+            covered += state.low <= truth <= state.high
+    assert n_answers >= 36
+    assert covered >= 0.9 * n_answers
+
+
 def test_a_narrow_answer_cut_off_early_does_not_ask_to_be_narrower():
     answer = Capacity(
         outcome="unsettled", unit="req/s", value=7.4, low=7.2, high=7.6, confidence=0.95,

@@ -25,6 +25,7 @@ _MOST_STEPS = 10  # of a factor two, in search of a bracket
 _GROWTH = 4.0
 _LENGTHENS, _LONGEST = 1.6, 16.0  # over the first, from one refining probe to the next
 _LONG, _LEAST_LONG = 5.0, 2.0  # two of the probes near the target are as long as five first ones
+_UNCONFIRMED = 0.1  # by so much too high may be what short probes alone say
 _LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # requests over D, of a probe and of its warm-up
 _PARTS = 8.0
 _APART_LOGIT, _APART_MOST = 0.5, 0.12
@@ -107,14 +108,27 @@ def judge(question: Question, probes: Sequence[Probe]) -> State:
     value, low, high = (found.quantile(share) for share in (0.5, tail, 1 - tail))
     if max(fine) < min(missed):  # a cliff, for all that is known: it may stand anywhere between
         low, high = min(low, max(fine)), max(high, min(missed))
+    n_long = _n_long(question, usable, found)
+    settled = _state("found", question, found, (value, low, high))
+    assert settled.low is not None
+    assert settled.high is not None
+    is_near = float(found.relevance.sum()) >= LEAST_NEAR and n_long >= _LEAST_LONG
+    is_narrow = settled.half_width <= question.precision or (
+        question.is_integer and settled.high - settled.low <= 2
+    )
+    if is_near and is_narrow:
+        return settled
+    low *= 1 - _UNCONFIRMED / (1 + n_long / _LEAST_LONG)
+    return _state("unsettled", question, found, (value, low, high))
+
+
+def _state(
+    outcome: Outcome, question: Question, found: Posterior, ends: tuple[float, float, float]
+) -> State:
+    value, low, high = ends
     if question.is_integer:
         value, low, high = max(1, round(value)), max(0, math.floor(low)), math.ceil(high)
-    state = State("unsettled", found, value, low, high)
-    is_near = float(found.relevance.sum()) >= LEAST_NEAR and _has_long(question, usable, found)
-    is_narrow = state.half_width <= question.precision or (question.is_integer and high - low <= 2)
-    if is_near and is_narrow:
-        return State("found", found, value, low, high)
-    return state
+    return State(outcome, found, value, low, high)
 
 
 def next_probe(question: Question, probes: Sequence[Probe]) -> Ask | None:
@@ -132,12 +146,13 @@ def _first_requests(question: Question) -> float:
     return max(_FIRST_REQUESTS, _MISSES_TO_SEE / (1 - question.target))
 
 
-def _has_long(question: Question, usable: Sequence[Probe], found: Posterior) -> bool:
-    """Short probes of a server just above its capacity end before its queue shows, so that all of
-    them together look like a cliff at too high a load; long ones must have been asked, too."""
+def _n_long(question: Question, usable: Sequence[Probe], found: Posterior) -> float:
+    """The long probes near the target, each counted by its relevance. Short ones of a server just
+    above its capacity end before its queue shows, so that all of them together look like a cliff at
+    too high a load; long ones must have been asked, too."""
     least = 0.0 if question.is_fixed else _LONG * _first_requests(question)
     long = [r for p, r in zip(usable, found.relevance, strict=True) if p.n_due >= least]
-    return float(sum(long)) >= _LEAST_LONG
+    return float(sum(long))
 
 
 def _can_go_down(question: Question, missed: Sequence[float]) -> bool:
