@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,6 +17,8 @@ _SHAPE = re.compile(
 )
 _CALL = re.compile(r"(?P<function>[\w.]+)\s*\(\s*(?P<word>[^()]*?)\s*\)")
 _PERCENTILE = re.compile(r"p(?P<percent>\d+(?:\.\d+)?)")
+_AGGREGATE_FIRST = re.compile(r"(?P<function>p\d+(?:\.\d+)?|mean|max)[\s_.-]+(?P<word>\w+)")
+_AGGREGATE_LAST = re.compile(r"(?P<word>\w+?)[\s_.-]+(?P<function>p\d+(?:\.\d+)?|mean|max)")
 _OPERATORS = {"<=": "<=", "≤": "<=", ">=": ">=", "≥": ">="}
 _BETTER = {"lower": "<=", "higher": ">="}
 _PER_REQUEST_WORD = {"itl": "max_itl", "icl": "max_stall"}
@@ -214,8 +216,20 @@ def _check_scope(metric: Metric, aggregate: str | None, text: str) -> None:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    meant = _SYNONYMS.get(word)
-    return f"did you mean {meant}?" if meant else nearest(word, known)
+    choices = list(known)
+    meant = _SYNONYMS.get(word.lower()) or _with_brackets(word.lower(), choices)
+    if meant is None and word.lower() in choices:
+        meant = f"'{word.lower()}'"
+    return f"did you mean {meant}?" if meant else nearest(word, choices)
+
+
+def _with_brackets(word: str, known: Collection[str]) -> str | None:
+    """`p99 ttft` and `ttft_p99` as `p99(ttft)`."""
+    for shape in (_AGGREGATE_FIRST, _AGGREGATE_LAST):
+        match = shape.fullmatch(word)
+        if match is not None and match["word"] in known:
+            return f"'{match['function']}({match['word']})'"
+    return None
 
 
 def _limit(metric: Metric, limit: str, text: str) -> float:

@@ -45,6 +45,10 @@ def test_the_view_from_the_send_instant_can_be_promised() -> None:
     ("text", "hint"),
     [
         ("tfft <= 5ms", "did you mean 'ttft'"),
+        ("TTFT <= 5ms", "did you mean 'ttft'"),
+        ("P99(ttft) <= 5ms", "did you mean 'p99'"),
+        ("p99 ttft <= 5ms", "did you mean 'p99(ttft)'"),
+        ("TTFT_P99.9 <= 5ms", "did you mean 'p99.9(ttft)'"),
         ("throughput >= 5/s", "'requests_per_s' or 'output_tokens_per_s'"),
         ("avg(ttft) <= 1s", "did you mean 'mean'"),
         ("itl <= 50ms", "max_itl"),
