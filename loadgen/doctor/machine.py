@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.cores import quota_cores
-from loadgen.timer import make_timer
+from loadgen.timer import EARLY_NS, make_timer
 
 _ALARMS = 200
 _ALARM_GAP_NS = 1_000_000
@@ -137,7 +137,7 @@ def _alarms() -> tuple[str, NDArray[np.float64]]:
 
 async def _ring() -> tuple[str, NDArray[np.float64]]:
     epoch_ns = time.monotonic_ns()
-    timer = make_timer(asyncio.get_running_loop(), epoch_ns)
+    timer = make_timer(asyncio.get_running_loop(), epoch_ns, EARLY_NS)
     late_s: list[float] = []
     is_over = asyncio.Event()
 

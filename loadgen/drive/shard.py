@@ -38,7 +38,7 @@ from loadgen.drive.time_slice import ask_for_short_slices
 from loadgen.drive.transport import Transport
 from loadgen.plugins import load_plugin
 from loadgen.records import ON_PURPOSE, Status
-from loadgen.timer import make_quiet_timer, make_timer
+from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
 from loadgen.workload.dialogue import Dialogue
 from targets.dialer import Dialer
 
@@ -102,7 +102,7 @@ class Shard:
             task.part_path.with_suffix(".bodies"),
             redact=task.head.redact,
         )
-        self._timer = make_timer(loop, self._epoch_ns)
+        self._timer = make_timer(loop, self._epoch_ns, EARLY_NS)
         self._dispatcher = Dispatcher(
             task.schedule,
             task.edges,
