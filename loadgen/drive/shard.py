@@ -30,6 +30,7 @@ from loadgen.drive.exchange import Exchange
 from loadgen.drive.glimpse import Glimpses
 from loadgen.drive.instrument import GcPauses, Meter
 from loadgen.drive.loop_probe import LoopProbe
+from loadgen.drive.memory import memory_for
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
@@ -113,6 +114,7 @@ class Shard:
             on_finished=self._finished.set,
         )
         client.on_end, client.alarm = self._on_end, self._timer
+        self._memory = memory_for(int(task.schedule["output_tokens"].sum(dtype="u8")))
         self._gc.start()
 
     def start(self, epoch_ns: int) -> None:
