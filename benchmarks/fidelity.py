@@ -1,12 +1,14 @@
 """How far each client's numbers are from what the server really did, and what that costs.
 
     python benchmarks/fidelity.py [--rounds 5] [--quick] [--rates 20,100,400] [--write]
+                                  [--tokenizer DIR]
 
 A C server (targets/truth) streams with TTFT 50 ms and ITL 10 ms and logs what it did; slobench as a
 user runs it, a C client and an aiohttp client that decodes JSON per chunk take turns on one core,
 the server has another. Errors are the client's figure minus the server's, joined row by row by
-x-seq. Medians over rounds with their range; `--write` keeps them with the machine in
-benchmarks/results. Exit status 1 where slobench misses a goal.
+x-seq. Other load generators (rig/peers.py) run, too, where they are installed and `--tokenizer`
+names a tokenizer for them; the rest are named. Medians over rounds with their range; `--write`
+keeps them with the machine in benchmarks/results. Exit status 1 where slobench misses a goal.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rig import peers
 from rig.clients import SIDES, Load, Measured, Rig
-from rig.machine import Goal, interleaved, keep, machine_line, show, spread, spreads
+from rig.machine import Goal, Table, interleaved, keep, machine_line, show, spread, spreads
 
 SCRIPT: dict[str, Any] = {"ttft_s": 0.05, "itl_s": 0.01}
 FOR_S = {False: 5.0, True: 3.0}
@@ -93,6 +96,27 @@ def measure_rate(rig: Rig, load: Load, sides: list[str], n_rounds: int) -> dict[
     return rounds
 
 
+def peer_table(load: Load, folder: Path, tokenizer: Path | None, n_rounds: int) -> dict[str, Table]:
+    """The figures of every peer that could be run; of the others it is said why not."""
+    found, table = dict(peers.installed()), dict[str, Table]()
+    if absent := [name for name in peers.PEERS if name not in found]:
+        print(f"\nnot installed: {', '.join(absent)}")
+    if found and tokenizer is None:
+        print(f"not run: {', '.join(found)}: name a tokenizer's folder with --tokenizer")
+        return table
+    for name, peer in found.items():
+        try:
+            rounds = [
+                peers.measure(peer, load, folder, tokenizer or Path(), **SCRIPT)
+                for _ in range(n_rounds)
+            ]
+        except RuntimeError as error:
+            print(f"{name}: {error}")
+        else:
+            table[name] = spreads(rounds)
+    return table
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -100,17 +124,18 @@ def main() -> int:
     parser.add_argument("--rates", default="20,100,400", help="requests per second")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--tokenizer", type=Path, help="for peers: a Hugging Face folder")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     n_rounds, sides = 1 if asked.quick else asked.rounds, asked.sides.split(",")
     print(machine_line())
-    tables, verdicts = {}, []
+    tables, verdicts = dict[str, dict[str, Table]](), []
     with tempfile.TemporaryDirectory() as name:
         rig = Rig(Path(name))
         for rate_per_s in map(float, asked.rates.split(",")):
             load = Load(asked.tokens, FOR_S[asked.quick], rate_per_s)
             rounds = measure_rate(rig, load, sides, n_rounds)
-            table = {side: spreads(rounds[side]) for side in sides}
+            table: dict[str, Table] = {side: spreads(rounds[side]) for side in sides}
             tables[f"{rate_per_s:g}/s"] = table
             show(f"{rate_per_s:g} requests/s × {asked.tokens} tokens, {n_rounds} rounds of "
                  f"{load.for_s:g} s: median [min, max]", sides, table)  # fmt: skip
@@ -118,8 +143,13 @@ def main() -> int:
                 found = goals(rounds, rate_per_s)
                 verdicts += [{"rate": rate_per_s, **goal.to_json()} for goal in found]
                 print(*found, sep="\n")
+            others = peer_table(load, Path(name), asked.tokenizer, n_rounds)
+            if others:
+                show("… by others, from the server's log", list(others), others)
+                tables[f"{rate_per_s:g}/s, peers"] = others
     if asked.write:
-        print(f"\n{keep('fidelity', vars(asked), {'rates': tables, 'goals': verdicts})}")
+        told = vars(asked) | {"tokenizer": None if asked.tokenizer is None else "given"}
+        print(f"\n{keep('fidelity', told, {'rates': tables, 'goals': verdicts})}")
     return int(not all(verdict["met"] for verdict in verdicts))
 
 
