@@ -36,7 +36,8 @@ from loadgen.units import as_data
 class Block(BaseModel):
     """A mapping in a file: immutable, and an unknown key is an error that names the nearest one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Built on first use: a command needs some of the kinds in a module, never all of them.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
