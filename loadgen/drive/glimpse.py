@@ -6,8 +6,9 @@ look, and the events in them. The report's numbers come from the decoded rows in
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,32 @@ GAP_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 10.0, 20.0),
 )
-"""Upper ends of the buckets that gaps between tokens are counted in, seconds."""
-_BOUNDS_NS = np.rint(np.array(GAP_BOUNDS_S) * 1e9)
+"""Upper ends of the buckets in which gaps between tokens are told to the outside, seconds."""
+_FINEST_S, _STEP = 50e-6, 1.05
+
+
+def _refined() -> tuple[tuple[float, ...], NDArray[np.intp]]:
+    """Finer upper ends, each at most `_STEP` times the one before it, with the coarse ones among
+    them; and where each coarse bucket begins."""
+    ends, starts = [_FINEST_S], [0]
+    for end_s in GAP_BOUNDS_S:
+        n = math.ceil(math.log(end_s / ends[-1], _STEP))
+        ends += [*(ends[-1] * (end_s / ends[-1]) ** (k / n) for k in range(1, n)), end_s]
+        starts.append(len(ends))
+    return tuple(ends), np.array(starts)
+
+
+FINE_BOUNDS_S, _STARTS = _refined()
+"""Upper ends of the buckets that gaps are counted in, seconds."""
+_BOUNDS_NS = np.rint(np.array(FINE_BOUNDS_S) * 1e9)
+
+
+def coarse(counts: Sequence[int]) -> list[int]:
+    """Counts of the fine buckets as those of `GAP_BOUNDS_S`; both have one without an end."""
+    summed: list[int] = np.add.reduceat(np.array(counts), _STARTS).tolist()
+    return summed
+
+
 _EVENT, _END = b"data:", b"\n\n"
 
 
@@ -31,7 +56,7 @@ class Gaps:
     """Times between the events of answers, counted by bucket; the last bucket has no upper end."""
 
     counts: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(len(GAP_BOUNDS_S) + 1, np.int64)
+        default_factory=lambda: np.zeros(len(FINE_BOUNDS_S) + 1, np.int64)
     )
     sum_s: float = 0.0
 

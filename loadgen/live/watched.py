@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.drive.glimpse import FIELDS
+from loadgen.drive.glimpse import FIELDS, coarse
 from loadgen.live.series import SERIES, Labels, Reading, Tally
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.slo import Slo, for_one
@@ -66,7 +66,7 @@ class Watched:
                 self._end(dict(zip(FIELDS, values, strict=True)))
             for class_id, counts, sum_s in beat.get("gaps", ()):
                 label = (self.about.classes[class_id],)
-                self._tallies["slobench_itl_seconds"][label].add_counts(counts, sum_s)
+                self._tallies["slobench_itl_seconds"][label].add_counts(coarse(counts), sum_s)
 
     def read(self) -> list[Reading]:
         """Every series as of now."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.drive.glimpse import FIELDS, GAP_BOUNDS_S
+from loadgen.drive.glimpse import FIELDS, FINE_BOUNDS_S
 from loadgen.drive.live_counts import LiveCounts
 from loadgen.live.watched import kept
 from loadgen.measure.slo import Slo, parse_slo
@@ -92,7 +92,7 @@ class Tally:
 
     def _add_gaps(self, counts: Sequence[int]) -> None:
         """Gaps come counted by bucket; each stands at its bucket's upper end here."""
-        ends = [*GAP_BOUNDS_S, 2 * GAP_BOUNDS_S[-1]]
+        ends = [*FINE_BOUNDS_S, 2 * FINE_BOUNDS_S[-1]]
         for end_s, n in zip(ends, counts, strict=True):
             if n:
                 self._counts["itl"].add_many(end_s, n)

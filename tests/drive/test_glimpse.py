@@ -1,9 +1,12 @@
 """What is told of a request as it ends, from bytes nobody has decoded yet."""
 
+import bisect
+import itertools
+
 import pytest
 
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.glimpse import FIELDS, GAP_BOUNDS_S, Glimpses
+from loadgen.drive.glimpse import FIELDS, FINE_BOUNDS_S, GAP_BOUNDS_S, Glimpses, coarse
 from loadgen.records import Status
 from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
 from tests.runs import schedule_rows
@@ -42,7 +45,7 @@ def test_a_streamed_answer_is_told_without_its_role_finish_and_usage():
     assert line["max_stall_s"] == pytest.approx(0.010)
     assert line["n_events"] == 3
     assert class_id == 0
-    assert (sum(counts), counts[GAP_BOUNDS_S.index(0.01)]) == (2, 2)
+    assert (sum(counts), counts[FINE_BOUNDS_S.index(0.01)]) == (2, 2)
     assert sum_s == pytest.approx(0.020)
 
 
@@ -51,8 +54,8 @@ def test_tokens_that_share_a_read_share_its_gap():
     (line,), ((_, counts, sum_s),) = told(answered(token("a"), token("b"), last))
     assert line["n_events"] == 4
     assert line["tpot_s"] == pytest.approx(0.020 / 3)
-    assert counts[GAP_BOUNDS_S.index(0.005)] == 2  # 10 ms shared by two
-    assert counts[GAP_BOUNDS_S.index(0.01)] == 1
+    assert counts[FINE_BOUNDS_S.index(0.005)] == 2  # 10 ms shared by two
+    assert counts[FINE_BOUNDS_S.index(0.01)] == 1
     assert sum_s == pytest.approx(0.020)
 
 
@@ -96,3 +99,16 @@ def test_classes_are_told_apart_and_everything_is_told_once():
     assert [len(line) for line in beat["ended"]] == [len(FIELDS)] * 3
     assert sorted(entry[0] for entry in beat["gaps"]) == [0, 1]
     assert glimpses.take() == {"ended": [], "gaps": []}
+
+
+def test_fine_gaps_are_coarse_ones_and_five_percent_apart():
+    ratios = [after / before for before, after in itertools.pairwise(FINE_BOUNDS_S)]
+    assert 1 < min(ratios) < max(ratios) <= 1.05
+    gaps_s = [0.00001, 0.001, 0.0011, 0.03, 0.05, 19.0, 20.1, 99.0]
+    counts = [0] * (len(FINE_BOUNDS_S) + 1)
+    for gap_s in gaps_s:
+        counts[bisect.bisect_left(FINE_BOUNDS_S, gap_s)] += 1
+    told = coarse(counts)
+    at = {k: n for k, n in enumerate(told) if n}
+    ends = {0.001: 2, 0.0025: 1, 0.05: 2, 20.0: 1}
+    assert at == {GAP_BOUNDS_S.index(end): n for end, n in ends.items()} | {len(GAP_BOUNDS_S): 2}

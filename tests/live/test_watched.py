@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen.drive.glimpse import FINE_BOUNDS_S
 from loadgen.errors import UsageError
 from loadgen.live.grafana import dashboard
 from loadgen.live.prometheus import prometheus_endpoint
@@ -58,7 +59,7 @@ def watched(**asked):
     one of another class, which was promised nothing."""
     made = Watched(about(**asked), schedule_rows(np.arange(20) / 2))
     lines = [ended(), ended(ttft=0.2), ended(status=Status.timeout, ttft=None), ended(class_id=1)]
-    counts = [0] * (len(SERIES["slobench_itl_seconds"].bounds) + 1)
+    counts = [0] * (len(FINE_BOUNDS_S) + 1)
     counts[3] = 20
     made.take(0, beat(ended=lines[:2], gaps=[[0, counts, 0.2]]))
     made.take(1, beat(now_s=4.9, sent=3, ended=lines[2:], gaps=[[0, counts, 0.2]]))
