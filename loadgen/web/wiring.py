@@ -293,4 +293,4 @@ _BUCKETS = LiveCounts()
 
 def _bucket(ms: float) -> float:
     """Locust's response times as exact as an HdrHistogram's, instead of two digits."""
-    return _BUCKETS.rounded(ms * 1e-3) * 1e3
+    return round(_BUCKETS.rounded(ms * 1e-3) * 1e3, 3)

@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from loadgen.command.web import locustfile
 from tests.browser import Watched, chromium, needs_chromium
 from tests.e2e.test_distributed import MOCK, free_port, started
 
@@ -67,6 +69,7 @@ def test_a_run_is_started_watched_stopped_and_told(cli, tmp_path):
         told = json.loads(get(f"{url}/slo/live.json"))
         everything_is_accounted_for(told)
         statistics_of_locust_are_as_exact_as_ours(url, told)
+        and_as_the_report(url, tmp_path / "runs" / "latest")
         the_report_is_ours_where_locust_links_its_own(url)
         the_page_stands_alone_too(browser, url)
         nothing_secret_is_served(url)
@@ -91,8 +94,8 @@ def watch_a_run(browser, url):
     form = page.get_by_role("combobox", name="Scenario")
     form.wait_for(timeout=PATIENCE_MS)  # the parameters are open
     assert page.get_by_label("Rate").input_value() == "20/s"
-    page.get_by_role("button", name="Start").click()
-    page.get_by_role("tab", name="LLM SLO").click(timeout=PATIENCE_MS)
+    form.select_option("chat_bursty")
+    page.get_by_role("button", name="Start").click()  # and our tab opens
     page.wait_for_function(CHARTS_ARE_DRAWN, timeout=PATIENCE_MS)
     assert "Running:" in page.locator("#slo-verdict").inner_text()
     assert "scheduled =" in page.locator("#slo-ledger").inner_text()
@@ -131,6 +134,16 @@ def statistics_of_locust_are_as_exact_as_ours(url, told):
     assert row["response_time_percentile_0.99"] == pytest.approx(1e3 * e2e["p99"], rel=5e-3)
 
 
+def and_as_the_report(url, directory):
+    e2e = json.loads((directory / "summary.json").read_text())["metrics"]["e2e_s"]
+    (row,) = [row for row in json.loads(get(f"{url}/stats/requests"))["stats"] if row["method"]]
+    assert e2e["n"] == row["num_requests"] > 20
+    if e2e["n"] % 100:  # where 99 % of n is a whole number, Locust takes the rank above
+        told_ms = 1e3 * e2e["percentiles"]["p99"]["value"]
+        assert row["response_time_percentile_0.99"] == pytest.approx(told_ms, rel=5e-3)
+    assert row["avg_content_length"] > 100
+
+
 def the_report_is_ours_where_locust_links_its_own(url):
     report = get(f"{url}/slo/report")
     assert "slobench" in report
@@ -145,6 +158,44 @@ def the_page_stands_alone_too(browser, url):
     assert all(asked.startswith(url) for asked in watched.requests)
     assert watched.complaints == []
     watched.close()
+
+
+FIELDS = """() => [...document.querySelectorAll("form input, form textarea, form select")].map(
+    (field) => [field.name, field.type, field.disabled, field.value,
+                [...(field.options || [])].map((option) => option.value),
+                field.closest(".MuiFormControl-root")?.querySelector("label")?.textContent])"""
+
+
+def test_plain_locust_shows_the_same_form(cli, tmp_path):
+    """`locust -f $(slobench locustfile)`, and beside it `slobench web`; here under a path, too."""
+    ports = [free_port(), free_port()]
+    plain = [
+        sys.executable, "-P", "-m", "locust", "-f", str(locustfile()), "--host=mock",
+        "--web-host=127.0.0.1", f"--web-port={ports[1]}", "--web-base-path=/load",
+    ]  # fmt: skip
+    forms = []
+    with (
+        started(cli, "web", f"--web-port={ports[0]}", "--target=mock", cwd=tmp_path,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as ours,
+        subprocess.Popen(plain, cwd=tmp_path, env=cli.environ, text=True,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as theirs,
+        chromium() as browser,
+    ):  # fmt: skip
+        for process, port, path in ((ours, ports[0], "/"), (theirs, ports[1], "/load/")):
+            watched = Watched(browser)
+            page = watched.open(listening(process, port) + path)
+            page.get_by_role("combobox", name="Scenario").wait_for(timeout=PATIENCE_MS)
+            forms.append(page.evaluate(FIELDS))
+            asked = f"http://127.0.0.1:{port}{path}slo/live.json"
+            page.wait_for_timeout(1200)
+            assert any(one.startswith(asked) for one in watched.requests)
+            assert watched.complaints == []
+            watched.close()
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+    assert forms[0] == forms[1]
+    names = {name for name, *_ in forms[0]}
+    assert {"scenario", "rate", "duration", "warmup", "seed", "slo", "model", "host"} <= names
 
 
 def nothing_secret_is_served(url):

@@ -38,13 +38,13 @@
   const charts = element("div", { id: "slo-charts" });
   const style = element("style", {
     textContent: `
-      #slo { padding: 1rem 0; }
+      #slo { overflow-wrap: anywhere; padding: 1rem 0; }
       #slo-verdict { font-size: 1.25rem; font-weight: 600; margin: 0 0 .25rem; }
       #slo-verdict .bad { color: #c62828; } #slo-verdict .good { color: #2e7d32; }
       #slo.dark #slo-verdict .bad { color: #ef9a9a; } #slo.dark #slo-verdict .good { color: #a5d6a7; }
       #slo p, #slo ul { margin: .25rem 0; }
-      #slo table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-      #slo th, #slo td { border-bottom: 1px solid #8886; padding: .25rem 1rem .25rem 0; text-align: right; }
+      #slo table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; font-variant-numeric: tabular-nums; }
+      #slo th, #slo td { white-space: nowrap; border-bottom: 1px solid #8886; padding: .25rem 1rem .25rem 0; text-align: right; }
       #slo th:first-child { text-align: left; }
       #slo-charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
       #slo-charts > div { height: 210px; overflow: hidden; width: 100%; }`,
@@ -79,7 +79,7 @@
       .map(([name, value]) => ({ t: p.t_s, name, value })));
   const spec = (series) => ({
     title: { text: series.title, anchor: "start", fontSize: 13 },
-    width: "container", height: "container", autosize: { type: "fit", contains: "padding" },
+    width: "container", height: "container", autosize: { type: "fit", contains: "padding", resize: true },
     data: { name: "points", values: rows(series) },
     mark: { type: "line", point: { size: 12 }, clip: true },
     encoding: {
@@ -107,19 +107,26 @@
     if (theme !== isDark()) {
       theme = isDark();
       panel.classList.toggle("dark", theme);
-      views.forEach((view) => view.finalize());
-      views = [];
-      charts.replaceChildren();
-      const places = SERIES.map((series) => {
-        const place = element("div", { role: "img", ariaLabel: series.title });
-        return charts.appendChild(place);
-      });
-      for (const [k, place] of places.entries()) {  // only now are they as wide as they stay
-        const embedded = await vegaEmbed(place, spec(SERIES[k]), { actions: false, renderer: "svg" });
-        views.push(embedded.view);
+      clearCharts();
+    }
+    if (!charts.children.length) {
+      charts.append(...SERIES.map((series) => element("div", { role: "img", ariaLabel: series.title })));
+    }
+    for (const [k, series] of SERIES.entries()) {  // only now are they as wide as they stay
+      const known = rows(series);
+      if (!known.length) continue;  // a chart of nothing has no scale
+      if (views[k]) {
+        await views[k].data("points", known).runAsync();
+      } else {
+        const embedded = await vegaEmbed(charts.children[k], spec(series), { actions: false, renderer: "svg" });
+        views[k] = embedded.view;
       }
     }
-    await Promise.all(views.map((view, k) => view.data("points", rows(SERIES[k])).runAsync()));
+  };
+  const clearCharts = () => {
+    views.forEach((view) => view.finalize());
+    views = [];
+    charts.replaceChildren();
   };
 
   const WORDS = { met: ["MET", "good"], missed: ["MISSED", "bad"], no_verdict: ["NO VERDICT", "bad"] };
@@ -193,6 +200,7 @@
           const isFirst = run < 0;
           run = told.run;
           points = [];
+          clearCharts();
           if (!isFirst || told.points.length < told.n_points) return void setTimeout(poll, 0);
         }
         points.push(...told.points);
