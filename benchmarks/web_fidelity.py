@@ -1,0 +1,231 @@
+"""Whether Locust around the load generator costs anything that is measured.
+
+    python benchmarks/web_fidelity.py [--rounds 5] [--quick] [--write]
+
+The same scenario and seed, 200 requests/s against targets/truth, in turn by `slobench run` and by
+`slobench web` with a worker of its own process and two readers of its page, each of whom asks for
+everything that an open page asks for, and for the report, twice a second. Both record; the same
+lines read both records. Goals: with the page, send lateness p99 < 3 ms; TTFT p99 within 2 ms of the
+run without; schedules equal; p50 and p99 of TTFT and TPOT within 1 ms or 5 %. A figure is the
+median over rounds. `--quick`: rounds of 4 s, at most three, until the goals are met in one.
+Exit status 1 where a goal is missed, 3 where the machine is too busy to judge: without Locust, too,
+the first goal was missed in every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rig.machine import Goal, keep, machine_line, show, spreads
+
+from loadgen.drive.store import read_run
+from loadgen.records import Phase, Run, Status
+from targets.truth_server import truth_server
+
+RATE_PER_S, TOKENS, TTFT_S, ITL_S = 200, 16, 0.02, 0.005
+SIDES = ("run", "web")
+ASKED = (
+    "/stats/requests", "/exceptions", "/tasks", "/logs", "/slo/live.json", "/slo/report",
+    "/stats/report", "/",
+)  # fmt: skip
+POLL_S, READERS = 0.5, 2
+LATENESS, MOST_LATE_MS = "lateness p99 ms", 3.0
+SCENARIO = """# Steady traffic of short answers, for a comparison of two clients.
+schema: 1
+name: same_traffic
+seed: 6
+arrivals: {{kind: poisson, rate: {rate}/s}}
+requests: {{input_tokens: 16, output_tokens: {tokens}}}
+phases: {{warmup: 1s, measure: {for_s}s, drain: 10s}}
+slo: [ttft <= 1s]
+"""
+Figures = dict[str, float]
+
+
+def by_run(folder: Path, url: str, out: Path) -> None:
+    command = [*_slobench("run"), "scenario.yaml", f"--target={url}", "--workers=1", f"--out={out}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1, 3):
+        raise SystemExit(done.stderr)
+
+
+def by_web(folder: Path, url: str, out: Path) -> None:
+    """Started over the page, as a user would, with its readers there from the first second on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["--scenario=scenario.yaml", f"--target={url}", f"--out={out}", "--workers=1"]
+    page = f"http://127.0.0.1:{port}"
+    command = [*_slobench("web"), f"--web-port={port}", *words]
+    with open(folder / "web.log", "wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        with readers(page):
+            _until(page, lambda told: _start(page))
+            _until(page, lambda told: told["state"] == "finished")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    if not (folder / out / "requests.parquet").exists():
+        raise SystemExit((folder / "web.log").read_text())
+
+
+def _slobench(verb: str) -> list[str]:
+    return [sys.executable, "-m", "loadgen", verb]
+
+
+@contextmanager
+def readers(page: str) -> Iterator[None]:
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.wait(POLL_S):
+            for path in ASKED:
+                _get(page + path)
+
+    threads = [threading.Thread(target=read) for _ in range(READERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _get(url: str) -> bytes:
+    """What is there; nothing where there is none yet: no server, or no report."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            data: bytes = answer.read()
+            return data
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return b""
+
+
+def _start(page: str) -> bool:
+    """Press Start; False while no worker is there."""
+    form = urllib.parse.urlencode({"scenario": "scenario.yaml"}).encode()
+    with urllib.request.urlopen(f"{page}/swarm", form, timeout=30) as answer:
+        return bool(json.load(answer)["success"])
+
+
+def _until(page: str, holds: Callable[[Mapping[str, Any]], bool], most_s: float = 120.0) -> None:
+    until_s = time.monotonic() + most_s
+    while time.monotonic() < until_s:
+        told = _get(f"{page}/slo/live.json")
+        if told and holds(json.loads(told)):
+            return
+        time.sleep(0.3)
+    raise SystemExit(f"{page}: it did not come to that within {most_s:g} s")
+
+
+def figures(run: Run) -> Figures:
+    """Of the measured window, in ms, from the recorded instants."""
+    rows = run.request_rows[run.schedule_rows["phase"] == Phase.measure]
+    if not (rows["status"] == Status.ok).all():
+        raise SystemExit(f"{np.count_nonzero(rows['status'] != Status.ok)} requests failed")
+    values = {
+        "lateness": rows["sent_s"] - rows["released_s"],
+        "TTFT": rows["first_token_s"] - rows["released_s"],
+        "TPOT": (rows["last_token_s"] - rows["first_token_s"]) / (rows["output_tokens"] - 1),
+    }
+    return {
+        f"{name} p{q} ms": float(np.percentile(value, q)) * 1e3
+        for name, value in values.items()
+        for q in (50, 99)
+    }
+
+
+def goals(found: Mapping[str, Figures], are_equal: bool) -> list[Goal]:
+    ours, theirs = found["web"], found["run"]
+    named = [
+        Goal("lateness p99 with the page read", ours[LATENESS], MOST_LATE_MS, "ms"),
+        Goal(
+            "TTFT p99 from that without", abs(ours["TTFT p99 ms"] - theirs["TTFT p99 ms"]), 2, "ms"
+        ),
+        Goal("schedules are identical", float(are_equal), 1.0, is_floor=True),
+    ]
+    for name in ("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms"):
+        limit = max(1.0, 0.05 * theirs[name])
+        named.append(Goal(f"{name} apart", abs(ours[name] - theirs[name]), limit, "ms"))
+    return named
+
+
+def one_round(folder: Path, number: int, sides: Sequence[str]) -> tuple[dict[str, Figures], bool]:
+    found, hashes = {}, set()
+    for side in sides:
+        out = Path(f"{side}-{number}")
+        with truth_server(
+            folder / f"truth-{side}-{number}", cache_dir=folder, pinned=False,
+            ttft_s=TTFT_S, itl_s=ITL_S,
+        ) as server:  # fmt: skip
+            (by_run if side == "run" else by_web)(folder, server.url, out)
+        run = read_run(folder / out)
+        found[side] = figures(run)
+        hashes.add(run.schedule_rows.tobytes())
+    return found, len(hashes) == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--quick", action="store_true", help="until one of three short rounds is fine"
+    )
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    print(machine_line())
+    rounds = defaultdict[str, list[Figures]](list)
+    are_equal, reached = True, list[Goal]()
+    with tempfile.TemporaryDirectory() as name:
+        folder, for_s = Path(name), 4 if asked.quick else 8
+        text = SCENARIO.format(rate=RATE_PER_S, tokens=TOKENS, for_s=for_s)
+        (folder / "scenario.yaml").write_text(text)
+        for number in range(3 if asked.quick else asked.rounds):
+            turn = SIDES if number % 2 == 0 else SIDES[::-1]
+            found, is_equal = one_round(folder, number, turn)
+            are_equal = are_equal and is_equal
+            for side in SIDES:
+                rounds[side].append(found[side])
+            reached = goals(found, are_equal)
+            if asked.quick and all(goal.met for goal in reached):
+                break
+    table = {side: spreads(rounds[side]) for side in SIDES}
+    show(f"{RATE_PER_S} requests/s, {len(rounds['run'])} rounds of {for_s} s: median [min, max]",
+         SIDES, table)  # fmt: skip
+    if not asked.quick:
+        medians = {
+            side: {name: one["median"] for name, one in table[side].items()} for side in SIDES
+        }
+        reached = goals(medians, are_equal)
+    print(*reached, sep="\n")
+    if asked.write:
+        found_all = {"ms": table, "goals": [goal.to_json() for goal in reached]}
+        print(f"\n{keep('web_fidelity', vars(asked), found_all)}")
+    if all(one[LATENESS] > MOST_LATE_MS for one in rounds["run"]):
+        print("this machine is too busy: without Locust requests go out as late")
+        return 3
+    return int(not all(goal.met for goal in reached))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
