@@ -34,10 +34,10 @@ def free_port():
 
 
 @contextmanager
-def started(cli, *words, cwd, environ=None, **streams):
-    """A process of the command line; killed at the end if it still runs."""
+def started(cli, *words, cwd, environ=None, module="loadgen", **streams):
+    """A process of the command line, or of another module's; killed at the end if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "loadgen", *map(str, words)],
+        [sys.executable, "-m", module, *map(str, words)],
         cwd=cwd,
         env=cli.environ | (environ or {}),
         text=True,

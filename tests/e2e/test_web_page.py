@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -170,15 +169,15 @@ def test_plain_locust_shows_the_same_form(cli, tmp_path):
     """`locust -f $(slobench locustfile)`, and beside it `slobench web`; here under a path, too."""
     ports = [free_port(), free_port()]
     plain = [
-        sys.executable, "-P", "-m", "locust", "-f", str(locustfile()), "--host=mock",
+        "-f", str(locustfile()), "--host=mock",
         "--web-host=127.0.0.1", f"--web-port={ports[1]}", "--web-base-path=/load",
     ]  # fmt: skip
     forms = []
     with (
         started(cli, "web", f"--web-port={ports[0]}", "--target=mock", cwd=tmp_path,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as ours,
-        subprocess.Popen(plain, cwd=tmp_path, env=cli.environ, text=True,
-                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as theirs,
+        started(cli, *plain, module="locust", cwd=tmp_path,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as theirs,
         chromium() as browser,
     ):  # fmt: skip
         for process, port, path in ((ours, ports[0], "/"), (theirs, ports[1], "/load/")):
