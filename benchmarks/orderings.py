@@ -3,7 +3,7 @@
     python benchmarks/orderings.py [--on cpu|sim|sim-cpu] [--seeds 3] [--write]
 
 `cpu` is the real engine with the shape `tiny` on one core, started afresh for every mode and seed
-(8 minutes for three seeds); `sim` an 8B model on one H200, `sim-cpu` the cost model of `tiny`.
+(13 minutes for three seeds); `sim` an 8B model on one H200, `sim-cpu` the cost model of `tiny`.
 Ratios are per seed, of the same requests under two modes:
 - tokens per second of `continuous` with 32 slots over `static` batches of 32 with masked rows, more
   than 1.5;
