@@ -32,6 +32,11 @@ class Paging:
         """The number of each plane's first block, [2·Hkv]."""
         return np.arange(2 * self.n_kv_heads, dtype=np.int64) * self.n_blocks
 
+    @cached_property
+    def first_slots(self) -> NDArray[np.int64]:
+        """The number of each plane's first slot, [2·Hkv]."""
+        return self.firsts * self.block_tokens
+
     def pages(self, blocks: NDArray[np.int64]) -> torch.Tensor:
         """The same blocks in every plane, plane by plane."""
         return torch.from_numpy((self.firsts[:, None] + blocks).reshape(-1))
@@ -39,8 +44,7 @@ class Paging:
     def slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> torch.Tensor:
         """Where K and V of each position go, head by head: rows of `cache.view(-1, hd)`."""
         in_plane = blocks * self.block_tokens + positions % self.block_tokens
-        firsts = self.firsts * self.block_tokens
-        return torch.from_numpy((in_plane[:, None] + firsts).reshape(-1))
+        return torch.from_numpy((in_plane[:, None] + self.first_slots).reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)
