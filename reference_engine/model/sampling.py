@@ -100,18 +100,23 @@ def drawn(
     top_ps: torch.Tensor,
     uniforms: torch.Tensor,
 ) -> torch.Tensor:
-    """Inverse transform sampling on the sorted, cut distribution of each row of `logits` [n, V];
-    int64 [n]. Top-k is applied before top-p, as vLLM does; the token that crosses top-p stays in,
-    so one always does. Nothing in it waits for the device."""
+    """Inverse transform sampling on the cut distribution of each row of `logits` [n, V]; int64
+    [n]. Top-k is applied before top-p, as vLLM does; the token that crosses top-p stays in, so one
+    always does. Nothing in it waits for the device.
+
+    What is left is laid out in the order of the vocabulary and not of the probabilities: two tokens
+    nearly as probable as each other change places there with the last bit of their logits, which
+    the rest of the batch may turn, and the draw would fall on the other."""
     ordered, ids = (logits / temperatures.unsqueeze(1)).sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(logits.shape[1], device=logits.device)
     ordered.masked_fill_(ranks >= top_ks.unsqueeze(1), float("-inf"))
     p = ordered.softmax(-1, dtype=torch.float64)
     before = p.cumsum(-1) - p
     p.masked_fill_(before >= top_ps.unsqueeze(1), 0.0)
-    cumulative = p.cumsum(-1)
+    by_token = torch.zeros_like(p).scatter_(1, ids, p)
+    cumulative = by_token.cumsum(-1)
     targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
     at = torch.searchsorted(cumulative, targets, right=True)
     # Rounding may put a target on the very end; the last token with any mass is then meant.
-    at = torch.minimum(at, (p > 0).sum(-1, keepdim=True) - 1)
-    return ids.gather(1, at).squeeze(1)
+    last = (by_token > 0).mul(ranks).amax(-1, keepdim=True)
+    return torch.minimum(at, last).squeeze(1)
