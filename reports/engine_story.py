@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from loadgen.measure.wording import say, say_count
 from reports.charts import BLUE, GREEN, ORANGE, Spec, standalone, time_unit
@@ -19,7 +20,8 @@ _BLAMES = {
     "capacity": "More tokens were offered around then than the engine can do",
     "policy": "Another batching mode would have kept it",
     "interference": "Other requests held them up",
-    "unsettled": "It would take more simulation to tell whether another mode keeps it",
+    "unsettled": "It would take more simulation than a page waits for to tell whether another mode"
+    " keeps it",
 }
 
 
@@ -57,12 +59,30 @@ class EngineStory:
     note: str = ""
 
 
+def simulated_story(engine: Mapping[str, Any]) -> EngineStory | None:
+    """What the manifest of a simulated run says of its engine: why the requests of the measured
+    window waited. None where it says nothing."""
+    by_class = engine.get("waits_s")
+    if not isinstance(by_class, Mapping):
+        return None
+    waits_s: dict[str, float] = {}
+    for reasons in by_class.values():
+        for name, seconds in reasons.items():
+            reason = str(name).replace("_", " ")
+            waits_s[reason] = waits_s.get(reason, 0.0) + float(seconds)
+    ordered = sorted(waits_s, key=lambda reason: -waits_s[reason])
+    return EngineStory(
+        bins=[],
+        waiting=[],
+        waits_s={reason: waits_s[reason] for reason in ordered if waits_s[reason] > 0},
+        note="Simulated: its steps are not kept; --target reference keeps them.",
+    )
+
+
 def engine_figures(story: EngineStory, end_s: float) -> dict[str, Spec]:
-    """Figures by name; waits have none where nobody waited, and there are none without steps. The
-    time axis ends where the run's does, at `end_s`, and is brushed together with it."""
-    if not story.bins:
-        return {}
-    drawn = {"engine": _timeline(story, end_s)}
+    """Figures by name; waits have none where nobody waited, and time none without steps. The time
+    axis ends where the run's does, at `end_s`, and is brushed together with it."""
+    drawn = {"engine": _timeline(story, end_s)} if story.bins else {}
     if story.waits_s:
         drawn["engine-waits"] = _waits(story.waits_s)
     return drawn

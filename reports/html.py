@@ -21,7 +21,7 @@ from reports import tables
 from reports.advice import next_steps
 from reports.charts import spectra
 from reports.embedded_rows import embedded_rows
-from reports.engine_story import EngineStory, blocker_rows, engine_figures
+from reports.engine_story import EngineStory, blocker_rows, engine_figures, simulated_story
 from reports.frames import Frames, frames, kept_rows
 from reports.heat_maps import attainment_cells, heat_figures
 from reports.page import render_page
@@ -53,6 +53,7 @@ def render(
     is what the bundled engine told of the run, where it served it; `directory` is where the run
     lies, for the commands on the page that read it; `search` is the one it was a probe of."""
     summary = _redacted(summary)
+    story = story or simulated_story(_of(run, "engine"))
     place = run_word(directory)
     columns = per_request(run)
     seen = frames(run, summary, columns)

@@ -85,8 +85,10 @@ def lead(facts: Mapping[str, Any]) -> list[str]:
         if not known:
             continue
         most = max(known, key=lambda row: row["goodput"]["value"])
+        alike = [row["mode"] for row in known
+                 if row["goodput"]["value"] == most["goodput"]["value"]]  # fmt: skip
         at = "" if rate is None else f"At {rate:g}/s: "
-        told = f"{at}{most['mode']}, goodput {value_text(most['goodput'], 'per_s')}/s"
+        told = f"{at}{' and '.join(alike)}, goodput {value_text(most['goodput'], 'per_s')}/s"
         told += f" ({value_text(most['attainment'], 'share', is_short=True)} kept their promises)"
         told += _beyond(most, facts)
         found.append(told)

@@ -125,6 +125,19 @@ def test_the_page_shows_what_there_is(run, story, cache):
     assert "log_level=full" in page
 
 
+def test_a_simulated_run_says_why_its_requests_waited(run, cache):
+    waits = {"chat": {"no_kv_blocks": 1.5, "step_in_flight": 0.25}, "rag": {"no_kv_blocks": 2.5,
+             "no_seq_slot": 0.0}}  # fmt: skip
+    simulated = with_manifest(run, engine={"waits_s": waits})
+    page = render(simulated, summarize(simulated), cache)
+    told = page.partition('id="inside"')[2].partition("</section>")[0]
+    assert '<th scope="row">no kv blocks</th><td>4 s</td>' in told
+    assert '<th scope="row">step in flight</th><td>250 ms</td>' in told
+    assert "no seq slot" not in told
+    assert 'id="engine-waits"' in told
+    assert 'id="engine"' not in told
+
+
 def test_blame_is_told_in_a_sentence():
     told = Misses("policy", 133, [("deadline", 120), ("", 13)]).sentence()
     assert told == (
