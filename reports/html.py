@@ -146,20 +146,28 @@ def _again(run: Run, search: Searched | None) -> tuple[str, str]:
     if search is not None:
         return "", ""
     command = [str(word) for word in run.manifest.get("command") or []]
-    where = [f"{flag} {shlex.quote(redact(_flag(command, flag)))}"
-             for flag in ("--target", "--engine") if _flag(command, flag)]  # fmt: skip
-    source = str(_of(run, "scenario").get("source") or "")
-    return shlex.quote(redact(source)) if source else "", " ".join(where)
+    if command[1:2] != ["run"] or command[2:3] == [] or command[2].startswith("-"):
+        return "", ""
+    words = [command[2]]
+    for setting in _flags(command, "--set"):
+        words += ["--set", setting]
+    where = [word for flag in ("--target", "--engine") for value in _flags(command, flag)[-1:]
+             for word in (flag, value)]  # fmt: skip
+    scenario, target = (
+        " ".join(shlex.quote(redact(word)) for word in some) for some in (words, where)
+    )
+    return scenario, target
 
 
-def _flag(command: Sequence[str], flag: str) -> str:
-    """The value of a flag on a command line, "" without."""
+def _flags(command: Sequence[str], flag: str) -> list[str]:
+    """The values of a flag on a command line."""
+    found: list[str] = []
     for number, word in enumerate(command, start=1):
         if word == flag:
-            return command[number] if number < len(command) else ""
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return ""
+            found += command[number : number + 1]
+        elif word.startswith(f"{flag}="):
+            found.append(word.partition("=")[2])
+    return found
 
 
 def _window(summary: Summary) -> str:

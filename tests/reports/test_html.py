@@ -217,6 +217,25 @@ def test_only_the_pages_own_scripts_may_run(cache: Path) -> None:
     assert "unsafe-inline" not in policy.partition("style-src")[0]
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (
+            "run chat.yaml --target=sim --set arrivals.rate=8/s --engine shape=8b --set seed=3",
+            "slobench capacity chat.yaml --set arrivals.rate=8/s --set seed=3 --target sim"
+            " --engine shape=8b",
+        ),
+        ("run --rate 4/s --target http://h", None),  # no scenario that could be named again
+        ("nightly night.yaml", None),
+    ],
+)
+def test_a_met_run_says_which_command_finds_how_much_more(command, told, cache: Path) -> None:
+    run = with_manifest(measured_run(slo=SLO), command=["slobench", *command.split()])
+    text = Page(page_of(run, cache)).text
+    asked = [line.strip() for line in text.splitlines() if "slobench capacity" in line]
+    assert asked == ([] if told is None else [told])
+
+
 def test_keys_on_the_command_line_are_not_shown(cache: Path) -> None:
     run = with_manifest(
         measured_run(),
