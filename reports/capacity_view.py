@@ -52,11 +52,19 @@ def next_steps(answer: Capacity) -> list[str]:
             " requests waited for. Then ask for less: --between, or an easier promise."
         ]
     if answer.outcome == "found" and answer.low is not None:
-        return [
+        told = (
             f"Plan with the lower end, {answer.low:.4g} {answer.unit}: up to there the promises"
-            f" are kept with {100 * answer.confidence:g} % confidence. What breaks first beyond it"
-            " is on the page of the first probe above."
-        ]
+            f" are kept with {100 * answer.confidence:g} % confidence."
+        )
+        broken = [p for p in answer.probes if p.is_usable and p.n_due
+                  and p.attainment < answer.attainment]  # fmt: skip
+        if broken:
+            first = min(broken, key=lambda probe: probe.level)
+            told += (
+                f" What breaks first beyond it is on the page of probe {first.name}, at"
+                f" {first.level:.4g} {answer.unit}."
+            )
+        return [told]
     return ["Search longer (a larger --budget), with --resume: what is known is kept."]
 
 

@@ -22,9 +22,10 @@ class Searched:
         if not n:
             return f"Probe {self.probe} of a capacity search, its first."
         known = f"{n} {'probe' if n == 1 else 'probes'}"
+        found, _, _ = self.answer.sentence().partition(";")  # how it ended is not known yet
         return (
             f"Probe {self.probe} of a capacity search. When this page was written, {known} said:"
-            f" {self.answer.sentence()}."
+            f" {found}."
         )
 
     def tile(self) -> tuple[str, Cell]:

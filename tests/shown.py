@@ -23,7 +23,7 @@ def tables(page: str) -> list[tuple[list[str], list[list[str]]]]:
     """The tables of a page: their heads and their rows, as texts."""
     found = []
     for table in re.findall(r"<table.*?</table>", page, flags=re.S):
-        head = [_text(one) for one in re.findall(r"<th scope=\"col\">(.*?)</th>", table, re.S)]
+        head = [_text(one) for one in re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table, re.S)]
         body = table.partition("<tbody>")[2]
         rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", one, re.S)
                 for one in re.findall(r"<tr[^>]*>(.*?)</tr>", body, re.S)]  # fmt: skip

@@ -204,6 +204,10 @@ def test_a_search_shows_what_its_json_says(pages):
     made = pages["capacity"]
     answer, probes, csv = made.said
     assert answer["sentence"] in made.text
+    missed = min(p["level"] for p in probes
+                 if p["grade"] != "untrusted" and sum(p["met"]) < 0.9 * sum(p["due"]))  # fmt: skip
+    (first,) = (p["name"] for p in probes if p["level"] == missed)
+    assert f"on the page of probe {first}, at {missed:.4g} req/s" in made.text
     lines = {line.split(",")[0]: line.split(",") for line in csv.splitlines()[1:]}
     _, rows = table(made.text, "probe", "how it ended")
     by_name = {probe["name"]: probe for probe in probes}
