@@ -185,7 +185,7 @@ def test_any_request_is_looked_up_with_why_it_waited(browser, cache, tmp_path):
     assert "TTFT125 ms" in rows
     assert "statusok" in rows
     assert look(30) == "Request 30 did not wait."
-    assert look(31) == "It did not wait in the engine."
+    assert look(31) == "The engine's log says nothing of it."
     assert look(5) == "No due request has the number 5."  # warm-up
     assert page.locator("#lookup tbody tr").count() == 0
     assert watched.complaints == []
