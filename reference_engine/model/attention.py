@@ -1,7 +1,8 @@
 """Causal attention over a paged KV memory, and the step's index tensors that it needs.
 
-Decoding rows of similar context length share one call; each piece of a prompt has its own. The
-index tensors are made once per step and used by every layer.
+Decoding rows of similar context length share one call as long as what they gather fits in the
+caches of a core; each piece of a prompt has its own. The index tensors are made once per step and
+used by every layer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 
 from reference_engine.executors.base import Row
 
+# KV that one call of decode attention gathers and then reads: about what a core keeps near.
+_GATHER_BYTES = 4 << 20
+
 
 @dataclass(frozen=True)
 class Paging:
@@ -26,6 +30,14 @@ class Paging:
     n_kv_heads: int
     n_blocks: int
     block_tokens: int
+    gather_tokens: int  # positions that a group of decoding rows gathers at most
+
+    @classmethod
+    def of(cls, cache: torch.Tensor) -> Paging:
+        """That of one layer's memory."""
+        _, n_kv_heads, n_blocks, block_tokens, head_dim = cache.shape
+        token_bytes = 2 * n_kv_heads * head_dim * cache.element_size()
+        return cls(n_kv_heads, n_blocks, block_tokens, _GATHER_BYTES // token_bytes)
 
     @cached_property
     def firsts(self) -> NDArray[np.int64]:
@@ -84,11 +96,11 @@ class StepInput:
 def flatten(rows: Sequence[Row], paging: Paging) -> StepInput:
     """The index tensors of a step.
 
-    Decoding rows are grouped by context length rounded up to a power of two blocks, so that
-    padding at most doubles what is gathered.
+    Decoding rows are sorted by context length and cut into groups, each padded to its longest
+    row; a group of more than one row gathers at most `paging.gather_tokens` positions.
     """
     block_tokens = paging.block_tokens
-    order = sorted(range(len(rows)), key=lambda i: _bucket(rows[i], block_tokens))
+    order = sorted(range(len(rows)), key=lambda i: _length(rows[i]))
     ordered = [rows[i] for i in order]
     tokens: list[int] = []
     positions: list[int] = []
@@ -154,12 +166,9 @@ def _gathered(cache: torch.Tensor, span: Span) -> torch.Tensor:
     return cache.view(-1, cache.shape[3] * cache.shape[4]).index_select(0, span.pages)
 
 
-def _bucket(row: Row, block_tokens: int) -> int:
-    """Sort key: blocks of context as a power of two for decoding rows, above all of them for
-    prompts."""
-    if row.n_tokens > 1:
-        return 1 << 62
-    return 1 << (row.start // block_tokens).bit_length()
+def _length(row: Row) -> int:
+    """Sort key: the context of decoding rows, above all of them for prompts."""
+    return row.start if row.n_tokens == 1 else 1 << 62
 
 
 def _spans(rows: Sequence[Row], paging: Paging) -> list[Span]:
@@ -170,8 +179,11 @@ def _spans(rows: Sequence[Row], paging: Paging) -> list[Span]:
             spans.append(_prompt_span(rows[first], at, paging))
             at, first = at + rows[first].n_tokens, first + 1
             continue
-        bucket, end = _bucket(rows[first], paging.block_tokens), first
-        while end < len(rows) and _bucket(rows[end], paging.block_tokens) == bucket:
+        end = first + 1
+        while end < len(rows) and rows[end].n_tokens == 1:
+            n_context = (rows[end].start // paging.block_tokens + 1) * paging.block_tokens
+            if (end + 1 - first) * n_context > paging.gather_tokens:
+                break
             end += 1
         spans.append(_decode_span(rows[first:end], at, paging))
         at, first = at + end - first, end

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 from reference_engine.model.config import ModelConfig
 
 Take = Callable[[str], torch.Tensor]
-LayOut = Callable[[torch.Tensor], torch.Tensor]
+Matrix = TypeVar("Matrix")  # as a model multiplies with it
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One block. Matrices are [out, in], or whatever order its model laid them out in."""
+class Layer(Generic[Matrix]):
+    """One block; shapes of matrices are a checkpoint's, [out, in]."""
 
     norm: torch.Tensor  # [d]
-    qkv: torch.Tensor  # [(Hq + 2·Hkv)·hd, d]
+    qkv: Matrix  # [(Hq + 2·Hkv)·hd, d]
     qkv_bias: torch.Tensor | None  # [(Hq + 2·Hkv)·hd]
     qk_norm: torch.Tensor | None  # [Hq + Hkv, hd]
-    o: torch.Tensor  # [d, Hq·hd]
+    o: Matrix  # [d, Hq·hd]
     ffn_norm: torch.Tensor  # [d]
-    gate_up: torch.Tensor  # [2·ffn, d]
-    down: torch.Tensor  # [d, ffn]
+    gate_up: Matrix  # [2·ffn, d]
+    down: Matrix  # [d, ffn]
 
 
-def as_stored(matrix: torch.Tensor) -> torch.Tensor:
-    """[out, in], as checkpoints have them."""
-    return matrix
-
-
-def fused(config: ModelConfig, i: int, take: Take, lay_out: LayOut = as_stored) -> Layer:
+def fused(
+    config: ModelConfig, i: int, take: Take, lay_out: Callable[[torch.Tensor], Matrix]
+) -> Layer[Matrix]:
     """Layer `i`; `take` reads a tensor by its Hugging Face name, or takes it away, so that no
     matrix is in memory twice."""
 

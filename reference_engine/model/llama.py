@@ -18,9 +18,8 @@ from reference_engine.executors.base import Copy
 from reference_engine.model.attention import Paging, StepInput, paged_attention
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.layers import Layer, fused
+from reference_engine.model.linear import Linear
 from reference_engine.model.weights import Weights
-
-_NARROW = 1024
 
 
 class Llama:
@@ -36,18 +35,17 @@ class Llama:
     ) -> None:
         self.config, self.block_tokens = config, block_tokens
         self._embed = weights["model.embed_tokens.weight"]
-        self._head = _laid_out(self._embed if config.tied else weights["lm_head.weight"])
+        self._head = Linear(self._embed if config.tied else weights["lm_head.weight"])
         self._norm = weights["model.norm.weight"]
-        # Matrices are [in, out], as `_laid_out` says.
         self._layers = [
-            fused(config, i, weights.__getitem__, _laid_out) for i in range(config.n_layers)
+            fused(config, i, weights.__getitem__, Linear) for i in range(config.n_layers)
         ]
         self._cos, self._sin = rotary_tables(config, max_model_len)
         # Zeros, not empty: masked padding is multiplied by 0, and 0 · NaN would be NaN.
-        self.paging = Paging(config.n_kv_heads, n_blocks, block_tokens)
         self._cache = torch.zeros(
             config.n_layers, 2, config.n_kv_heads, n_blocks, block_tokens, config.head_dim
         )
+        self.paging = Paging.of(self._cache[0])
 
     def host_memory(self, n_blocks: int) -> torch.Tensor:
         """Room for the KV of `n_blocks` blocks of all layers, outside the paged memory."""
@@ -68,21 +66,21 @@ class Llama:
         x = F.embedding(step.tokens, self._embed)  # [T, d]
         rotary = self._cos[step.positions].unsqueeze(1), self._sin[step.positions].unsqueeze(1)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            x.addmm_(self._attend(layer, cache, x, rotary, step), layer.o)
-            x.addmm_(self._feed(layer, x), layer.down)
+            layer.o.add_to(x, self._attend(layer, cache, x, rotary, step))
+            layer.down.add_to(x, self._feed(layer, x))
         wanted = x if len(step.last) == len(x) else x.index_select(0, step.last)
-        return self._rms(wanted, self._norm) @ self._head
+        return self._head(self._rms(wanted, self._norm))
 
     def _attend(
         self,
-        layer: Layer,
+        layer: Layer[Linear],
         cache: torch.Tensor,
         x: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         step: StepInput,
     ) -> torch.Tensor:
         c, n_tokens = self.config, x.shape[0]
-        qkv = self._rms(x, layer.norm) @ layer.qkv
+        qkv = layer.qkv(self._rms(x, layer.norm))
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
         n_rotated = c.n_heads + c.n_kv_heads
@@ -96,13 +94,13 @@ class Llama:
         q = q.reshape(n_tokens, c.n_heads, c.head_dim)
         return paged_attention(q, cache, step)
 
-    def _feed(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        gate, up = (self._rms(x, layer.ffn_norm) @ layer.gate_up).chunk(2, -1)
+    def _feed(self, layer: Layer[Linear], x: torch.Tensor) -> torch.Tensor:
+        gate, up = layer.gate_up(self._rms(x, layer.ffn_norm)).chunk(2, -1)
         return F.silu(gate).mul_(up)
 
     def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         # F.rms_norm and mean() each cost twice this for the small batches of decoding on a CPU.
-        mean = x.square().sum(-1, keepdim=True).mul_(1.0 / x.shape[-1])
+        mean = (x * x).sum(-1, keepdim=True).mul_(1.0 / x.shape[-1])
         scale = mean.add_(self.config.rms_eps).rsqrt_()
         return (x * scale).mul_(weight)
 
@@ -130,11 +128,3 @@ def _stretched(frequencies: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)
-
-
-def _laid_out(matrix: torch.Tensor) -> torch.Tensor:
-    """A checkpoint's [out, in] matrix as [in, out]. Up to `_NARROW` outputs it is copied into that
-    order: MKL then multiplies batches of 4-64 rows 1.3-2.5 times as fast, wider ones no faster or
-    slower (one core, AVX-512)."""
-    turned = matrix.t()
-    return turned.contiguous() if matrix.shape[0] <= _NARROW else turned

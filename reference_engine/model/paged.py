@@ -57,7 +57,9 @@ class PagedLlama:
         self._embed = weights.pop("model.embed_tokens.weight")
         self._head = self._embed if config.tied else weights.pop("lm_head.weight")
         self._norm = weights.pop("model.norm.weight")
-        self._layers = [fused(config, i, weights.pop) for i in range(config.n_layers)]
+        self._layers = [
+            fused(config, i, weights.pop, torch.Tensor.contiguous) for i in range(config.n_layers)
+        ]
         weights.clear()
         cos, sin = rotary_tables(config, max_model_len)
         self._rotary = (cos.to(self.device), sin.to(self.device))

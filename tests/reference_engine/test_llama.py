@@ -17,6 +17,7 @@ from tests.reference_engine.engine_kit import request
 torch = pytest.importorskip("torch", reason="torch is not installed")
 attention = pytest.importorskip("reference_engine.model.attention")
 llama = pytest.importorskip("reference_engine.model.llama")
+linear = pytest.importorskip("reference_engine.model.linear")
 oracle = pytest.importorskip("tests.reference_engine.llama_oracle")
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "nano_logits.json"
@@ -71,9 +72,13 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(chunk):
     torch.testing.assert_close(logits, whole, atol=1e-5, rtol=0)
 
 
-def test_paged_attention_is_dense_attention():
+@pytest.mark.parametrize(
+    ("gather_tokens", "groups"),
+    [(1, [1, 1, 1]), (96, [2, 1]), (335, [2, 1]), (336, [3])],  # 3, 3 and 7 blocks of 16
+)
+def test_paged_attention_is_dense_attention(gather_tokens, groups):
     """Five requests of different lengths in one step, their blocks scattered by churn, against
-    softmax(q·kᵀ)·v written out per request and head."""
+    softmax(q·kᵀ)·v written out per request and head; decoding rows in groups."""
     generator = torch.Generator().manual_seed(1)
     n_q, n_kv, dim, pool = 4, 2, 16, KvPool(64, prefix_cache=False)
     cache = torch.zeros(2, n_kv, 64, 16, dim)
@@ -89,7 +94,8 @@ def test_paged_attention_is_dense_attention():
         for position, kv in enumerate(dense[name]):
             cache[:, :, req.blocks[position // 16], position % 16] = kv
         rows.append(Row(req, start, n_tokens, True))
-    step = attention.flatten(rows, attention.Paging(n_kv, 64, 16))
+    step = attention.flatten(rows, attention.Paging(n_kv, 64, 16, gather_tokens))
+    assert [s.end - s.begin for s in step.spans if s.is_decoding] == groups
     q = torch.randn(len(step.tokens), n_q, dim, generator=generator)
     out = attention.paged_attention(q, cache, step)
     at = 0
@@ -112,3 +118,19 @@ def test_stale_memory_does_not_leak_into_a_new_request():
     model._cache.fill_(1e4)
     again = last_logits(model, KvPool(64), request("b", oracle.PROMPT[:20], 1), 20)
     torch.testing.assert_close(again, fresh, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(640, 384), (384, 1024), (128, 128), (1100, 64)])
+def test_a_matrix_gives_the_product_whatever_order_it_is_kept_in(shape):
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(shape, generator=generator)
+    matrix = linear.Linear(weight)
+    for n_tokens in (1, 2, 17, 300):
+        x = torch.randn(n_tokens, shape[1], generator=generator)
+        expected = (x.double() @ weight.double().t()).float()
+        torch.testing.assert_close(matrix(x), expected, atol=1e-3, rtol=1e-4)
+        total = torch.full_like(expected, 2.0)
+        matrix.add_to(total, x)
+        torch.testing.assert_close(total, expected + 2, atol=1e-3, rtol=1e-4)
+    every_other = torch.randn(8, 2 * shape[1], generator=generator)[:, ::2]
+    torch.testing.assert_close(matrix(every_other), matrix(every_other.contiguous()))
