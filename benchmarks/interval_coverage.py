@@ -34,6 +34,8 @@ LAWS: dict[str, Callable[[Values], Values]] = {
     "lognormal, sigma 1": lambda u: np.exp(ndtri(u)),
     "Weibull, shape 1/2": lambda u: np.square(np.log1p(-u)),
     "Pareto, tail 3": lambda u: (1 - u) ** (-1 / 3),
+    "Pareto, tail 0.7": lambda u: (1 - u) ** (-1 / 0.7),
+    "lognormal, sigma 2.5": lambda u: np.exp(2.5 * ndtri(u)),
     "two modes": lambda u: np.where(u < 0.7, u, u + 5),
 }
 
@@ -99,7 +101,10 @@ def values(
     if not part:
         return inverse(first)
     second = 1 - (1 - first) * rng.random(N_DRAWS) ** (1 / (n - rank))
-    return (1 - part) * inverse(first) + part * inverse(second)
+    below, above = inverse(first), inverse(second)
+    with np.errstate(all="ignore"):
+        in_logs = below * (above / below) ** part
+    return np.where(below > 0, in_logs, (1 - part) * below + part * above)
 
 
 if __name__ == "__main__":

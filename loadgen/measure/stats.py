@@ -126,13 +126,16 @@ def percentile(
     value = _at(ordered, nearest_rank(n, quantile))
 
     def between(place: float, is_low: bool) -> float:
-        """Of `worth` samples, place p stands where (p − ½) / worth of all lie below."""
+        """Of `worth` samples, place p stands where (p − ½) / worth of all lie below. Between two
+        positive ones it is interpolated in logarithms: heavy tails are far apart at the end."""
         rank, part = divmod((place - 0.5) * n / worth + 0.5, 1)
         if part < 1e-9:
             return _at(ordered, int(rank))
         below, above = _at(ordered, max(1, int(rank))), _at(ordered, min(n, int(rank) + 1))
         if math.isinf(above):
             return below if is_low else above
+        if below > 0:
+            return float(below * (above / below) ** part)
         return below + part * (above - below)
 
     return Percentile(

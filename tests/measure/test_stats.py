@@ -305,3 +305,12 @@ def test_mean_bounds_are_students_t_for_independent_samples() -> None:
 
 def test_the_mean_of_one_sample_has_no_ends() -> None:
     assert mean_bounds(np.array([3.0]), np.ones(1), 0.95).low is None
+
+
+def test_ends_lie_between_their_neighbours_in_logarithms():
+    # Of powers of ten, the exponent is the share of the way that plain numbers go.
+    powers = percentile(np.logspace(0, 49, 50), 0.9, 0.95)
+    plain = percentile(np.arange(-60.0, -10.0), 0.9, 0.95)  # not positive: as they stand
+    assert powers.low is not None
+    assert plain.low is not None
+    assert math.log10(powers.low) == pytest.approx(plain.low + 60, rel=1e-9)
