@@ -16,6 +16,7 @@ from loadgen.web.tally import METRICS
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 _NEVER_ENDED = "open"
+_POINT_S = 0.5
 Facts = dict[str, Any]
 
 
@@ -59,11 +60,14 @@ class Live:
     def look(self, shards: Sequence[Shard], is_over: bool = False) -> Facts:
         """Everything as of now, JSON-like; `point` is what happened since the last look."""
         frames = [shard.frame for shard in shards if shard.frame is not None]
+        gone = [s.frame.in_flight for s in shards if s.frame and s.state in ("lost", "died")]
         counts = merged(frames)
         now_s = max((frame.now_s for frame in frames), default=0.0)
         sums = _sums(frames)
+        sums["in_flight"] -= sum(gone)  # nobody is there to see them end
         point = self._point(counts, sums, now_s)
-        self._before, self._sums_before, self._now_before_s = counts, sums, now_s
+        if point is not None:
+            self._before, self._sums_before, self._now_before_s = counts, sums, now_s
         due = int(np.searchsorted(self._planned_s, now_s, "right"))
         lasted_s = min(max(now_s, 0.0), self._horizon_s)
         return {
@@ -87,8 +91,10 @@ class Live:
     def _point(
         self, counts: Mapping[str, LiveCounts], sums: Mapping[str, float], now_s: float
     ) -> Facts | None:
+        """None too soon after the last one: frames of several shards come one by one, and what one
+        more brings, divided by the moment since, would be a peak."""
         passed_s = now_s - self._now_before_s
-        if passed_s <= 0:
+        if passed_s < _POINT_S:
             return None
         point: Facts = {"t_s": round(now_s, 3), "in_flight": sums["in_flight"]}
         for metric, one in counts.items():

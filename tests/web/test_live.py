@@ -109,3 +109,25 @@ def test_goodput_so_far_is_of_what_was_due_so_far():
     assert facts["goodput_share_of_due"] == 0.25
     assert facts["ledger"]["open"] == 8
     assert facts["point"]["ttft"]["p50"] == pytest.approx(0.05, rel=1e-3)
+
+
+def test_a_moment_makes_no_point_and_the_next_one_has_all_of_it():
+    """Frames of several shards come one by one: what one brings is not the rate of a moment."""
+    live, tally = Live(np.zeros(10, SCHEDULE), 10.0), Tally("r", 0, {"default": []})
+    points = []
+    for now_s, n_ok in ((1.0, 2), (1.02, 6), (2.0, 8)):
+        by_status = [n_ok, *[0] * (len(Status) - 1)]
+        tally.take(beat(now_s=now_s, by_status=by_status))
+        points.append(live.look([Shard(0, "w", 10, "running", frame=tally.frame())])["point"])
+    assert points[1] is None
+    assert (points[0]["ok_per_s"], points[2]["ok_per_s"]) == (2.0, 6.0)
+
+
+def test_requests_of_a_lost_shard_are_not_in_flight():
+    tally = Tally("r", 0, {"default": []})
+    tally.take(beat(in_flight=4))
+    shard = Shard(0, "w", 10, "running", frame=tally.frame())
+    live = Live(np.zeros(10, SCHEDULE), 10.0)
+    assert live.look([shard])["sums"]["in_flight"] == 4
+    shard.state = "lost"
+    assert live.look([shard])["sums"]["in_flight"] == 0
