@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -137,6 +138,7 @@ class TorchCuda:
             aligned(DECODE_FIELDS * site.max_num_seqs), lane.device, lane.is_pinning
         )
         self._mixed_arena = Arena(1 << 16, lane.device, lane.is_pinning)
+        self._change_arena = Arena(1 << 12, lane.device, lane.is_pinning)
         self._ask_arena = Arena(1 << 12, lane.device, lane.is_pinning)
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
         if has_graphs:
@@ -275,10 +277,12 @@ class TorchCuda:
     def _update_tables(self) -> None:
         at, values = self._tables.changes()
         if len(at):
-            device = self._lane.device
-            self._device_tables.view(-1).index_copy_(
-                0, torch.from_numpy(at).to(device), torch.from_numpy(values).to(device)
-            )
+            size = 2 * aligned(len(at))
+            self._change_arena = self._emptied(self._change_arena, size)
+            where = self._change_arena.put(at.astype(np.int32))
+            what = self._change_arena.put(values)
+            self._change_arena.send()
+            self._device_tables.view(-1).index_copy_(0, where.long(), what)
 
     def _n_splits(self, n_rows: int) -> int:
         return splits_for(max(n_rows, 1), self._model.config.n_kv_heads, self._lane.n_processors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():
 from reference_engine.executors.base import EXECUTORS, Site  # noqa: E402 - only with a GPU
 from reference_engine.model.zoo import resolve  # noqa: E402
 from reference_engine.plan import How  # noqa: E402
+from reference_engine.sequence import Sampling  # noqa: E402
 from tests.reference_engine.engine_kit import Rig, request, rig  # noqa: E402
 from tests.reference_engine.margin import shortfalls  # noqa: E402
 
@@ -60,6 +62,48 @@ def test_float32_tokens_are_those_of_the_cpu_executor():
 
 def test_graphs_change_no_token():
     assert answers(engine("float32")) == answers(engine("float32", arguments={"graphs": False}))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_kv_in_8_bits_and_one_launch_keep_greedy_tokens_near_the_likeliest(kv_dtype, fused):
+    arguments = {"kv_dtype": kv_dtype, "fused_attention": fused}
+    found = answers(engine("bfloat16", arguments=arguments, token_budget=48))
+    for req, tokens in zip(fresh(), found, strict=True):
+        short = shortfalls(NANO, torch.bfloat16, tokens, req.n_prompt)
+        assert max(short) <= 2 * MARGIN["bfloat16"], f"{req.id}: {short}"
+
+
+def test_no_step_waits_for_the_device_before_its_tokens_are_wanted():
+    """Whatever is asked for: torch raises where it would wait."""
+    asks = [Sampling(), Sampling(0.8), Sampling(0.9, 0.95, 50, seed=4), Sampling(logprobs=True)]
+    built = engine("float32", async_depth=1)
+    requests = [request(f"r{i}", range(1, 30 + i), 24, sampling=how) for i, how in enumerate(asks)]
+    requests[0].stop_ids, requests[0].min_tokens = frozenset({5, 6}), 12
+    built.admit(*requests)
+    for _ in range(3):
+        built.step()  # what is compiled and looked up once is behind us
+    inner: Any = built.executor
+    launched = []
+
+    class Strict:
+        caps = inner.caps
+
+        def execute(self, batch):
+            return self.launch(batch)()
+
+        def launch(self, batch):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                launched.append(1)
+                return inner.launch(batch)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    built.executor = Strict()
+    built.drain()
+    assert len(launched) > 15
+    assert [req.n_output for req in requests] == [24] * 4
 
 
 @pytest.mark.parametrize("how", [How.recompute, How.swap])
