@@ -342,12 +342,13 @@ def _concluded(suite: Suite, out: Path | None) -> int:
         "failures": suite.failures,
         "seconds": suite.seconds,
     }
-    table = markdown(content)
+    stem = f"gpu-{gpu.name.split()[-1].lower()}-{today}"
     if out is not None:
-        stem = f"gpu-{gpu.name.split()[-1].lower()}-{today}"
         out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=2, default=float)
         (out / f"{stem}.json").write_text(text + "\n", encoding="utf-8")
+    table = markdown(content)
+    if out is not None:
         (out / f"{stem}.md").write_text(table, encoding="utf-8")
     print(table)
     if out is None:

@@ -119,8 +119,8 @@ def timed_s(work: Callable[[], object], place: Place, n: int = 20, rounds: int =
 def ceilings(place: Place) -> Ceilings:
     """A copy of 2 GiB, and a square multiplication of random numbers (zeros draw less power and
     would be faster)."""
-    source = torch.randint(0, 127, ((2 << 30) // place.scale,), dtype=torch.int8)
-    source = source.to(place.device)
+    size = (2 << 30) // place.scale
+    source = torch.randint(0, 127, (size,), dtype=torch.int8, device=place.device)
     target = torch.empty_like(source)
     copy_s = timed_s(lambda: target.copy_(source), place, n=5)
     n = 8192 // min(place.scale, 32)

@@ -91,14 +91,14 @@ def parts_of_a_gpu(place: Place, contexts: Any) -> list[dict[str, float]] | str:
         n = max(_GRANULE, int(place.n_processors * share) // _GRANULE * _GRANULE)
         try:
             context = contexts.GreenContext.create(num_sms=n, device_id=0)
-        except RuntimeError as error:
+            context.set_context()
+            try:
+                top = ceilings(place)
+            finally:
+                place.synchronise()
+                context.pop_context()
+        except RuntimeError as error:  # of a driver, or a library that does not know of them
             return f"not run: {error}"
-        context.set_context()
-        try:
-            top = ceilings(place)
-        finally:
-            place.synchronise()
-            context.pop_context()
         found.append(
             {
                 "processors": n,

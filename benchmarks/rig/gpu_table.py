@@ -66,9 +66,9 @@ def markdown(content: Mapping[str, Any]) -> str:
         lines += [
             f"| {kind} | {row['decode_s'] * 1e6:.1f} | {row['decode_share']:.1%} | "
             f"{row['two_launches_s'] * 1e6:.1f} | {row['one_launch_s'] * 1e6:.1f} |"
-            for kind, row in tried["attention"].items()
+            for kind, row in tried.get("attention", {}).items()
         ]
-        parts = tried["parts of a GPU"]
+        parts = tried.get("parts of a GPU", "not run")
         if isinstance(parts, str):
             lines += ["", f"Parts of the GPU: {parts}."]
         else:
