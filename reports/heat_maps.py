@@ -78,18 +78,10 @@ def heat_figures(
 
 def _attainment(cells: Sequence[Record]) -> Spec:
     classes = list(dict.fromkeys(cell["class"] for cell in cells))
-    color = {
-        "field": "share",
-        "type": "quantitative",
-        "scale": {"domain": [0, 1], "scheme": "viridis"},
-        "legend": {"title": "kept", "format": ".0%", "orient": "top", "gradientLength": 160},
-    }
     tooltip = [
         {"field": "class"},
         {"field": "input", "title": "prompt tokens"},
         {"field": "output", "title": "output tokens"},
-        {"field": "share", "title": "kept", "type": "quantitative", "format": ".3~%"},
-        {"field": "n", "title": "requests due"},
     ]
     encoding = {
         "x": _bucket_axis("output", "output tokens"),
@@ -105,9 +97,7 @@ def _attainment(cells: Sequence[Record]) -> Spec:
         "spec": {
             "width": {"step": _CELL},
             "height": {"step": _CELL * 0.6},
-            "layer": _tiles(
-                encoding, color, tooltip, "format(datum.share, '.0%')", "datum.share > 0.6"
-            ),
+            "layer": _kept_tiles(encoding, tooltip),
         },
     }
     if len(classes) == 1:
@@ -120,18 +110,10 @@ def kept_by_mode(
 ) -> Spec:
     """The share that kept its promises: a small map of rate × class per mode, or one of mode ×
     class without rates. Records: mode, rate, class, share, n."""
-    color = {
-        "field": "share",
-        "type": "quantitative",
-        "scale": {"domain": [0, 1], "scheme": "viridis"},
-        "legend": {"title": "kept", "format": ".0%", "orient": "top", "gradientLength": 160},
-    }
     tooltip = [
         {"field": "mode"},
         *([{"field": "rate", "title": "offered"}] if rates else []),
         {"field": "class"},
-        {"field": "share", "title": "kept", "type": "quantitative", "format": ".3~%"},
-        {"field": "n", "title": "requests due"},
     ]
     axis = {"labelAngle": 0, "labelLimit": 160}
     across = ("rate", "offered", rates) if rates else ("class", None, classes)
@@ -141,7 +123,7 @@ def kept_by_mode(
                   "axis": axis}
         for channel, (field, title, sort) in (("x", across), ("y", down))
     }  # fmt: skip
-    layer = _tiles(encoding, color, tooltip, "format(datum.share, '.0%')", "datum.share > 0.6")
+    layer = _kept_tiles(encoding, tooltip)
     one = {
         "width": {"step": _CELL * (1.2 if rates else 2.2)},
         "height": {"step": _CELL * 0.6},
@@ -200,6 +182,23 @@ def _bucket_axis(word: str, title: str) -> Spec:
         "sort": {"field": f"{word}_order"},
         "axis": {"labelAngle": -35 if word == "output" else 0, "labelLimit": 120},
     }
+
+
+def _kept_tiles(encoding: Spec, tooltip: Sequence[Spec]) -> list[Spec]:
+    """Tiles by the share that kept its promises."""
+    color = {
+        "field": "share",
+        "type": "quantitative",
+        "scale": {"domain": [0, 1], "scheme": "viridis"},
+        "legend": {"title": "kept", "format": ".0%", "orient": "top", "gradientLength": 160},
+    }
+    kept = [
+        {"field": "share", "title": "kept", "type": "quantitative", "format": ".3~%"},
+        {"field": "n", "title": "requests due"},
+    ]
+    return _tiles(
+        encoding, color, [*tooltip, *kept], "format(datum.share, '.0%')", "datum.share > 0.6"
+    )
 
 
 def _tiles(
