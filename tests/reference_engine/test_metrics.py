@@ -64,10 +64,10 @@ def read(text: str):
 @pytest.fixture(scope="module")
 def families():
     """The page after three answers of 3 prompt tokens (the last two with a cached prefix would
-    need 17) and 4, 5 and 6 generated ones, and one client that hung up."""
+    need 17) and 4, 5 and 6 generated ones, and one client that hung up long before the end."""
 
     async def scene():
-        async with serving(max_model_len=1024) as server:
+        async with serving(max_model_len=1024, executor_args={"step_s": 0.002}) as server:
             for n in (4, 5, 6):
                 body = {"prompt": "abc", "max_tokens": n, "tenant": "blue"}
                 assert (await server.post("/v1/completions", body))[0] == 200
