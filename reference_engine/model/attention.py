@@ -121,7 +121,26 @@ def flatten(rows: Sequence[Row], paging: Paging) -> StepInput:
     )
 
 
-def paged_attention(q: torch.Tensor, cache: torch.Tensor, step: StepInput) -> torch.Tensor:
+class Desk:
+    """Memory that gathered KV is put into, one span after the other. Taken anew for every call it
+    would go back to the system in between and come as zeroed pages: where the allocator happens to
+    do so, steps take five times as long."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def gathered(self, blocks: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        """Rows `pages` of `blocks` [·, width], until the next call."""
+        n, width = len(pages), blocks.shape[1]
+        if n * width > len(self._memory):
+            self._memory = torch.empty(n * width, dtype=blocks.dtype)
+        out = self._memory[: n * width].view(n, width)
+        return torch.index_select(blocks, 0, pages, out=out)
+
+
+def paged_attention(
+    q: torch.Tensor, cache: torch.Tensor, step: StepInput, desk: Desk
+) -> torch.Tensor:
     """Softmax(q·kᵀ/√head_dim)·v for every flat position over the context of its own sequence.
 
     q [T, Hq, hd]; cache [2, Hkv, blocks, block, hd], this step's K and V already written; returns
@@ -132,22 +151,22 @@ def paged_attention(q: torch.Tensor, cache: torch.Tensor, step: StepInput) -> to
     for span in step.spans:
         rows = q[span.begin : span.end]
         attend = _decode if span.is_decoding else _prompt
-        outs.append(attend(rows, cache, span).reshape(-1, n_q_heads * head_dim))
+        outs.append(attend(rows, cache, span, desk).reshape(-1, n_q_heads * head_dim))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def _decode(q: torch.Tensor, cache: torch.Tensor, span: Span) -> torch.Tensor:
+def _decode(q: torch.Tensor, cache: torch.Tensor, span: Span, desk: Desk) -> torch.Tensor:
     n_rows, n_q_heads, head_dim = q.shape
     n_kv_heads = cache.shape[1]
-    kv = _gathered(cache, span).view(2, n_kv_heads, n_rows, span.n_context, head_dim)
+    kv = _gathered(cache, span, desk).view(2, n_kv_heads, n_rows, span.n_context, head_dim)
     k, v = kv.transpose(1, 2).unbind()  # [G, Hkv, C, hd]
     # The query heads that share a KV head stand in for query positions: all see the same context.
     grouped = q.view(n_rows, n_kv_heads, n_q_heads // n_kv_heads, head_dim)
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=span.mask)
 
 
-def _prompt(q: torch.Tensor, cache: torch.Tensor, span: Span) -> torch.Tensor:
-    kv = _gathered(cache, span).view(2, 1, cache.shape[1], -1, cache.shape[4])
+def _prompt(q: torch.Tensor, cache: torch.Tensor, span: Span, desk: Desk) -> torch.Tensor:
+    kv = _gathered(cache, span, desk).view(2, 1, cache.shape[1], -1, cache.shape[4])
     k, v = kv[:, :, :, : span.n_context].unbind()  # [1, Hkv, C, hd]
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
@@ -160,10 +179,10 @@ def _prompt(q: torch.Tensor, cache: torch.Tensor, span: Span) -> torch.Tensor:
     return out[0].transpose(0, 1)  # [n, Hq, hd]
 
 
-def _gathered(cache: torch.Tensor, span: Span) -> torch.Tensor:
+def _gathered(cache: torch.Tensor, span: Span, desk: Desk) -> torch.Tensor:
     """The span's blocks plane by plane, [2·Hkv·…, block·hd]: each head's context in one piece,
     which attention reads up to twice as fast as K and V of all heads side by side."""
-    return cache.view(-1, cache.shape[3] * cache.shape[4]).index_select(0, span.pages)
+    return desk.gathered(cache.view(-1, cache.shape[3] * cache.shape[4]), span.pages)
 
 
 def _length(row: Row) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from reference_engine.executors.base import Copy
-from reference_engine.model.attention import Paging, StepInput, paged_attention
+from reference_engine.model.attention import Desk, Paging, StepInput, paged_attention
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.layers import Layer, fused
 from reference_engine.model.linear import Linear
@@ -45,7 +45,7 @@ class Llama:
         self._cache = torch.zeros(
             config.n_layers, 2, config.n_kv_heads, n_blocks, block_tokens, config.head_dim
         )
-        self.paging = Paging.of(self._cache[0])
+        self.paging, self._desk = Paging.of(self._cache[0]), Desk()
 
     def host_memory(self, n_blocks: int) -> torch.Tensor:
         """Room for the KV of `n_blocks` blocks of all layers, outside the paged memory."""
@@ -92,7 +92,7 @@ class Llama:
         q, kv = qkv[:, : c.n_heads * c.head_dim], qkv[:, c.n_heads * c.head_dim :]
         cache.view(-1, c.head_dim).index_copy_(0, step.slots, kv.reshape(-1, c.head_dim))
         q = q.reshape(n_tokens, c.n_heads, c.head_dim)
-        return paged_attention(q, cache, step)
+        return paged_attention(q, cache, step, self._desk)
 
     def _feed(self, layer: Layer[Linear], x: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(self._rms(x, layer.ffn_norm)).chunk(2, -1)

@@ -97,7 +97,7 @@ def test_paged_attention_is_dense_attention(gather_tokens, groups):
     step = attention.flatten(rows, attention.Paging(n_kv, 64, 16, gather_tokens))
     assert [s.end - s.begin for s in step.spans if s.is_decoding] == groups
     q = torch.randn(len(step.tokens), n_q, dim, generator=generator)
-    out = attention.paged_attention(q, cache, step)
+    out = attention.paged_attention(q, cache, step, attention.Desk())
     at = 0
     for i in step.order:
         (_, start, n_tokens, _), kv = rows[i], dense[rows[i].request.id]
