@@ -18,7 +18,6 @@ from loadgen.web.messages import Bad, Frame, encode, read_up
 from loadgen.web.received import check_part
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, Line, Note, Told, ToWorker
 from loadgen.web.self_report import check_self_report
-from loadgen.workload.schedule import split_plan
 
 _TELL_EVERY_S = 1.0
 _POLL_S = 0.1
@@ -151,15 +150,14 @@ class RemoteFleet:
     def _look_at_rows(self, controller: Controller, job: Job) -> None:
         """A shard whose rows, or what it measured of itself, cannot be used has died; the others'
         are used."""
-        for shard, share in zip(
-            controller.shards, split_plan(job.plan, len(self._workers)), strict=True
-        ):
+        shares = job.shares(len(self._workers))
+        for shard, share in zip(controller.shards, shares, strict=True):
             if shard.state != "done":
                 continue
             assert shard.done is not None, "its rows came before it was done"
             try:
                 check_self_report(shard.done.instrument, shard.number)
-                check_part(shard.part, share.schedule["request_id"])
+                check_part(shard.part, share.plan.schedule["request_id"])
             except Bad as problem:
                 shard.state, shard.note = "died", str(problem)
 

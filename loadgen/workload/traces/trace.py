@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from loadgen.errors import TraceFileError
-from loadgen.records import Times
+from loadgen.records import OWN_SLO, Times
 from loadgen.registry import Plugin, Registry
 from loadgen.workload.lengths import TokenCounts
 
@@ -99,7 +99,7 @@ def _bare_name(spec: object) -> dict[str, object] | None:
     return {"kind": spec} if isinstance(spec, str) else None
 
 
-PROMISES = {"ttft_slo_ms": "ttft_slo_s", "tpot_slo_ms": "tpot_slo_s", "e2e_slo_ms": "e2e_slo_s"}
+PROMISES = {f"{own.removesuffix('_s')}_ms": own for own in OWN_SLO.values()}
 """Column or key of any format that says what each request was promised → that of the schedule."""
 
 TRACES: Registry[TraceFormat] = Registry("slobench.traces", "trace format", _bare_name)
