@@ -106,7 +106,7 @@ def choose(
     tokens = sample(own, temperatures, draws.keys.index_select(0, asks.rows))
     n_cut = len(asks.cuts.uniforms)
     if n_cut:
-        tokens[:n_cut] = drawn(own[:n_cut], *asks.cuts)
+        tokens[:n_cut] = drawn(own[:n_cut], asks.cuts)
     if normaliser is None:
         return tokens, None
     return tokens, own.gather(1, tokens.unsqueeze(1)).squeeze(1) - normaliser

@@ -28,7 +28,7 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     n_vocab = logits.shape[1]
     if hot:
         how = [requests[i].sampling for i in hot]
-        chosen = drawn(logits[hot], *cuts_of(how, [requests[i].n_output for i in hot], n_vocab))
+        chosen = drawn(logits[hot], cuts_of(how, [requests[i].n_output for i in hot], n_vocab))
         for i, token in zip(hot, chosen.tolist(), strict=True):
             tokens[i] = token
     return tokens
@@ -93,13 +93,7 @@ def cuts_of(how: Sequence[Sampling], positions: Sequence[int], n_vocab: int) -> 
     )
 
 
-def drawn(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    uniforms: torch.Tensor,
-) -> torch.Tensor:
+def drawn(logits: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     """Inverse transform sampling on the cut distribution of each row of `logits` [n, V]; int64
     [n]. Top-k is applied before top-p, as vLLM does; the token that crosses top-p stays in, so one
     always does. Nothing in it waits for the device.
@@ -107,15 +101,17 @@ def drawn(
     What is left is laid out in the order of the vocabulary and not of the probabilities: two tokens
     nearly as probable as each other change places there with the last bit of their logits, which
     the rest of the batch may turn, and the draw would fall on the other."""
-    ordered, ids = (logits / temperatures.unsqueeze(1)).sort(dim=-1, descending=True, stable=True)
+    ordered, ids = (logits / cuts.temperatures.unsqueeze(1)).sort(
+        dim=-1, descending=True, stable=True
+    )
     ranks = torch.arange(logits.shape[1], device=logits.device)
-    ordered.masked_fill_(ranks >= top_ks.unsqueeze(1), float("-inf"))
+    ordered.masked_fill_(ranks >= cuts.top_ks.unsqueeze(1), float("-inf"))
     p = ordered.softmax(-1, dtype=torch.float64)
     before = p.cumsum(-1) - p
-    p.masked_fill_(before >= top_ps.unsqueeze(1), 0.0)
+    p.masked_fill_(before >= cuts.top_ps.unsqueeze(1), 0.0)
     by_token = torch.zeros_like(p).scatter_(1, ids, p)
     cumulative = by_token.cumsum(-1)
-    targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
+    targets = cuts.uniforms.unsqueeze(1) * cumulative[:, -1:]
     at = torch.searchsorted(cumulative, targets, right=True)
     # Rounding may put a target on the very end; the last token with any mass is then meant.
     last = (by_token > 0).mul(ranks).amax(-1, keepdim=True)
