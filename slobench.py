@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loadgen.capacity import capacity as capacity
+    from loadgen.capacity.api import capacity as capacity
     from loadgen.drive.store import read_run as read_run
     from loadgen.exports.export import export as export
     from loadgen.lab.replay import replay as replay
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from loadgen.workload.schedule import make_schedule as make_schedule
 
 _HOMES = {
-    "capacity": "loadgen.capacity",
+    "capacity": "loadgen.capacity.api",
     "load_scenario": "loadgen.workload.scenario",
     "make_schedule": "loadgen.workload.schedule",
     "run": "loadgen.run",

@@ -166,8 +166,8 @@ def engine(n_seeds: int, target: float, precision: float) -> dict[str, Any]:
 
     from rich.console import Console
 
-    from loadgen.capacity import Asked
-    from loadgen.capacity import search as whole_search
+    from loadgen.capacity.asked import Asked
+    from loadgen.capacity.search import search as whole_search
     from loadgen.lab.simulate import simulate
     from loadgen.measure.aggregate import summarize
     from loadgen.run_options import RunOptions

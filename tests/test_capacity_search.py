@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 import slobench as sb
-from loadgen.capacity import Asked, question_of, search, why_gone
+from loadgen.capacity.asked import Asked, question_of
+from loadgen.capacity.observed import why_gone
+from loadgen.capacity.search import search
 from loadgen.early import EarlyEnd
 from loadgen.errors import TargetError, UsageError
 from loadgen.measure.aggregate import summarize
@@ -125,7 +127,7 @@ def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path, monkeypa
             refusing()
         return execute(*args, **kwargs)
 
-    monkeypatch.setattr("loadgen.capacity.execute", then_gone)
+    monkeypatch.setattr("loadgen.capacity.search.execute", then_gone)
     with pytest.raises(TargetError):
         search(asked(), out, Console(file=log), resume=False)
     assert "ended after 1 probe (at least 8 req/s" in log.getvalue()
@@ -137,7 +139,7 @@ def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path, monkeypa
 
 
 def test_a_target_that_was_never_there_leaves_the_directory_free(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr("loadgen.capacity.execute", refusing)
+    monkeypatch.setattr("loadgen.capacity.search.execute", refusing)
     for _ in range(2):
         with pytest.raises(TargetError):
             search(asked(), tmp_path / "s", QUIET, resume=False)
@@ -200,7 +202,9 @@ def without_ports(finished):
 
 
 def test_a_client_without_a_port_left_is_not_a_server_that_was_away(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr("loadgen.capacity.execute", lambda *a, **k: without_ports(execute(*a, **k)))
+    monkeypatch.setattr(
+        "loadgen.capacity.search.execute", lambda *a, **k: without_ports(execute(*a, **k))
+    )
     answer = search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
     assert {probe.grade for probe in answer.probes} == {"untrusted"}
     why = answer.probes[0].why
@@ -218,7 +222,7 @@ def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(
         rows["status"][:] = Status.connect_error
         return replace(finished, run=replace(finished.run, request_rows=rows))
 
-    monkeypatch.setattr("loadgen.capacity.execute", away)
+    monkeypatch.setattr("loadgen.capacity.search.execute", away)
     with pytest.raises(TargetError, match="sim: could not be reached in two probes, one after"):
         search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
     kept = json.loads((tmp_path / "s" / "capacity.json").read_text())

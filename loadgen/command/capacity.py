@@ -48,7 +48,8 @@ def capacity(
     as_json: bool,
 ) -> int:
     """Search, print the probes and the answer; the exit code."""
-    from loadgen.capacity import Asked, search
+    from loadgen.capacity.asked import Asked
+    from loadgen.capacity.search import search
     from loadgen.run_options import RunOptions
     from reports.capacity_view import table
 

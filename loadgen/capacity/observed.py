@@ -1,0 +1,88 @@
+"""What a finished run says as a probe: how many kept their promise, and whether it counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
+from loadgen.measure.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
+from loadgen.measure.capacity.search import Ask
+from loadgen.measure.per_request import Mask, per_request
+from loadgen.measure.slo import parse_slo
+from loadgen.records import Run, Status
+from loadgen.run import Finished
+
+LEAST_SEEN = 4
+"""Misses per block that a probe which ended in its warm-up stands for."""
+_STRAY = 0.01  # of the due requests: so many may find no connection, as any other miss
+
+
+def probe_of(
+    finished: Finished, ask: Ask, grade: Grade, spent_s: float, target: float, name: str
+) -> Probe:
+    """What a finished run says as a probe. A run that was ended by its own `stop_when` was
+    overrun; one of which the instrument is not trusted says nothing of the server, nor does one
+    during which there was no server."""
+    run, summary = finished.run, finished.summary
+    window, columns, due = measured_window(run), per_request(run), due_rows(run)
+    shared = [parse_slo(text) for text in run.manifest.get("slo") or ()]
+    met = due & meets_own(run, columns, shared, promises_by_class(run))
+    released_s = run.request_rows["released_s"]
+    at_s = np.where(np.isfinite(released_s), released_s, run.schedule_rows["scheduled_s"])
+    counted = due & np.isfinite(at_s)
+    n_due, n_met = in_blocks(at_s[counted], met[counted], window.start_s, window.end_s)
+    why = str(run.manifest.get("end_reason") or "")
+    is_stopped = run.manifest["ended"] == "stopped"
+    if is_stopped and grade == "measured":
+        grade = "saturated"
+    if gone := why_gone(run, due):
+        grade, why = "broken", gone
+    elif not summary.validity.trusted:
+        failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
+        grade, why = "untrusted", "; ".join(f"{c.name}: {c.detail}" for c in failed)
+    elif is_stopped and not sum(n_due):  # ended in its warm-up
+        n_due, n_met = (LEAST_SEEN,) * N_BLOCKS, (0,) * N_BLOCKS
+    probe = Probe(
+        level=ask.level,
+        due=n_due,
+        met=n_met,
+        warmup_s=ask.warmup_s,
+        measured_s=max(window.length_s, 1e-3),
+        spent_s=spent_s,
+        grade=grade,
+        name=name,
+        why=why,
+    )
+    grows = any(check.name == "load" and check.ok is False for check in summary.validity.checks)
+    if grade in ("measured", "saturated") and grows and probe.n_due:
+        return replace(overloaded(probe, target), why=why or "its queue grew to the end")
+    return probe
+
+
+def why_gone(run: Run, due: Mask) -> str:
+    """That a server ended, or could not be reached, during the run; "" where it was there.
+
+    No connection at all (refused, no route, no name, a proxy that lets nobody through) is not how a
+    server is slow: one that cannot keep up answers late, or with an error. More than 1 % of them,
+    or one at the very end, and it was away. What the client had no connection left for says
+    nothing of a server: the gate "client limits" sees to that.
+    """
+    if run.manifest.get("server_ended_s") is not None:
+        return str(run.manifest.get("end_reason") or "the server ended")
+    rows = run.request_rows[due]
+    tried = rows[np.isfinite(rows["sent_s"])]
+    is_ours = np.isin(tried["error_id"], run.names.client_limits)
+    is_away = (tried["status"] == Status.connect_error) & ~is_ours
+    refused = tried[is_away]
+    if not len(refused):
+        return ""
+    is_last = bool(refused["sent_s"].max() >= tried["sent_s"].max())
+    if len(refused) <= _STRAY * len(rows) and not is_last:
+        return ""
+    first = refused[np.argmin(refused["sent_s"])]
+    return (
+        f"{len(refused)} of {len(rows)} requests got no connection, the first "
+        f"{first['sent_s']:.3g} s into the run: {run.names.errors[first['error_id']]}"
+    )
