@@ -50,9 +50,10 @@ def test_the_readme_shows_its_two_commands_first():
 
 def named_checks():
     """The names of the validity checks: the first word given to `Check` or to what makes one."""
-    tree = ast.parse((ROOT / "loadgen" / "measure" / "validity.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
-    firsts = [c.args[0] for c in calls if getattr(c.func, "id", "") in ("Check", "_share")]
+    files = (ROOT / "loadgen" / "measure" / "validity").glob("*.py")
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    firsts = [c.args[0] for c in calls if getattr(c.func, "id", "") in ("Check", "share_of_time")]
     return sorted({f.value for f in firsts if isinstance(f, ast.Constant)})
 
 

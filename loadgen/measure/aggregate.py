@@ -46,7 +46,8 @@ from loadgen.measure.summary import (
     Validity,
 )
 from loadgen.measure.throughput import Throughput, inside, per_second, throughput
-from loadgen.measure.validity import Check, checks, is_trusted
+from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.checks import checks, is_trusted
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
     Shares,

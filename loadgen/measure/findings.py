@@ -11,7 +11,7 @@ from loadgen.measure.backends import Backend, pinned
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
-from loadgen.measure.validity import Check
+from loadgen.measure.validity.check import Check
 from loadgen.measure.wording import say, say_count, say_number
 from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
 

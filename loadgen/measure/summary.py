@@ -17,7 +17,7 @@ from loadgen.measure.stalls import Stalls
 from loadgen.measure.stats import Interval, Percentile
 from loadgen.measure.stimulus import Stimulus
 from loadgen.measure.throughput import Throughput
-from loadgen.measure.validity import Check
+from loadgen.measure.validity.check import Check
 from loadgen.measure.verdict import SloResult, Verdict
 
 SCHEMA = 1

@@ -1,0 +1,88 @@
+"""Whether a run can be believed: all checks of a run in one table.
+
+A *gate* that fails makes the run INVALID, whatever the latencies say; the other checks only tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadgen.measure.load import Load
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.slo import Slo
+from loadgen.measure.stalls import stalls
+from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.client import (
+    connections,
+    encoding,
+    lateness,
+    loop_lag,
+    read_backlog,
+    share_of_time,
+    shared_cores,
+    stalls_of_our_own,
+    steal,
+)
+from loadgen.measure.validity.sent import client_limits, record, stimulus
+from loadgen.measure.validity.served import cache, grown_load, input_lengths, output_lengths
+from loadgen.records import Run
+
+LOOP_LAG_S = 0.005
+READ_BACKLOG_S = 0.0025  # on average; in a burst of reads the last one then waits for 5 ms
+CPU_SHARE = 0.90
+RUN_DELAY_SHARE = 0.01
+
+
+def checks(
+    run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], load: Load | None
+) -> list[Check]:
+    """All checks of a run, gates first; limits come from the manifest where it overrides them."""
+    limits = run.manifest.get("instrument_limits") or {}
+    shards = run.instrument.get("shards") or []
+    return [
+        record(run),
+        *client_limits(run),
+        lateness(run, columns, due, slos, limits, shards),
+        loop_lag(shards, float(limits.get("loop_lag_s", LOOP_LAG_S))),
+        read_backlog(shards, float(limits.get("read_backlog_s", READ_BACKLOG_S))),
+        share_of_time(
+            "client CPU",
+            "of one core used by the client",
+            "the client ran out of CPU; use more workers or a lower rate",
+            shards,
+            lambda shard: shard.get("cpu_share"),
+            float(limits.get("cpu_share", CPU_SHARE)),
+        ),
+        share_of_time(
+            "run delay",
+            "of the run spent runnable but not running",
+            "the machine was too busy to schedule the client",
+            shards,
+            lambda shard: shard.get("run_delay_share"),
+            float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
+        ),
+        shared_cores(run, shards, float(limits.get("run_delay_share", RUN_DELAY_SHARE))),
+        share_of_time(
+            "throttling",
+            "of the run throttled by the cgroup",
+            "the container's CPU quota held the client back",
+            shards,
+            lambda shard: shard.get("throttled_share"),
+            float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
+        ),
+        steal(shards),
+        stimulus(run),
+        stalls_of_our_own(stalls(run, columns, due), int(np.count_nonzero(due))),
+        grown_load(load),
+        cache(run, due),
+        output_lengths(run, columns, due),
+        input_lengths(run, due),
+        connections(shards),
+        encoding(run, shards),
+    ]
+
+
+def is_trusted(found: Sequence[Check]) -> bool:
+    return not any(check.is_gate and check.ok is False for check in found)

@@ -1,0 +1,224 @@
+"""The health of the client: when it sent, how its event loop ran, what its cores did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.slo import Slo, lateness_limit_s
+from loadgen.measure.stalls import Stalls, changed
+from loadgen.measure.stats import nearest_rank
+from loadgen.measure.validity.check import Check
+from loadgen.measure.wording import say, say_count, say_share
+from loadgen.records import Run
+
+LEAST_WAITING = 20  # connections seen waiting, before their share says anything
+OTHERS_SHARE = 0.10  # of the time of the client's cores
+IDLE_SHARE = 0.05  # with as much, there is a core to wake up on
+ENCODED_LATE_SHARE = 0.01
+STOLEN_SHARE = 0.01
+
+
+def lateness(
+    run: Run,
+    columns: PerRequest,
+    due: Mask,
+    slos: Sequence[Slo],
+    limits: Mapping[str, Any],
+    shards: Sequence[Mapping[str, Any]],
+) -> Check:
+    stated_s = limits.get("lateness_s")
+    limit_s = lateness_limit_s(slos) if stated_s is None else float(stated_s)
+    late_s = columns.lateness_s[due & ~held_by_cap(run)]
+    late_s = np.sort(late_s[~np.isnan(late_s)])
+    if not len(late_s):
+        return Check("lateness", None, "no request was sent at a planned instant", is_gate=True)
+    p50, p99 = (float(late_s[nearest_rank(len(late_s), q) - 1]) for q in (0.5, 0.99))
+    detail = (
+        f"sent after the planned instant: p50 {say(p50, 's')}, p99 {say(p99, 's')},"
+        f" max {say(float(late_s[-1]), 's')}; limit p99 {say(limit_s, 's')}"
+    )
+    if p99 > limit_s:
+        cause = _stolen(shards) or "the load generator fell behind its own schedule"
+        detail = f"client-bound: {detail}; {cause}"
+    return Check("lateness", p99 <= limit_s, detail, is_gate=True)
+
+
+def held_by_cap(run: Run) -> Mask:
+    """Rows released while `limits.max_concurrency` was used up and `when_full: wait` held them.
+
+    Their wait was asked for by the scenario: latency of the request, not lateness of the client.
+    Of n shards each holds cap // n of it, the first cap % n one more.
+    """
+    rows = run.request_rows
+    limits = (run.manifest.get("scenario", {}).get("resolved") or {}).get("limits") or {}
+    cap = limits.get("max_concurrency")
+    if limits.get("when_full") != "wait" or not cap:
+        return np.zeros(len(rows), bool)
+    held = np.zeros(len(rows), bool)
+    n_shards = int(rows["shard"].max(initial=0)) + 1
+    for shard in range(n_shards):
+        mine = np.isfinite(rows["sent_s"]) & (rows["shard"] == shard)
+        at_s = rows["released_s"][mine]
+        done_s = np.sort(rows["done_s"][mine])  # NaN sorts last: never done
+        ahead = np.searchsorted(np.sort(at_s), at_s) - np.searchsorted(done_s, at_s, side="right")
+        held[mine] = ahead >= cap // n_shards + (shard < cap % n_shards)
+    return held
+
+
+def loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
+    readings = [(s["loop_lag_s"], s) for s in shards if (s.get("loop_lag_s") or {}).get("n")]
+    if not readings:
+        return Check("event loop", None, "the client did not record its loop's lag", is_gate=True)
+    lag, shard = max(readings, key=lambda reading: float(reading[0]["p99"]))
+    pause_s = max(float((s.get("gc") or {}).get("pause_max_s") or 0.0) for _, s in readings)
+    detail = (
+        f"lag p99 {say(lag['p99'], 's')}, max {say(lag['max'], 's')}{_of_shard(shard, shards)};"
+        f" limit p99 {say(limit_s, 's')}; longest garbage collection {say(pause_s, 's')}"
+    )
+    ok = float(lag["p99"]) <= limit_s
+    if not ok:
+        cause = _stolen(shards) or "the client's event loop was blocked"
+        detail = f"client-bound: {detail}; {cause}"
+    return Check("event loop", ok, detail, is_gate=True)
+
+
+def read_backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
+    readings = [(s["backlog"], s) for s in shards if s.get("backlog")]
+    if not readings:
+        detail = "the client did not look at its sockets (it can with the fast transport)"
+        return Check("read backlog", None, detail, is_gate=True)
+    seen, shard = max(readings, key=lambda reading: float(reading[0]["wait_mean_s"]))
+    n_waiting, wait_s = int(seen["waiting"]), float(seen["wait_mean_s"])
+    detail = (
+        f"bytes waited {say(wait_s, 's')} in the sockets on average before they were read,"
+        f" estimated from {say_count(int(seen['looks']))} looks, of which {say_count(n_waiting)}"
+        f" found some{_of_shard(shard, shards)}; limit {say(limit_s, 's')}"
+    )
+    ok = wait_s <= limit_s or n_waiting < LEAST_WAITING
+    if not ok:
+        detail = f"client-bound: {detail}; the client read slower than the server sent"
+    return Check("read backlog", ok, detail, is_gate=True)
+
+
+def share_of_time(
+    name: str,
+    what: str,
+    cause: str,
+    shards: Sequence[Mapping[str, Any]],
+    read: Callable[[Mapping[str, Any]], float | None],
+    limit: float,
+) -> Check:
+    readings = [(value, shard) for shard in shards if (value := read(shard)) is not None]
+    if not readings:
+        return Check(name, None, "not recorded on this platform", is_gate=True)
+    value, shard = max(readings, key=lambda reading: reading[0])
+    detail = f"{say_share(value)} {what}{_of_shard(shard, shards)}; limit {say_share(limit)}"
+    if value > limit:
+        detail = f"client-bound: {detail}; {cause}"
+    return Check(name, value <= limit, detail, is_gate=True)
+
+
+def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) -> Check:
+    """Cores that the client is confined to and that others keep from ever being idle: it then runs
+    as the scheduler lets it, which run delay need not show. Not those of the whole machine, where
+    the scheduler has the choice, and not against what this run started itself."""
+    name, limit = "shared cores", max(OTHERS_SHARE, limit)
+    known = [shard["cores"] for shard in shards if shard.get("cores")]
+    known = [cores for cores in known if cores["total_s"] > 0]
+    if not known or len(known) < len(shards):
+        return Check(name, None, "not recorded on this platform", is_gate=True)
+    ours_s = sum(cores["own_s"] for cores in known) + float(run.instrument.get("family_s") or 0.0)
+    worst = min(known, key=lambda cores: float(cores["idle_s"] / cores["total_s"]))
+    n = len(worst["allowed"])
+    idle = worst["idle_s"] / worst["total_s"]
+    others = max(0.0, worst["programs_s"] - ours_s) / worst["total_s"]
+    whose = "core" if n == 1 else f"{say_count(n)} cores"
+    detail = (
+        f"other programs took {say_share(others)} of the time of the client's {whose},"
+        f" {say_share(idle)} was idle; limit {say_share(limit)} with under"
+        f" {say_share(IDLE_SHARE)} idle"
+    )
+    if 1 < n == worst["online"]:
+        return Check(name, True, f"{detail}, of cores that it is confined to", is_gate=True)
+    ok = idle >= IDLE_SHARE or others <= limit
+    if not ok:
+        detail = f"client-bound: {detail}; another program never left the client's {whose} alone"
+    return Check(name, ok, detail, is_gate=True)
+
+
+def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
+    """What a host that took the machine's time away did; "" where it did not, or is not known."""
+    share = max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
+    if share <= STOLEN_SHARE:
+        return ""
+    return f"the host of this virtual machine gave {say_share(share)} of its time to others (steal)"
+
+
+def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
+    """No gate: what it does to the client, lateness and the event loop's lag show."""
+    if all(shard.get("stolen_share") is None for shard in shards):
+        return Check("steal", None, "not recorded on this platform")
+    told = _stolen(shards)
+    share = max(float(s.get("stolen_share") or 0.0) for s in shards)
+    limit = f"limit {say_share(STOLEN_SHARE)}"
+    detail = f"{say_share(share)} of the machine's time was taken by its host; {limit}"
+    return Check("steal", not told, f"{told}; {limit}" if told else detail)
+
+
+def stalls_of_our_own(found: Stalls | None, n_due: int) -> Check:
+    """No gate: how often is the event loop's, and what came of it is shown here."""
+    if found is None:
+        return Check("stalls", None, "the client did not look for stalls of its own")
+    if not found.n:
+        return Check("stalls", True, "the client never stalled")
+    times = "once" if found.n == 1 else f"{say_count(found.n)} times"
+    detail = (
+        f"the client stalled {times}, {say(found.total_s, 's')} in all, for"
+        f" {say(found.longest_s, 's')} at the longest; {say_count(found.rows)} of"
+        f" {say_count(n_due)} requests were sent or had their first or last token stamped meanwhile"
+    )
+    if found.rows:
+        figures = [
+            f"p99 {name} {say(without_s, 's')} instead of {say(all_s, 's')}"
+            for name, all_s, without_s in changed(found)
+        ]
+        detail += f"; without them {', '.join(figures) or 'the p99s are the same'}"
+    return Check("stalls", not found.rows, detail)
+
+
+def connections(shards: Sequence[Mapping[str, Any]]) -> Check:
+    totals = [s["connections"] for s in shards if s.get("connections")]
+    if not totals:
+        return Check("connections", None, "the client did not count its connections")
+    opened, reused, refused = (
+        sum(int(t.get(key) or 0) for t in totals)
+        for key in ("opened", "reused", "not_opened_ahead")
+    )
+    detail = f"{say_count(opened)} opened, reused {say_count(reused)} times"
+    if refused:
+        detail += (
+            f"; {say_count(refused)} that were to be opened before the first request were not: the"
+            " server refused some, and requests that found none waited for their own"
+        )
+    return Check("connections", not refused, detail)
+
+
+def encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> Check:
+    """Requests whose bytes were not ready at their instant; making them delays whoever is due."""
+    counted = [int(s["encoded_late"]) for s in shards if s.get("encoded_late") is not None]
+    n_sent = int(np.count_nonzero(np.isfinite(run.request_rows["sent_s"])))
+    if not counted or not n_sent:
+        return Check("encoding", None, "the client did not count requests encoded when due")
+    n_late = sum(counted)
+    detail = (
+        f"{say_count(n_late)} of {say_count(n_sent)} requests were encoded only when they were due"
+    )
+    return Check("encoding", n_late <= ENCODED_LATE_SHARE * n_sent, detail)
+
+
+def _of_shard(shard: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> str:
+    return f" (worker {shard['shard']}, the worst of {len(shards)})" if len(shards) > 1 else ""
