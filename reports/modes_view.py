@@ -27,6 +27,7 @@ COLUMNS: tuple[tuple[str, str, Unit], ...] = (
 )
 ALL = "all"
 _MOST_REASONS = 3
+_MOST_RATES = 5  # in one table
 
 Row = Mapping[str, Any]
 
@@ -40,9 +41,11 @@ def tables(facts: Mapping[str, Any]) -> Group:
             parts.append(_ratios(facts))
         parts.append(_waits(facts))
     else:
-        parts += [_by_rate(facts, "goodput", "per_s"), _by_rate(facts, "attainment", "share")]
+        slices = _side_by_side(facts["rates_per_s"])
+        parts += [_by_rate(facts, rates, "goodput", "per_s") for rates in slices]
+        parts += [_by_rate(facts, rates, "attainment", "share") for rates in slices]
         if len(facts["modes"]) > 1:
-            parts += [_differences(facts), _ratios(facts)]
+            parts += [*(_differences(facts, rates) for rates in slices), _ratios(facts)]
     parts += [Text(f"note: {note}", style="yellow") for note in notes(facts)]
     return Group(*parts)
 
@@ -174,8 +177,17 @@ def times_text(estimate: Mapping[str, Any]) -> str:
     if value is None:
         return "–"
     if estimate["n"] < 2 or low is None or high is None:
-        return f"{value:.2g}"
-    return f"{value:.2g} ({low:.2g} to {high:.2g})"
+        return _times(value)
+    return f"{_times(value)} ({_times(low)} to {_times(high)})"
+
+
+def _times(ratio: float) -> str:
+    """Two digits, never as a power of ten."""
+    if ratio < 0.001:
+        return "<0.001"
+    if ratio > 1000:
+        return ">1000"
+    return f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:.0f}"
 
 
 def _waits(facts: Mapping[str, Any]) -> Table:
@@ -194,26 +206,26 @@ def _first_cell(row: Row) -> str:
     return str(row["mode"]) if rate is None else f"{row['mode']} at {rate:g}/s"
 
 
-def _by_rate(facts: Mapping[str, Any], quantity: str, unit: Unit) -> Table:
-    rates: Sequence[float] = facts["rates_per_s"]
+def _side_by_side(rates: Sequence[float]) -> list[Sequence[float]]:
+    """The rates in as few parts as a line of 100 columns takes; of about equal length."""
+    n_parts = -(-len(rates) // _MOST_RATES)
+    size = -(-len(rates) // n_parts)
+    return [rates[at : at + size] for at in range(0, len(rates), size)]
+
+
+def _by_rate(facts: Mapping[str, Any], rates: Sequence[float], quantity: str, unit: Unit) -> Table:
     title = {"goodput": "goodput at offered rate", "attainment": "share that met its promises"}
     table = _table(title[quantity], *(f"{rate:g}/s" for rate in rates))
     for mode in facts["modes"]:
         found = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
         table.add_row(
             mode,
-            *(
-                value_text(found[rate][quantity], unit, is_short=len(rates) > 6)
-                if rate in found
-                else ""
-                for rate in rates
-            ),
+            *(value_text(found[rate][quantity], unit) if rate in found else "" for rate in rates),
         )
     return table
 
 
-def _differences(facts: Mapping[str, Any]) -> Table:
-    rates: Sequence[float] = facts["rates_per_s"]
+def _differences(facts: Mapping[str, Any], rates: Sequence[float]) -> Table:
     table = _table(f"goodput beyond {facts['baseline']}", *(f"{rate:g}/s" for rate in rates))
     for mode in facts["modes"][1:]:
         found = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}

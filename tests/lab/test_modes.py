@@ -16,7 +16,7 @@ from loadgen.lab.modes_files import write_all
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.modes_charts import figures, paper
 from reports.modes_page import render
-from reports.modes_view import tables
+from reports.modes_view import tables, times_text
 
 MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
 
@@ -246,6 +246,42 @@ def test_the_page_and_the_terminal_say_the_same(compared):
     for line, row in zip(lines, facts["rows"][1::2], strict=True):
         ttft = row["ratio"]["ttft_p99"]
         assert f" {ttft['value']:.2g} ({ttft['low']:.2g} to {ttft['high']:.2g})" in line
+
+
+def test_no_figure_of_ten_rates_is_cut_in_100_columns(compared):
+    """Rates that do not fit beside one another stand in a second table."""
+    facts = compared[0].facts
+    rates = [float(rate) for rate in range(2, 22, 2)]
+    one_rate = [row for row in facts["rows"] if row["rate_per_s"] == facts["rates_per_s"][0]]
+    gap = {"value": 17.8, "low": 17.394, "high": 18.206, "n": 10}
+    found = [
+        {**row, "rate_per_s": rate, "difference": {**row["difference"], "goodput": gap}}
+        for rate in rates
+        for row in one_rate
+    ]
+    page = io.StringIO()
+    Console(file=page, width=100).print(tables({**facts, "rates_per_s": rates, "rows": found}))
+    told = page.getvalue()
+    beyond = told.partition("goodput beyond")[2].partition("times static")[0]
+    assert beyond.count("+17.8") == 10
+    assert beyond.count("±0.406") == 10
+    for rate in rates:
+        assert len(re.findall(rf"(?<!at) {rate:g}/s", told)) >= 3  # goodput, share, difference
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (0.0361, "0.036"),
+        (1e-7, "<0.001"),
+        (59.2, "59"),
+        (99.8, "100"),
+        (164.0, "164"),
+        (2.4e3, ">1000"),
+    ],
+)
+def test_a_ratio_is_never_a_power_of_ten(ratio, said):
+    assert times_text({"value": ratio, "low": None, "high": None, "n": 1}) == said
 
 
 def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
