@@ -26,13 +26,14 @@ _MISSING = "(not there)"
 class Cell:
     """One circumstance: a scenario against a target (as after `--target`). `name` is its folder,
     `factors` is what it differs by, for tables; the options' `out_dir`, `force` and `name` are
-    set here."""
+    set here. `server` names one that only cells of the same word share."""
 
     name: str
     scenario: Scenario
     target: str
     options: RunOptions
     factors: Mapping[str, str] = field(default_factory=dict)
+    server: str = ""
 
     def watched(self, watch: Watch) -> Cell:
         """The same, watched while its runs go on."""
@@ -43,20 +44,23 @@ class Cell:
         """Cells of one key can be measured on one server, one after the other."""
         options = self.options
         plugins, settings = tuple(options.plugins), tuple(options.target_settings)
-        return self.target, _file_sha256(self.target), settings, options.engine, plugins
+        file = _file_sha256(self.target)
+        return self.target, file, settings, options.engine, plugins, self.server
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One run to be made, or there already."""
+    """One run to be made, or there already. `beside` are the runs it is measured together with: it
+    is done when all of them are, for a partner made hours later tells nothing."""
 
     cell: Cell
     repeat: int
     directory: Path
+    beside: tuple[Path, ...] = ()
 
     @property
     def is_done(self) -> bool:
-        return _ending(self.directory) in _ENDED and (self.directory / "requests.parquet").exists()
+        return all(_is_whole(directory) for directory in (self.directory, *self.beside))
 
     def make_room(self) -> Path | None:
         """Write down what the cell is; where an unfinished run went that stood in the way."""
@@ -129,6 +133,10 @@ def _kept_definition(directory: Path, cell: Cell) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     return kept
+
+
+def _is_whole(directory: Path) -> bool:
+    return _ending(directory) in _ENDED and (directory / "requests.parquet").exists()
 
 
 def _ending(directory: Path) -> str:

@@ -7,13 +7,14 @@
 
 Every cell has its turn before any has its second, and every other round goes backwards, so that a
 drift of the machine or the server (heat, fragmented memory, a neighbour) favours no cell. The k-th
-repeat has the same seed in every cell: equal scenarios get equal requests at equal instants.
+repeat has the same seed in every cell: equal scenarios get equal requests at equal instants. A cell
+with a control has it measured right beside each of its runs, now before and now after it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from targets.settle import settle
 if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
 
+NO_CONTROLS: Mapping[str, Cell] = {}
 _SEEDS = 2**63
 
 
@@ -75,23 +77,35 @@ class CellFailure:
 
 
 def turns(
-    cells: Sequence[Cell], directory: Path, *, repeats: int, order_seed: int = 0
+    cells: Sequence[Cell],
+    directory: Path,
+    *,
+    repeats: int,
+    order_seed: int = 0,
+    controls: Mapping[str, Cell] = NO_CONTROLS,
 ) -> list[Turn]:
     """All runs in the order in which they are made: round by round all cells, those that share a
     server side by side; the order is shuffled for every other round and reversed for the one after
-    it. So over two rounds a drift that is linear in time adds the same to every cell."""
+    it. So over two rounds a drift that is linear in time adds the same to every cell.
+
+    A cell's control (by the cell's name) has its turn next to the cell's. Which of the two is first
+    changes from cell to cell and is reversed with the order, so that neighbours can share a server.
+    """
     rng = np.random.default_rng(order_seed)
-    by_server: dict[tuple[object, ...], list[Cell]] = {}
+    by_servers: dict[tuple[object, ...], list[tuple[Cell, ...]]] = {}
     for cell in cells:
-        by_server.setdefault(cell.server_key, []).append(cell)
-    groups, ordered, order = list(by_server.values()), list[Turn](), list[Cell]()
+        row = (controls[cell.name], cell) if cell.name in controls else (cell,)
+        by_servers.setdefault(tuple(one.server_key for one in row), []).append(row)
+    groups, ordered = list(by_servers.values()), list[Turn]()
+    order: list[tuple[Cell, ...]] = []
     for repeat in range(1, repeats + 1):
         if repeat % 2:
             shuffled = [groups[k] for k in rng.permutation(len(groups))]
-            order = [group[k] for group in shuffled for k in rng.permutation(len(group))]
+            rows = [group[k] for group in shuffled for k in rng.permutation(len(group))]
+            order = [row[::-1] if k % 2 else row for k, row in enumerate(rows)]
         else:
-            order.reverse()
-        ordered += [Turn(cell, repeat, directory / cell.name / f"r{repeat}") for cell in order]
+            order = [row[::-1] for row in reversed(order)]
+        ordered += [turn for row in order for turn in _side_by_side(row, repeat, directory)]
     return ordered
 
 
@@ -103,17 +117,20 @@ def run_cells(
     console: Console,
     between: Between = BETWEEN,
     order_seed: int = 0,
+    controls: Mapping[str, Cell] = NO_CONTROLS,
 ) -> Generator[CellRun | CellFailure]:
-    """Make every run that `directory` does not have yet, and give all of them, in their order.
+    """Make every run that `directory` does not have yet, and give all of them, in their order, the
+    runs of `controls` (by the name of their cell) among them.
 
     A cell that cannot be measured is given as a CellFailure and the rest go on. Raises UsageError,
     before anything runs, for names that cannot be folders and for a cell that is another one than
     in `directory`; KeyboardInterrupt when interrupted: what is finished stays, and the same call
     goes on from there.
     """
-    warmed = [replace(cell, scenario=_warmed(cell.scenario, between)) for cell in cells]
-    check_cells(warmed, directory)
-    todo = turns(warmed, directory, repeats=repeats, order_seed=order_seed)
+    warmed = [_warmed(cell, between) for cell in cells]
+    beside = {name: _warmed(cell, between) for name, cell in controls.items()}
+    check_cells([*warmed, *beside.values()], directory)
+    todo = turns(warmed, directory, repeats=repeats, order_seed=order_seed, controls=beside)
     return _run_cells(todo, directory, console, between)
 
 
@@ -124,13 +141,22 @@ def repeated(scenario: Scenario, repeat: int) -> Scenario:
     return Scenario.model_validate(scenario.resolved() | {"seed": seed})
 
 
+def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Turn]:
+    places = [directory / cell.name / f"r{repeat}" for cell in row]
+    return [
+        Turn(cell, repeat, place, tuple(other for other in places if other != place))
+        for cell, place in zip(row, places, strict=True)
+    ]
+
+
 def _run_cells(
     todo: Sequence[Turn], directory: Path, console: Console, between: Between
 ) -> Generator[CellRun | CellFailure]:
+    done = {turn.directory for turn in todo if turn.is_done}  # asked before any is made anew
     with CellServer(directory / "servers", console) as server:
         for n, turn in enumerate(todo, start=1):
             where = f"[{n}/{len(todo)}] {turn.cell.name}, repeat {turn.repeat}"
-            if turn.is_done:
+            if turn.directory in done:
                 yield _reused(turn)
                 continue
             console.print(where, style="bold", markup=False, soft_wrap=True)
@@ -199,9 +225,9 @@ def _reused(turn: Turn) -> CellRun:
     return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, True)
 
 
-def _warmed(scenario: Scenario, between: Between) -> Scenario:
-    if scenario.phases.warmup >= between.warm_up_s:
-        return scenario
-    values = scenario.resolved()
+def _warmed(cell: Cell, between: Between) -> Cell:
+    if cell.scenario.phases.warmup >= between.warm_up_s:
+        return cell
+    values = cell.scenario.resolved()
     values["phases"]["warmup"] = f"{between.warm_up_s:.9g}s"
-    return Scenario.model_validate(values)
+    return replace(cell, scenario=Scenario.model_validate(values))

@@ -92,6 +92,32 @@ def test_a_server_is_started_once_a_round_and_kept_over_the_turning_point(shape,
     assert n_starts <= repeats * len(shape) - (repeats - n_odd_rounds)
 
 
+def with_controls(shape):
+    cells = on_servers(shape)
+    beside = {c.name: replace(c, name=f"{c.name}.control", server="control") for c in cells}
+    return cells, beside
+
+
+@given(SHAPES, st.integers(1, 3), st.integers(0, 2**31))
+def test_a_control_stands_right_beside_its_cell_now_before_and_now_after_it(shape, n_pairs, seed):
+    cells, beside = with_controls(shape)
+    found = turns(cells, Path("d"), repeats=2 * n_pairs, order_seed=seed, controls=beside)
+    place = {(turn.cell.name, turn.repeat): at for at, turn in enumerate(found)}
+    assert len(place) == 2 * len(cells) * 2 * n_pairs
+    for cell in cells:
+        after = [
+            place[cell.name, k + 1] - place[f"{cell.name}.control", k + 1]
+            for k in range(2 * n_pairs)
+        ]
+        assert set(map(abs, after)) == {1}
+        for first, second in zip(after[::2], after[1::2], strict=True):
+            assert first == -second
+    starts = sum(a.cell.server_key != b.cell.server_key for a, b in itertools.pairwise(found))
+    assert starts < 2 * len(cells) * 2 * n_pairs
+    if len(cells) == 1:  # control, cell; cell, control; …
+        assert starts == 2 * n_pairs
+
+
 def test_the_order_is_shuffled_but_the_same_every_time():
     cells = on_servers([1] * 8)
     orders = {
