@@ -69,6 +69,7 @@ targets: [reference]
 scenarios: [steady.yaml]
 modes: [chunked]
 engine: shape=10m
+# control: pinned.yaml       # a server that stays as it is, beside every run: docs/nightly.md
 repeats: 5
 metrics: [p50(ttft), p50(tpot), error_rate]
 margins: {default: 5%, error_rate: 1%}

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 from loadgen.measure.judgement import Compared
 from loadgen.measure.night_verdict import CellVerdict
-from reports.nightly_view import HEAD, cell_line, changed_lines, row
+from reports.nightly_view import HEAD, cell_line, changed_lines, control_lines, row
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 §2.2
 
@@ -27,7 +27,8 @@ def junit(cells: Sequence[CellVerdict]) -> str:
             _case(suite, one, measured)
         if not gated:
             _case_without_measures(suite, one)
-        said = "\n".join([cell_line(one), *changed_lines(one), *one.notes])
+        told = [*control_lines(one), *changed_lines(one), *one.notes]
+        said = "\n".join([cell_line(one), *told])
         ET.SubElement(suite, "system-out").text = _clean(said)
         cases = suite.findall("testcase")
         suite.set("tests", str(len(cases)))

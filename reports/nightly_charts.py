@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadgen.measure.catalog import Metric
+from loadgen.measure.wording import say
 from reports.charts import BLUE, GREY, ORANGE, Spec, standalone, time_unit
 
 _GREEN, _RED = "#2a9d78", "#d1495b"
@@ -15,6 +16,8 @@ LABEL = (
     "slice(datum.label, 4, 6) + '-' + slice(datum.label, 6, 8) + ' ' + slice(datum.label, 9, 11)"
     " + ':' + slice(datum.label, 11, 13)"
 )
+BOTH = {"absolute": "the cell itself", "control": "the control itself"}
+"""What lies behind a relative number, by its key in nightly.json."""
 SHAPES = ("circle", "circle", "triangle-up", "triangle-down", "diamond", "cross")
 
 
@@ -22,6 +25,7 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
     """A dot with its interval per night, coloured and shaped by that night's verdict; a dot leads
     to its CI job where the night recorded one."""
     unit, factor = _scale(metric, points)
+    controlled = any("control" in one for one in points)
     rows = [
         {
             "night": one["night"],
@@ -31,6 +35,7 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
             "runs": one["n_runs"],
             **{key: None if one[key] is None else one[key] * factor
                for key in ("value", "low", "high")},
+            **{key: say(one[key], metric.unit) for key in BOTH if key in one},
         }
         for one in points
     ]  # fmt: skip
@@ -45,6 +50,11 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
         {"field": "value", "title": f"{text}, {unit}", **number},
         {"field": "low", "title": "from", **number},
         {"field": "high", "title": "to", **number},
+        *(
+            {"field": key, "type": "nominal", "title": title}
+            for key, title in BOTH.items()
+            if controlled
+        ),
         {"field": "runs", "type": "quantitative", "title": "runs"},
         {"field": "verdict", "type": "nominal", "title": "verdict"},
     ]
@@ -75,6 +85,8 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
 
 
 def _scale(metric: Metric, points: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
+    if any("control" in one for one in points):
+        return "points above the control" if metric.unit == "share" else "% of the control", 100.0
     if metric.unit == "share":
         return "%", 100.0
     if metric.unit == "s":

@@ -45,6 +45,7 @@ def render(
         began=str(facts["started_utc"])[:16].replace("T", " "),
         command=shlex.join(redact(str(word)) for word in facts["command"]),
         head=nightly_view.HEAD,
+        has_control=any(one.controls for one in cells),
         cells=shown,
     )
 
@@ -67,8 +68,18 @@ def _cell(
         "rows": [(nightly_view.row(row), row.how) for row in one.measures],
         "charts": charts,
         "noise": [_noise(text, noise) for text, noise in one.noise.items()],
+        "control": nightly_view.control_lines(one),
         "changes": nightly_view.changed_lines(one),
-        "runs": [{**run, "directory": quote(run["directory"])} for run in said["runs"]],
+        "runs": [_linked(run) for run in said["runs"]],
+    }
+
+
+def _linked(run: Mapping[str, Any]) -> dict[str, Any]:
+    of_control = run.get("control_directory")
+    return {
+        **run,
+        "directory": quote(run["directory"]),
+        "control_directory": quote(of_control) if of_control else "",
     }
 
 

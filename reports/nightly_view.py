@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.measure.judgement import Compared
 from loadgen.measure.night_verdict import CellVerdict
-from loadgen.measure.wording import say_count
+from loadgen.measure.wording import say, say_count
 from reports.compare_view import change
 from reports.compare_view import row as compared_row
 
@@ -53,7 +53,21 @@ def cell_line(one: CellVerdict) -> str:
     if one.verdict == "baseline":
         return f"{one.cell}: baseline made, nothing compared"
     nights = f"{one.n_nights} {'night' if one.n_nights == 1 else 'nights'}"
-    return f"{one.cell}: {one.verdict}" + (f", against {nights}" if one.n_nights else "")
+    relative = ", relative to the control" if one.controls else ""
+    return f"{one.cell}: {one.verdict}" + (f", against {nights}{relative}" if one.n_nights else "")
+
+
+def control_lines(one: CellVerdict) -> list[str]:
+    """What the control itself did, for the deciding measures; none where there is no control."""
+    told = [
+        f"{row.measure} {say(of.before, row.unit)} → {say(of.tonight, row.unit)}"
+        f" ({change(of.change, row.unit)})"
+        for row in one.measures
+        if row.is_gated and (of := one.controls.get(row.measure)) is not None
+    ]
+    if not told:
+        return []
+    return [f"The control itself, which every change above is relative to: {', '.join(told)}."]
 
 
 def lines(cells: Sequence[CellVerdict], verdict: str) -> list[str]:
@@ -92,7 +106,8 @@ def tables(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any])
                 if measured.is_gated:
                     table.add_row(*map(Text, row(measured)))
             parts.append(table)
-        parts += [Text(line, overflow="fold") for line in changed_lines(one)]
+        told = [*control_lines(one), *changed_lines(one)]
+        parts += [Text(line, overflow="fold") for line in told]
         parts += [Text(f"note: {note}", overflow="fold") for note in one.notes]
     if verdict in ("worse", "better"):
         parts.append(Text(f"\n{WAITS.format(file=facts['file'])}", overflow="fold"))
@@ -116,7 +131,8 @@ def markdown(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any
             lines += [f"| {' | '.join(HEAD)} |", "|---|--:|--:|--:|--:|---|--:|--:|"]
             lines += [f"| {' | '.join(map(_cell, row(measured)))} |" for measured in gated]
             lines.append("")
-        lines += [f"- {_cell(line)}" for line in [*changed_lines(one), *one.notes]]
+        told = [*control_lines(one), *changed_lines(one), *one.notes]
+        lines += [f"- {_cell(line)}" for line in told]
     if verdict in ("worse", "better"):
         lines += ["", _cell(WAITS.format(file=facts["file"]))]
     lines += ["", f"Each end of an interval is good at {facts['confidence']:.0%}. p: Holm's "

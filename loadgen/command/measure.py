@@ -257,7 +257,8 @@ def _checked(source: str, settings: Sequence[str]) -> str:
     if settings:
         raise UsageError(f"{source}: --set changes a scenario, and this is a nightly file")
     cells = Nightly(path, NightOptions(run=RunOptions(environ=dict(os.environ)))).cells
-    return f"{len(cells)} cells a night"
+    controls = ", each with a control" if any(cell.control for cell in cells) else ""
+    return f"{len(cells)} cells a night{controls}"
 
 
 def schema(plugins: Sequence[Path]) -> None:

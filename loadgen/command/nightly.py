@@ -59,7 +59,10 @@ def nightly(
         return _accept(asked.accept(now), as_json)
     directory = out or Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}"
     try:
-        with watched_together(watch, [cell.cell.target for cell in asked.cells]) as each:
+        targets = [
+            cell.cell.target for cell in asked.cells
+        ]  # a control is simulated as its cell is
+        with watched_together(watch, targets) as each:
             night = asked.run(Console(stderr=True, highlight=False), now, directory, each)
     except KeyboardInterrupt:
         typer.echo(

@@ -175,8 +175,8 @@ def row_of(
         unit=asked.metric.unit,
         is_gated=False,
         verdict="inconclusive",
-        a=_typical(asked, values[0]),
-        b=_typical(asked, values[1]),
+        a=typical(asked, values[0]),
+        b=typical(asked, values[1]),
         change=off_scale(asked, found.difference),
         low=None if ends.low is None else off_scale(asked, ends.low),
         high=None if ends.high is None else off_scale(asked, ends.high),
@@ -274,7 +274,7 @@ def off_scale(asked: Measure, difference: float) -> float:
     return difference if asked.is_share else math.expm1(min(difference, 50.0))
 
 
-def _typical(asked: Measure, values: Values) -> float:
+def typical(asked: Measure, values: Values) -> float:
     """Mean over runs; geometric where changes are relative."""
     if not len(values):
         return math.nan

@@ -29,7 +29,8 @@ KEPT = tuple(
 @dataclass(frozen=True, slots=True)
 class RunNumbers:
     """One run: its number per measure text (NaN: it has none). `reasons` say why it cannot be
-    trusted; without any it can. `directory` is where the run itself was."""
+    trusted; without any it can. `directory` is where the run itself was. `control` is the run that
+    was made right beside it, if its cell has one."""
 
     name: str
     schedule_sha256: str
@@ -37,10 +38,17 @@ class RunNumbers:
     reasons: tuple[str, ...]
     values: Mapping[str, float]
     directory: str = ""
+    control: RunNumbers | None = None
 
     @property
     def is_trusted(self) -> bool:
-        return not self.reasons
+        return not self.why_left_out
+
+    @property
+    def why_left_out(self) -> tuple[str, ...]:
+        """Its own reasons and those of its control: one of them alone says nothing."""
+        of_control = self.control.reasons if self.control is not None else ()
+        return (*self.reasons, *(f"Its control: {reason}" for reason in of_control))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,39 +103,27 @@ def to_json(night: CellNight) -> dict[str, Any]:
         "failures": list(night.failures),
         "verdict": night.verdict,
         "link": night.link,
-        "runs": [
-            {
-                "name": run.name,
-                "schedule_sha256": run.schedule_sha256,
-                "n_due": run.n_due,
-                "reasons": list(run.reasons),
-                "directory": run.directory,
-                "values": {
-                    text: value if math.isfinite(value) else None
-                    for text, value in run.values.items()
-                },
-            }
-            for run in night.runs
-        ],
+        "runs": [_run_json(run) for run in night.runs],
     }
+
+
+def _run_json(run: RunNumbers) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "name": run.name,
+        "schedule_sha256": run.schedule_sha256,
+        "n_due": run.n_due,
+        "reasons": list(run.reasons),
+        "directory": run.directory,
+        "values": {
+            text: value if math.isfinite(value) else None for text, value in run.values.items()
+        },
+    }
+    return said if run.control is None else {**said, "control": _run_json(run.control)}
 
 
 def from_json(said: Mapping[str, Any]) -> CellNight:
     """What `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-    runs = tuple(
-        RunNumbers(
-            name=str(run["name"]),
-            schedule_sha256=str(run["schedule_sha256"]),
-            n_due=int(run["n_due"]),
-            reasons=tuple(map(str, run["reasons"])),
-            values={
-                measure(text).text: math.nan if value is None else float(value)
-                for text, value in run["values"].items()
-            },
-            directory=str(run["directory"]),
-        )
-        for run in said["runs"]
-    )
+    runs = tuple(map(_run_of, said["runs"]))
     return CellNight(
         cell=str(said["cell"]),
         night=str(said["night"]),
@@ -139,4 +135,19 @@ def from_json(said: Mapping[str, Any]) -> CellNight:
         failures=tuple(map(str, said["failures"])),
         verdict=str(said["verdict"]),
         link=str(said["link"]),
+    )
+
+
+def _run_of(said: Mapping[str, Any]) -> RunNumbers:
+    return RunNumbers(
+        name=str(said["name"]),
+        schedule_sha256=str(said["schedule_sha256"]),
+        n_due=int(said["n_due"]),
+        reasons=tuple(map(str, said["reasons"])),
+        values={
+            measure(text).text: math.nan if value is None else float(value)
+            for text, value in said["values"].items()
+        },
+        directory=str(said["directory"]),
+        control=_run_of(said["control"]) if "control" in said else None,
     )

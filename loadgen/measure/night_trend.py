@@ -7,22 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measure.judgement import off_scale, scaled
-from loadgen.measure.measures import measure
-from loadgen.measure.night_record import CellNight
+from loadgen.measure.judgement import off_scale, typical
+from loadgen.measure.measures import Measure, measure
+from loadgen.measure.night_record import CellNight, RunNumbers
+from loadgen.measure.night_values import (
+    controls_of,
+    has_controls,
+    on_scale_of_nights,
+    values_of,
+)
+from loadgen.measure.per_request import Mask
 
 CONFIDENCE = 0.95
 
 
 def trend(nights: Sequence[CellNight], text: str) -> list[dict[str, Any]]:
     """One point per night with trusted runs: their mean (geometric where changes are relative) and
-    where the mean of that night lies, by Student's t over its runs; open with a single run."""
+    where the mean of that night lies, by Student's t over its runs; open with a single run. With
+    controls the mean is that relative to them (a ratio; of shares, a difference), and `absolute`
+    and `control` are what the cell and its control did."""
     asked = measure(text)
     points = []
     for night in nights:
-        values = np.array([run.values.get(asked.text, np.nan) for run in night.trusted])
-        on_scale = scaled(asked, values)
-        on_scale = on_scale[np.isfinite(on_scale)]
+        on_scale = on_scale_of_nights(night.trusted, asked)
+        is_known = np.isfinite(on_scale)
+        on_scale = on_scale[is_known]
         if not len(on_scale):
             continue
         mean, half = float(on_scale.mean()), _half_width(on_scale)
@@ -38,9 +47,21 @@ def trend(nights: Sequence[CellNight], text: str) -> list[dict[str, Any]]:
                 "n_runs": len(on_scale),
                 "verdict": night.verdict,
                 "link": night.link,
+                **_both(night.trusted, asked, is_known),
             }
         )
     return points
+
+
+def _both(runs: Sequence[RunNumbers], asked: Measure, is_known: Mask) -> dict[str, float]:
+    """What a cell and its control did, where it has one: means of the runs."""
+    if not has_controls(runs):
+        return {}
+    own, of_control = values_of(runs, asked), values_of(controls_of(runs), asked)
+    return {
+        "absolute": typical(asked, own[is_known]),
+        "control": typical(asked, of_control[is_known]),
+    }
 
 
 def _half_width(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -24,10 +24,19 @@ from loadgen.measure.judgement import (
     overall,
     row_of,
     scaled,
+    typical,
 )
 from loadgen.measure.measures import Measure, measure
 from loadgen.measure.night_record import CellNight, RunNumbers
+from loadgen.measure.night_values import (
+    controls_of,
+    has_controls,
+    on_scale_of_nights,
+    values_of,
+)
 from loadgen.measure.nights import (
+    ASSUMED_BESIDE_CONTROLS,
+    ASSUMED_RATIO,
     Night,
     NightNoise,
     contrast_of_nights,
@@ -57,7 +66,9 @@ class History:
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
     """One cell tonight. `baseline`: there was nothing to compare with, and now there is. `noise` by
-    measure text; `Compared.runs_needed` counts repeats a night."""
+    measure text; `Compared.runs_needed` counts repeats a night. `controls` by measure text, where
+    the cell has a control: every `change` is then relative to it, while `a` and `b` are what the
+    cell itself did."""
 
     cell: str
     verdict: NightWord
@@ -66,6 +77,17 @@ class CellVerdict:
     n_nights: int
     changes: tuple[Difference, ...]
     notes: tuple[str, ...]
+    controls: Mapping[str, ControlMoved] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMoved:
+    """What a control did in the nights before and tonight, in the unit of the measure, and what it
+    changed by (of shares: the difference): the machine, as far as anyone can tell."""
+
+    before: float
+    tonight: float
+    change: float
 
 
 def judge_night(
@@ -106,6 +128,7 @@ class _Draft:
     def __init__(self, tonight: CellNight, history: History, options: Options) -> None:
         self.night, self._history = tonight, history
         self.rows: list[tuple[NightNoise | None, Compared, list[int]]] = []
+        self._controls: dict[str, ControlMoved] = {}
         self._notes = _left_out(tonight)
         if not tonight.trusted or not history.baseline:
             return
@@ -115,6 +138,9 @@ class _Draft:
             levels = [self._usable(level, asked) for level in history.levels]
             if levels[-1]:
                 noise, row = _judge(asked, levels, tonight.trusted, options)
+                if has_controls(tonight.trusted):
+                    self._controls[text] = _control_moved(levels[-1], tonight.trusted, asked)
+                    self._notes += _without_number(tonight.trusted, asked) if text in gated else []
                 row = dataclasses.replace(row, is_gated=text in gated)
                 self.rows.append((noise, row, [len(night.trusted) for night in levels[-1]]))
             elif text in gated:
@@ -122,9 +148,10 @@ class _Draft:
         n_nights = len(history.baseline)
         lent = max((n.assumed_df for n, _, _ in self.rows if n and n.run_sd), default=0.0)
         if lent:
+            how_much = "half as much as" if has_controls(tonight.trusted) else "as much as"
             self._notes.append(
                 f"Only {n_nights} earlier {'night' if n_nights == 1 else 'nights'}: how much equal "
-                "nights differ is partly assumed, as much as runs of one night do."
+                f"nights differ is partly assumed, {how_much} runs of one night do."
             )
 
     def verdict(self, planned: Sequence[tuple[Compared, float]]) -> CellVerdict:
@@ -145,6 +172,7 @@ class _Draft:
             n_nights=len(baseline),
             changes=tuple(_changes(before, self.night.factor)),
             notes=(*self._notes, *_out_of_reach(rows, noise), *_unlucky(planned, noise)),
+            controls=self._controls,
         )
 
     def _usable(self, level: Sequence[CellNight], asked: Measure) -> list[CellNight]:
@@ -216,11 +244,20 @@ def _gated(night: CellNight, options: Options) -> list[str]:
 
 def _left_out(night: CellNight) -> list[str]:
     notes = [
-        f"{run.name} is left out, it cannot be trusted: {' '.join(run.reasons)}"
+        f"{run.name} is left out, it cannot be trusted: {' '.join(run.why_left_out)}"
         for run in night.runs
         if not run.is_trusted
     ]
     return [*notes, *(f"A repeat is missing: {reason}" for reason in night.failures)]
+
+
+def _without_number(tonight: Sequence[RunNumbers], asked: Measure) -> list[str]:
+    """A control that has nothing to be held against leaves the measure open."""
+    of_controls = scaled(asked, values_of(controls_of(tonight), asked))
+    known = np.isfinite(of_controls).tolist()
+    names = [run.name for run, is_known in zip(tonight, known, strict=True) if not is_known]
+    told = f"{asked.text}: the control of {', '.join(names)} has no number to compare with."
+    return [told] if names else []
 
 
 def _judge(
@@ -231,31 +268,61 @@ def _judge(
 ) -> tuple[NightNoise | None, Compared]:
     runs = [[night.trusted for night in level] for level in levels]
     found, noise = contrast_of_nights(
-        [[_night(of_night, asked) for of_night in level] for level in runs], _night(tonight, asked)
+        [[_night(of_night, asked) for of_night in level] for level in runs],
+        _night(tonight, asked),
+        ASSUMED_BESIDE_CONTROLS if has_controls(tonight) else ASSUMED_RATIO,
     )
     earlier = [run for of_night in runs[-1] for run in of_night]
-    values = _values(earlier, asked), _values(tonight, asked)
-    n_due = sum(run.n_due for run in earlier), sum(run.n_due for run in tonight)
     if asked.is_share:
-        found = _at_least_binomial(found, values, n_due)
+        found = _at_least_binomial(found, asked, earlier, tonight)
     n = len(runs[-1])
     how = f"Student's t, tonight against {n} {'night' if n == 1 else 'nights'}"
-    return noise, row_of(asked, found, values, n_due, options, how)
+    how += ", each run relative to its control" if has_controls(tonight) else ""
+    values = values_of(earlier, asked), values_of(tonight, asked)
+    return noise, row_of(asked, found, values, _n_due(earlier, tonight), options, how)
 
 
 def _at_least_binomial(
-    found: Contrast, values: tuple[Any, Any], n_due: tuple[int, int]
+    found: Contrast, asked: Measure, earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers]
 ) -> Contrast:
-    """At least the error that so many requests have by chance: no failure so far proves little."""
+    """At least the error that so many requests have by chance, those of the controls included: no
+    failure so far proves little."""
+    n_due = _n_due(earlier, tonight)
     if not found.is_judged or not all(n_due):
         return found
-    n = sum(n_due)
-    hits = sum(float(side.mean()) * due for side, due in zip(values, n_due, strict=True))
-    share = (hits + 1) / (n + 2)
-    error = math.sqrt(share * (1 - share) * (1 / n_due[0] + 1 / n_due[1]))
-    if error <= found.error:
+    variance = _binomial(earlier, tonight, asked)
+    if has_controls(tonight):
+        variance += _binomial(controls_of(earlier), controls_of(tonight), asked)
+    if math.sqrt(variance) <= found.error:
         return found
-    return dataclasses.replace(found, error=error, df=float(n))
+    return dataclasses.replace(found, error=math.sqrt(variance), df=float(sum(n_due)))
+
+
+def _binomial(
+    earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers], asked: Measure
+) -> float:
+    """The variance of the difference of two shares, if they are one."""
+    n_due = _n_due(earlier, tonight)
+    means = (values_of(side, asked).mean() for side in (earlier, tonight))
+    hits = sum(float(mean) * due for mean, due in zip(means, n_due, strict=True))
+    share = (hits + 1) / (sum(n_due) + 2)
+    return share * (1 - share) * (1 / n_due[0] + 1 / n_due[1])
+
+
+def _n_due(earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers]) -> tuple[int, int]:
+    return sum(run.n_due for run in earlier), sum(run.n_due for run in tonight)
+
+
+def _control_moved(
+    level: Sequence[CellNight], tonight: Sequence[RunNumbers], asked: Measure
+) -> ControlMoved:
+    """Each night weighs alike, as it does where the cell is judged."""
+    nights = [values_of(controls_of(night.trusted), asked) for night in level]
+    now = values_of(controls_of(tonight), asked)
+    levels = [float(scaled(asked, values).mean()) for values in nights]
+    moved = float(scaled(asked, now).mean()) - sum(levels) / len(levels)
+    before = typical(asked, np.concatenate(nights))
+    return ControlMoved(before, typical(asked, now), off_scale(asked, moved))
 
 
 def _planned(
@@ -279,15 +346,7 @@ def _planned(
 
 
 def _night(runs: Sequence[RunNumbers], asked: Measure) -> Night:
-    return Night(scaled(asked, _values(runs, asked)), tuple(run.schedule_sha256 for run in runs))
-
-
-def _values(runs: Sequence[RunNumbers], asked: Measure) -> Any:
-    return np.array([_value(run, asked) for run in runs])
-
-
-def _value(run: RunNumbers, asked: Measure) -> float:
-    return run.values.get(asked.text, math.nan)
+    return Night(on_scale_of_nights(runs, asked), tuple(run.schedule_sha256 for run in runs))
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

@@ -23,6 +23,9 @@ ASSUMED_NIGHTS = 4
 the first gives one back, so that the sixth is judged by what was measured alone."""
 ASSUMED_RATIO = 1.0
 """The lent variance between nights, in units of the variance between runs of one night."""
+ASSUMED_BESIDE_CONTROLS = 0.25
+"""The same where each run is relative to a control: what a night does to all its runs, it does to
+the controls as well. Nothing is known that would be left over; half a run's deviation is lent."""
 
 MAY_BE_CHANCE = 0.05
 """Nights that would look this different, or more, more often than so if they were alike may be."""
@@ -72,9 +75,10 @@ class NightNoise:
 
 
 def contrast_of_nights(
-    levels: Sequence[Sequence[Night]], tonight: Night
+    levels: Sequence[Sequence[Night]], tonight: Night, assumed_ratio: float = ASSUMED_RATIO
 ) -> tuple[Contrast, NightNoise | None]:
     """Tonight minus the nights of the last level; the nights of earlier levels tell the noise only.
+    `assumed_ratio` is the variance lent between nights, over that between runs of one night.
 
     Where tonight's schedules were all run before, only differences within equal schedules count
     (additive model, least squares). Without two runs in any night there is no noise to judge by.
@@ -93,7 +97,7 @@ def contrast_of_nights(
         difference = 0.0
     if run_df <= 0:
         return Contrast(difference, math.nan, 0.0, math.nan), None
-    noise = _noise(levels, nights, means[:-1], squares / run_df, run_df)
+    noise = _noise(levels, nights, means[:-1], squares / run_df, run_df, assumed_ratio)
     variance = noise.variance(len(tonight.values), [len(n.values) for n in levels[-1]])
     found = Contrast(difference, math.sqrt(variance), noise.night_df, noise.run_sd)
     return found, noise
@@ -105,6 +109,7 @@ def _noise(
     means: Values,
     run_variance: float,
     run_df: float,
+    assumed_ratio: float,
 ) -> NightNoise:
     per_run = float(np.mean([1 / len(night.values) for night in nights]))
     of_level = np.repeat(np.arange(len(levels)), [len(level) for level in levels])
@@ -113,7 +118,7 @@ def _noise(
     measured = float(np.square(means - centres[of_level]).sum())
     measured_df = float(np.maximum(sizes - 1, 0).sum())
     lent_df = min(max(0.0, ASSUMED_NIGHTS - measured_df), run_df)
-    lent = run_variance * (ASSUMED_RATIO + per_run)
+    lent = run_variance * (assumed_ratio + per_run)
     alike_p = math.nan
     if not lent_df:
         alike_p = _alike_p(measured / measured_df, measured_df, run_variance * per_run, run_df)

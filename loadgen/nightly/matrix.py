@@ -13,23 +13,22 @@ from loadgen.cell import Cell
 from loadgen.drive.instrument import host
 from loadgen.errors import UsageError
 from loadgen.measure.comparable import fixed
-from loadgen.nightly.nightly_file import NightlyFile, beside, read_scenarios
+from loadgen.nightly.declared import declared, pinned, without_faults
+from loadgen.nightly.nightly_file import OURS, Control, NightlyFile, beside, read_scenarios
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import Scenario
 from targets.embed import parse_engine
-from targets.endpoint import load_target
-
-FAULTS = ("step_delay",)
-"""Engine settings that are a fault on purpose: under test, never part of what must agree."""
 
 
 @dataclass(frozen=True)
 class NightCell:
     """A cell and its key: two nights are compared where every value of `agrees` is equal. What is
-    not in it (version, commit, launch command) is what a night may have changed."""
+    not in it (version, commit, launch command) is what a night may have changed. `control` is
+    measured beside it, if it has one."""
 
     cell: Cell
     agrees: Mapping[str, Any]
+    control: Cell | None = None
 
     @property
     def name(self) -> str:
@@ -46,26 +45,37 @@ def night_cells(
     file: NightlyFile, path: Path, options: RunOptions, engine: str = ""
 ) -> list[NightCell]:
     """Targets × scenarios × modes, in the order of the file. `engine` are settings on top that are
-    under test tonight: they are no part of the key.
+    under test tonight: they are no part of the key, and no control has them.
 
     Raises UsageError naming the key of the file that cannot be meant.
     """
     folder, label = path.parent, str(path)
     scenarios = read_scenarios(file, folder, label)
     on_top = parse_engine(engine)
-    if on_top and not any(spec in ("reference", "sim", "mock") for spec in file.targets.values()):
+    if on_top and not any(spec in OURS for spec in file.targets.values()):
         raise UsageError("--engine sets up a server of ours, and the file names none")
     machine = host()
     cells = []
     for target, spec, mode, settings in _circumstances(file, label):
         chosen = beside(folder, spec)
-        told = _told(chosen, spec, settings, options.environ, machine, f"{label}: targets.{target}")
+        told = declared(chosen, settings, options.environ, machine, f"{label}: targets.{target}")
+        control = None
+        if file.control is not None:
+            of_control = _control_settings(file.control, spec, settings, parse_engine(file.engine))
+            control = beside(folder, file.control.target)
+            pin = pinned(control, of_control, options.environ, machine, f"{label}: control")
         run_options = replace(options, engine=_text({**settings, **on_top}) if mode else "")
         for name, scenario in scenarios.items():
             factors = {"target": target, "scenario": name, **({"mode": mode} if mode else {})}
             full = "_".join(factors.values())
             cell = Cell(full, scenario, chosen, run_options, factors)
-            cells.append(NightCell(cell, _agrees(scenario, told)))
+            agrees = _agrees(scenario, told)
+            if control is None:
+                cells.append(NightCell(cell, agrees))
+                continue
+            as_ever = replace(options, engine=_text(of_control))
+            other = Cell(f"{full}.control", scenario, control, as_ever, factors, server="control")
+            cells.append(NightCell(cell, {**agrees, "control": pin}, other))
     return cells
 
 
@@ -96,28 +106,16 @@ def _mode_settings(text: str, where: str) -> dict[str, str]:
     return {"mode": mode.kind, **mode.parameters}
 
 
-def _told(
-    target: str,
-    spec: str,
-    settings: Mapping[str, str],
-    environ: Mapping[str, str],
-    machine: Mapping[str, Any],
-    where: str,
-) -> dict[str, Any]:
-    """What is declared or chosen of a target, as a manifest says it, and of the machine that a
-    server of ours runs on."""
-    here = {"cpu_model": machine["cpu_model"], "cpus": machine["cpus"]}
-    if spec in ("reference", "sim", "mock"):
-        chosen = {key: value for key, value in settings.items() if key not in FAULTS}
-        said = {"kind": spec, "settings": chosen}
-        return said if spec == "sim" else {**said, "host": here}
-    try:
-        endpoint = load_target(target, environ)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-    labels = endpoint.labels.model_dump(include={"gpu", "gpus", "flags"}, exclude_none=True)
-    said = {"kind": "url", "api": endpoint.api, "model": endpoint.model, "labels": labels}
-    return {**said, "kind": "launched", "host": here} if endpoint.launch is not None else said
+def _control_settings(
+    control: Control, spec: str, settings: Mapping[str, str], shared: Mapping[str, str]
+) -> dict[str, str]:
+    """Of a control beside a cell of `spec` with `settings`: the cell's, if it is of the same kind,
+    the file's `shared` ones beside somebody else's server; without faults, its own on top."""
+    if control.target not in OURS:
+        return {}
+    of_file = {} if spec in OURS else shared
+    base = settings if spec == control.target else of_file
+    return without_faults(base) | parse_engine(control.engine)
 
 
 def _agrees(scenario: Scenario, told: Mapping[str, Any]) -> dict[str, Any]:

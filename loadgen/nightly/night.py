@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,21 +13,21 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.cells import Between, CellFailure, CellRun, run_cells
+from loadgen.cells import Between, run_cells
 from loadgen.errors import UsageError
-from loadgen.measure.comparable import factor, promises_of
+from loadgen.measure.comparable import promises_of
 from loadgen.measure.judgement import Options, exit_code, plain
-from loadgen.measure.measures import Measured
-from loadgen.measure.night_record import CellNight, RunNumbers, numbers_of
+from loadgen.measure.night_record import CellNight
 from loadgen.measure.night_trend import trend
 from loadgen.measure.night_verdict import CellVerdict, History, judge_night, night_word
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells
+from loadgen.nightly.measuring import Measuring
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.run_options import NOBODY, RunOptions, Watch
 
 _BEGINNING = "night.json"
-_MUST_AGREE = ("target.model", "target.api")
+_MUST_AGREE = ("target.model", "target.api", "control.target.model", "control.target.api")
 """Known only when the server has answered; where these differ, a night is not compared."""
 
 
@@ -107,41 +108,34 @@ class Nightly:
         console: Console,
         watch: Watch,
     ) -> list[CellNight]:
-        cells = {cell.name: cell for cell in self.cells}
-        done: dict[str, list[CellRun]] = {name: [] for name in cells}
-        missing: dict[str, list[str]] = {name: [] for name in cells}
-        numbers: dict[str, list[RunNumbers]] = {name: [] for name in cells}
+        measured: dict[str, Measuring] = defaultdict(Measuring)
         for found in run_cells(
             [cell.cell.watched(watch) for cell in self.cells],
             directory,
             repeats=self.file.repeats,
             console=console,
             between=Between(warm_up_s=self.file.warm_up),
+            controls={
+                cell.name: cell.control.watched(watch) for cell in self.cells if cell.control
+            },
         ):
-            name = found.cell.name
-            if isinstance(found, CellFailure):
-                missing[name].append(f"repeat {found.repeat}: {found.reason}")
-                continue
-            done[name].append(_without_tables(found))
-            where = found.directory.relative_to(directory)
-            measured = Measured(found.run, f"{name}/r{found.repeat}")
-            numbers[name].append(numbers_of(measured, self.file.metrics, str(where)))
+            measured[found.cell.name].add(found, directory, self.file.metrics)
         nights = []
-        for name in cells:
-            said = done[name][0].run.manifest if done[name] else {}
+        for cell in self.cells:
+            own = measured[cell.name]
+            of_control = measured[cell.control.name] if cell.control else None
             night = CellNight(
-                cell=name,
+                cell=cell.name,
                 night=began["night"],
                 started_utc=began["started_utc"],
-                factor={**factor(said), "target.model": _of_target(said, "model"),
-                        "target.api": _of_target(said, "api")} if said else {},
-                promises=tuple(json.dumps(plain(part)) for part in promises_of(said)),
-                is_closed_loop=_is_closed_loop(said),
-                runs=tuple(numbers[name]),
-                failures=tuple(missing[name]),
+                factor={**own.factor(), **(of_control.factor_of_control() if of_control else {})},
+                promises=tuple(json.dumps(plain(part)) for part in promises_of(own.manifest)),
+                is_closed_loop=_is_closed_loop(own.manifest),
+                runs=own.runs if of_control is None else own.beside(of_control),
+                failures=own.failures,
                 link=self.options.link,
-            )  # fmt: skip
-            nights.append(_refused_if_other(night, histories[name]))
+            )
+            nights.append(_refused_if_other(night, histories[cell.name]))
         return nights
 
     def _tell_new(self, cell: NightCell, history: History, console: Console) -> None:
@@ -187,17 +181,6 @@ class Nightly:
         }
 
 
-def _without_tables(found: CellRun) -> CellRun:
-    """Without the tables, of which a night has too many to keep in memory."""
-    run = dataclasses.replace(
-        found.run,
-        schedule_rows=found.run.schedule_rows[:0],
-        request_rows=found.run.request_rows[:0],
-        chunk_rows=found.run.chunk_rows[:0],
-    )
-    return dataclasses.replace(found, run=run)
-
-
 def _beginning(directory: Path, now: datetime) -> dict[str, str]:
     """The name of the night: that of the one that was interrupted in `directory`, or a new one."""
     path = directory / _BEGINNING
@@ -227,18 +210,14 @@ def _refused_if_other(night: CellNight, history: History) -> CellNight:
         return night
     before = history.baseline[-1].factor
     others = [
-        f"{key}: {before[key]} against {night.factor.get(key)}"
+        f"{key}: {before.get(key)} against {night.factor.get(key)}"
         for key in _MUST_AGREE
-        if before.get(key) != night.factor.get(key)
+        if key in night.factor and before.get(key) != night.factor[key]
     ]
     if not others:
         return night
     reason = f"not comparable with the baseline: {', '.join(others)}"
     return replace(night, runs=tuple(replace(run, reasons=(reason,)) for run in night.runs))
-
-
-def _of_target(manifest: Mapping[str, Any], key: str) -> Any:
-    return (manifest.get("target") or {}).get(key)
 
 
 def _is_closed_loop(manifest: Mapping[str, Any]) -> bool:
@@ -256,8 +235,14 @@ def _cell_facts(
         "key": cell.key,
         "agrees": plain(dict(cell.agrees)),
         **plain(dataclasses.asdict(found)),
+        "control": plain(cell.agrees.get("control")),
         "runs": [
-            {"name": run.name, "directory": run.directory, "reasons": list(run.reasons)}
+            {
+                "name": run.name,
+                "directory": run.directory,
+                "control_directory": run.control.directory if run.control else None,
+                "reasons": list(run.why_left_out),
+            }
             for run in night.runs
         ],
         "trends": {text: plain(trend(store.nights(cell), text)) for text in shown},

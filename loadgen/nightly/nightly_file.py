@@ -62,14 +62,29 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_one_or_several)]
 Named = Annotated[dict[str, str], BeforeValidator(_named), Field(min_length=1)]
 
 
+class Control(Strict):
+    """What is measured right beside every run, so that the machine's own pace cancels out: a target
+    in the words of `targets`. The bundled engine has the settings of the cell it stands beside;
+    `engine` are more of them, its mode included.
+    """
+
+    target: str
+    engine: str = ""
+
+
+def _control(value: object) -> object:
+    return {"target": value} if isinstance(value, str) else value
+
+
 class NightlyFile(Strict):
     """The cells of a night are targets × scenarios × modes; each is measured `repeats` times, in
     turns, and compared with the last `window` nights of its baseline.
 
     `targets`, `scenarios` and `modes` are lists, or mappings from a name to a value where the name
     is to stay when the value changes. A mode is a batching mode of the bundled engine, `engine` are
-    settings for all of them. `slo` replaces the scenarios' promises. Paths are relative to the
-    file; the baseline keeps `keep` nights of a cell.
+    settings for all of them. With a `control` every run has one beside it, and what is compared is
+    the cell relative to it. `slo` replaces the scenarios' promises. Paths are relative to the file;
+    the baseline keeps `keep` nights of a cell.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -77,6 +92,7 @@ class NightlyFile(Strict):
     scenarios: Named
     modes: Annotated[dict[str, str], BeforeValidator(_named)] = Field(default_factory=dict)
     engine: str = ""
+    control: Annotated[Control | None, BeforeValidator(_control)] = None
     repeats: Annotated[int, Field(ge=2, le=100)] = 5
     metrics: Annotated[
         tuple[Annotated[str, AfterValidator(_measure)], ...], BeforeValidator(_one_or_several)
@@ -101,10 +117,19 @@ class NightlyFile(Strict):
         return self
 
     def _problems(self) -> Iterator[Problem]:
-        ours = [spec for spec in self.targets.values() if spec in OURS]
+        control = self.control
+        specs = [*self.targets.values(), *([control.target] if control else [])]
+        ours = [spec for spec in specs if spec in OURS]
         for key, given in (("modes", self.modes), ("engine", self.engine)):
             if given and not ours:
                 yield (key,), f"is for a server of ours, and no target is one of {', '.join(OURS)}"
+        if control and control.engine and control.target not in OURS:
+            yield ("control", "engine"), "is for a server of ours; a target file says its own flags"
+        if control and len({spec == "sim" for spec in specs}) > 1:
+            yield (
+                ("control",),
+                "sim runs in a time of its own, and shares no machine with a server in real time",
+            )
         for name in self.margins:
             try:
                 if name != EVERY:

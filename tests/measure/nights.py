@@ -79,6 +79,41 @@ def cell_night(
     )
 
 
+def beside_controls(
+    rng: np.random.Generator,
+    k: int,
+    n_runs: int,
+    slower: float = 1.0,
+    pace: float = 1.0,
+    pair_sd: float = 0.0,
+) -> CellNight:
+    """Night number `k` of a cell with a control. The machine takes `pace` times as long for all,
+    and for both runs of a pair the same more or less (`pair_sd`, of logarithms); the cell alone
+    takes `slower` times as long. What else runs differ by is each run's own."""
+    own, control = cell_night(rng, k, n_runs, slower), cell_night(rng, k, n_runs)
+    pairs = []
+    for of_cell, of_control in zip(own.runs, control.runs, strict=True):
+        times = pace * math.exp(rng.normal(0, pair_sd))
+        pairs.append(
+            dataclasses.replace(_stretched(of_cell, times), control=_stretched(of_control, times))
+        )
+    return dataclasses.replace(own, runs=tuple(pairs))
+
+
+def without_controls(night: CellNight) -> CellNight:
+    return dataclasses.replace(
+        night, runs=tuple(dataclasses.replace(run, control=None) for run in night.runs)
+    )
+
+
+def _stretched(run: RunNumbers, times: float) -> RunNumbers:
+    """A run on a machine that takes so many times as long; failures are none of its doing."""
+    values = {
+        text: value if text == "error_rate" else value * times for text, value in run.values.items()
+    }
+    return dataclasses.replace(run, values=values)
+
+
 def verdicts(
     a: NDArray[np.float64], b: NDArray[np.float64], options: Options | None = None
 ) -> dict[str, Verdict]:

@@ -52,11 +52,6 @@ def folder(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache") / "slobench"
-
-
-@pytest.fixture(scope="session")
 def nightly(cache):
     """`sb.nightly`, with the plotting bundle made once."""
     return partial(sb.nightly, cache_dir=cache)

@@ -1,0 +1,70 @@
+"""What a night keeps of one cell's runs while it goes on: their numbers, not their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from loadgen.cells import CellFailure, CellRun
+from loadgen.measure.comparable import factor
+from loadgen.measure.measures import Measured
+from loadgen.measure.night_record import RunNumbers, numbers_of
+
+
+@dataclass
+class Measuring:
+    """One cell so far: by repeat its numbers, or why there are none; `manifest` is that of the
+    first run."""
+
+    numbers: dict[int, RunNumbers] = field(default_factory=dict)
+    missing: dict[int, str] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, found: CellRun | CellFailure, directory: Path, asked: Sequence[str]) -> None:
+        if isinstance(found, CellFailure):
+            self.missing[found.repeat] = found.reason
+            return
+        self.manifest = self.manifest or dict(found.run.manifest)
+        where = found.directory.relative_to(directory)
+        measured = Measured(found.run, f"{found.cell.name}/r{found.repeat}")
+        self.numbers[found.repeat] = numbers_of(measured, asked, str(where))
+
+    @property
+    def runs(self) -> tuple[RunNumbers, ...]:
+        return tuple(self.numbers.values())
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        return tuple(f"repeat {repeat}: {reason}" for repeat, reason in self.missing.items())
+
+    def beside(self, control: Measuring) -> tuple[RunNumbers, ...]:
+        """The runs, each with the control that ran beside it; one whose control could not be
+        measured says so and cannot be trusted."""
+        return tuple(
+            replace(run, control=control.numbers[repeat])
+            if repeat in control.numbers
+            else replace(run, reasons=(*run.reasons, _alone(control.missing.get(repeat, ""))))
+            for repeat, run in self.numbers.items()
+        )
+
+    def factor(self) -> dict[str, Any]:
+        """What may differ between nights, flat; empty without a run."""
+        if not self.manifest:
+            return {}
+        target = self.manifest.get("target") or {}
+        return {
+            **factor(self.manifest),
+            "target.model": target.get("model"),
+            "target.api": target.get("api"),
+        }
+
+    def factor_of_control(self) -> dict[str, Any]:
+        """What a control said of itself; client and machine are the cell's own."""
+        said = self.factor()
+        return {f"control.{key}": said[key] for key in said if key.startswith("target.")}
+
+
+def _alone(reason: str) -> str:
+    return f"its control could not be measured: {reason}"
