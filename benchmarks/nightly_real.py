@@ -2,13 +2,14 @@
 real CPU engine.
 
     python benchmarks/nightly_real.py [--delay 10%] [--nights 2] [--repeats 5] [--measure 12s]
-        [--keep]
+        [--no-control] [--keep]
 
 Equal nights make the baseline and are judged against it, all but the first; then a night with
 `step_delay`, which makes every step of the engine so much longer. Expected are same or inconclusive
 (exit code 0) of the equal ones and worse (exit code 1) of the last. Each command is what a user
-types. It takes five minutes; nothing else should run meanwhile, for a machine that is busy in one
-night and idle in the next differs by more than 10 %. Exits 1 where a verdict is not as expected.
+types. It takes ten minutes, half of them for the control beside every run; without one
+(`--no-control`) a machine that is fast in one night and slow in the next gets the blame for it.
+Exits 1 where a verdict is not as expected.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ targets: [reference]
 scenarios: [steady.yaml]
 modes: [chunked]
 engine: shape=10m,threads=1
-repeats: {repeats}
+{control}repeats: {repeats}
 metrics: [p50(tpot)]
 margins: {{default: 5%}}
 """
@@ -65,6 +66,7 @@ def night(folder: Path, name: str, *words: str) -> dict[str, Any]:
     for row in gated:
         words_of = ("measure", "a", "b", "change", "low", "high", "p", "runs_needed")
         found |= {key: row[key] for key in words_of} | cell["noise"].get(row["measure"], {})
+        found["control"] = cell["controls"].get(row["measure"])
     return found
 
 
@@ -78,6 +80,8 @@ def tell(name: str, found: dict[str, Any]) -> None:
             f"{100 * found['change']:+.1f} % [{low}, {high}], p {found['p']:.2g}, "
             f"runs differ by {100 * found['run_sd']:.2g} %, needs {found['runs_needed']}"
         )
+    if found.get("control"):
+        line += f"; the control itself {100 * found['control']['change']:+.1f} %"
     print(line, flush=True)
     for note in found["notes"]:
         print(f"  {note}")
@@ -89,6 +93,7 @@ def main() -> int:
     parser.add_argument("--nights", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--measure", default="12s")
+    parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     print(machine_line())
@@ -96,7 +101,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         (folder / "steady.yaml").write_text(SCENARIO.format(measure=asked.measure))
-        (folder / "nightly.yaml").write_text(NIGHTLY.format(repeats=asked.repeats))
+        control = "" if asked.no_control else "control: reference\n"
+        text = NIGHTLY.format(control=control, repeats=asked.repeats)
+        (folder / "nightly.yaml").write_text(text)
         for k in range(1, asked.nights + 1):
             found[f"equal night {k}"] = night(folder, f"equal-{k}")
             tell(f"equal night {k}", found[f"equal night {k}"])

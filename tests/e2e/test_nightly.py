@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.main import get_command
 
 from loadgen.cli import app
 from loadgen.starter import write_starter
+from targets.endpoint import load_target
 
 ROOT = Path(__file__).parents[2]
 VERBS = get_command(app).commands  # type: ignore[attr-defined]  # a group, by its type
@@ -108,3 +110,26 @@ def test_the_workflow_of_this_project_names_what_exists():
 def test_the_workflow_of_init_names_what_init_wrote(tmp_path):
     write_starter(tmp_path)
     check_workflow(tmp_path / ".github" / "workflows" / "slobench-nightly.yml", tmp_path)
+
+
+def test_the_workflow_makes_the_control_that_its_file_names():
+    folder = ROOT / "benchmarks" / "nightly"
+    ours, pinned = (
+        yaml.safe_load((folder / name).read_text())
+        for name in ("nightly.yaml", "against_pinned.yaml")
+    )
+    assert (ours.pop("control"), pinned.pop("control")) == ("reference", "pinned.yaml")
+    assert ours == pinned, "the two differ in their control alone"
+    steps = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"]["nightly"]
+    (script,) = [step["run"] for step in steps["steps"] if ".pinned" in step.get("run", "")]
+    first, *rest = script.splitlines()
+    found = subprocess.run(
+        ["sh", "-c", f"{first}; echo $commit"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    target = load_target(str(folder / "pinned.yaml"), {})
+    assert target.launch is not None
+    assert target.launch.cwd is not None
+    assert target.labels.version == found.stdout.strip()
+    assert len(found.stdout.strip()) == 40
+    assert target.launch.python.startswith(rest[1].split()[-2] + "/")
+    assert (target.launch.cwd / ".github").is_dir()
