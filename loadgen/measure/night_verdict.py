@@ -27,6 +27,7 @@ from loadgen.measure.judgement import (
     typical,
 )
 from loadgen.measure.measures import Measure, measure
+from loadgen.measure.night_notes import left_out, out_of_reach, unlucky, without_number
 from loadgen.measure.night_record import CellNight, RunNumbers
 from loadgen.measure.night_values import (
     controls_of,
@@ -48,7 +49,6 @@ from loadgen.measure.nights import (
 NightWord = Literal["better", "same", "worse", "inconclusive", "invalid", "baseline"]
 JOINING = ("baseline", "same", "inconclusive")
 """Nights that become part of the baseline; a better or worse one waits until it is accepted."""
-_UNLUCKY = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class _Draft:
         self.night, self._history = tonight, history
         self.rows: list[tuple[NightNoise | None, Compared, list[int]]] = []
         self._controls: dict[str, ControlMoved] = {}
-        self._notes = _left_out(tonight)
+        self._notes = left_out(tonight)
         if not tonight.trusted or not history.baseline:
             return
         gated = _gated(tonight, options)
@@ -140,7 +140,7 @@ class _Draft:
                 noise, row = _judge(asked, levels, tonight.trusted, options)
                 if has_controls(tonight.trusted):
                     self._controls[text] = _control_moved(levels[-1], tonight.trusted, asked)
-                    self._notes += _without_number(tonight.trusted, asked) if text in gated else []
+                    self._notes += without_number(tonight.trusted, asked) if text in gated else []
                 row = dataclasses.replace(row, is_gated=text in gated)
                 self.rows.append((noise, row, [len(night.trusted) for night in levels[-1]]))
             elif text in gated:
@@ -171,7 +171,7 @@ class _Draft:
             noise=noise,
             n_nights=len(baseline),
             changes=tuple(_changes(before, self.night.factor)),
-            notes=(*self._notes, *_out_of_reach(rows, noise), *_unlucky(planned, noise)),
+            notes=(*self._notes, *out_of_reach(rows, noise), *unlucky(planned, noise)),
             controls=self._controls,
         )
 
@@ -187,77 +187,10 @@ class _Draft:
         ]
 
 
-def _out_of_reach(rows: Sequence[Compared], noise: Mapping[str, NightNoise]) -> list[str]:
-    """The deciding measures for which no number of repeats will do, and what would."""
-    told, fewest_df = [], math.inf
-    for row in rows:
-        found = noise.get(row.measure)
-        is_planned = row.is_gated and math.isfinite(row.smallest_found)
-        if found is None or not is_planned or row.runs_needed is not None or not found.night_sd:
-            continue
-        fewest_df = min(fewest_df, found.night_df)
-        unit = "points" if row.unit == "share" else "%"
-        told.append(
-            f"{row.measure} at {100 * row.effect:.3g} {unit} (nights seem to differ by "
-            f"{100 * found.night_sd:.2g} {unit} beyond what their runs explain; as many repeats as "
-            f"tonight find {100 * row.smallest_found:.3g} {unit})"
-        )
-    if not told:
-        return []
-    return [
-        f"No number of repeats finds in 9 of 10 nights: {', '.join(told)}. With "
-        f"{fewest_df:.0f} degrees of freedom such a difference between nights may be chance: more "
-        "nights (window) tell."
-    ]
-
-
-def _unlucky(
-    planned: Sequence[tuple[Compared, float]], noise: Mapping[str, NightNoise]
-) -> list[str]:
-    """The deciding measures whose repeats are planned for nights that are alike, although these do
-    not look it; and what becomes of the plan if they are not."""
-    told = [
-        f"{row.measure}: {row.runs_needed} ({100 * found.night_sd:.2g} "
-        f"{'points' if row.unit == 'share' else '%'}, as nights that are alike do in "
-        f"{max(1, round(100 * found.alike_p))} of 100 cases; if they do differ so, "
-        f"{10 * share:.0f} of 10)"
-        for row, share in planned
-        if (found := noise.get(row.measure)) is not None
-        and row.is_gated
-        and row.runs_needed is not None
-        and found.may_be_chance
-        and share < _UNLUCKY
-    ]
-    if not told:
-        return []
-    return [
-        "The repeats that find the change in 9 of 10 nights take nights for alike, although they "
-        f"seem to differ. {'; '.join(told)}."
-    ]
-
-
 def _gated(night: CellNight, options: Options) -> list[str]:
     if options.metrics:
         return [measure(text).text for text in options.metrics]
     return [*GATED, *(["output_tokens_per_s"] if night.is_closed_loop else [])]
-
-
-def _left_out(night: CellNight) -> list[str]:
-    notes = [
-        f"{run.name} is left out, it cannot be trusted: {' '.join(run.why_left_out)}"
-        for run in night.runs
-        if not run.is_trusted
-    ]
-    return [*notes, *(f"A repeat is missing: {reason}" for reason in night.failures)]
-
-
-def _without_number(tonight: Sequence[RunNumbers], asked: Measure) -> list[str]:
-    """A control that has nothing to be held against leaves the measure open."""
-    of_controls = scaled(asked, values_of(controls_of(tonight), asked))
-    known = np.isfinite(of_controls).tolist()
-    names = [run.name for run, is_known in zip(tonight, known, strict=True) if not is_known]
-    told = f"{asked.text}: the control of {', '.join(names)} has no number to compare with."
-    return [told] if names else []
 
 
 def _judge(
