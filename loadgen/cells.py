@@ -13,8 +13,9 @@ with a control has it measured right beside each of its runs, now before and now
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
 
 NO_CONTROLS: Mapping[str, Cell] = {}
+Gauge = Callable[[Cell], float | None]
+"""How long the machine that a cell's server runs on takes for something fixed, in seconds; None
+where nobody can tell. Asked while nothing is sent."""
 _SEEDS = 2**63
+_PACE = "pace.json"
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ BETWEEN = Between()
 
 @dataclass(frozen=True)
 class CellRun:
-    """The finished `repeat` (from 1) of a cell. `was_reused`: it was there already."""
+    """The finished `repeat` (from 1) of a cell. `was_reused`: it was there already. `paces` is what
+    the gauge said right before and after it, if there is one."""
 
     cell: Cell
     repeat: int
@@ -65,6 +71,7 @@ class CellRun:
     run: Run
     summary: Summary
     was_reused: bool
+    paces: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,11 @@ def run_cells(
     between: Between = BETWEEN,
     order_seed: int = 0,
     controls: Mapping[str, Cell] = NO_CONTROLS,
+    gauge: Gauge = lambda _: None,
 ) -> Generator[CellRun | CellFailure]:
     """Make every run that `directory` does not have yet, and give all of them, in their order, the
-    runs of `controls` (by the name of their cell) among them.
+    runs of `controls` (by the name of their cell) among them. The `gauge` is read before and after
+    each run, and what it said is kept in pace.json.
 
     A cell that cannot be measured is given as a CellFailure and the rest go on. Raises UsageError,
     before anything runs, for names that cannot be folders and for a cell that is another one than
@@ -131,7 +140,7 @@ def run_cells(
     beside = {name: _warmed(cell, between) for name, cell in controls.items()}
     check_cells([*warmed, *beside.values()], directory)
     todo = turns(warmed, directory, repeats=repeats, order_seed=order_seed, controls=beside)
-    return _run_cells(todo, directory, console, between)
+    return _run_cells(todo, directory, console, between, gauge)
 
 
 def repeated(scenario: Scenario, repeat: int) -> Scenario:
@@ -150,7 +159,7 @@ def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Tur
 
 
 def _run_cells(
-    todo: Sequence[Turn], directory: Path, console: Console, between: Between
+    todo: Sequence[Turn], directory: Path, console: Console, between: Between, gauge: Gauge
 ) -> Generator[CellRun | CellFailure]:
     done = {turn.directory for turn in todo if turn.is_done}  # asked before any is made anew
     with CellServer(directory / "servers", console) as server:
@@ -164,7 +173,7 @@ def _run_cells(
                 moved = turn.make_room()
                 if moved is not None:
                     console.print(f"an unfinished run was moved to {moved}", markup=False)
-                finished = _run(turn, server, console, between)
+                finished, paces = _run(turn, server, console, between, gauge)
             except SlobenchError as error:
                 console.print(f"{where} failed: {error}", style="red", markup=False)
                 yield CellFailure(turn.cell, turn.repeat, str(error))
@@ -172,11 +181,13 @@ def _run_cells(
             if finished.was_interrupted:
                 raise KeyboardInterrupt
             yield CellRun(
-                turn.cell, turn.repeat, turn.directory, finished.run, finished.summary, False
+                turn.cell, turn.repeat, turn.directory, finished.run, finished.summary, False, paces
             )
 
 
-def _run(turn: Turn, servers: CellServer, console: Console, between: Between) -> Finished:
+def _run(
+    turn: Turn, servers: CellServer, console: Console, between: Between, gauge: Gauge
+) -> tuple[Finished, tuple[float, ...]]:
     cell = turn.cell
     scenario = repeated(cell.scenario, turn.repeat)
     options = replace(
@@ -184,17 +195,21 @@ def _run(turn: Turn, servers: CellServer, console: Console, between: Between) ->
     )
     if cell.target == SIMULATED:  # a new engine every time, in a time that nobody can watch
         options = replace(options, watch=NOBODY)
-        return execute(scenario, cell.target, options, console)
+        return execute(scenario, cell.target, options, console), ()
     begin_s = time.monotonic()
     server = servers.open(cell)
     if not servers.is_fresh:
         _settle(server, scenario, console, between)
+    before = gauge(cell)
     finished = execute(scenario, cell.target, options, console, server)
+    paces = tuple(pace for pace in (before, gauge(cell)) if pace is not None)
+    if paces:
+        (turn.directory / _PACE).write_text(json.dumps(paces) + "\n", encoding="utf-8")
     said = finished.run.manifest
     servers.served(
         ServedRun(turn.directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
     )
-    return finished
+    return finished, paces
 
 
 def _settle(server: Server, scenario: Scenario, console: Console, between: Between) -> None:
@@ -222,7 +237,9 @@ def _reused(turn: Turn) -> CellRun:
 
     run = read_run(turn.directory)
     summary = summarize(run, confidence=turn.cell.options.confidence)
-    return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, True)
+    kept = turn.directory / _PACE
+    paces = tuple(json.loads(kept.read_text(encoding="utf-8"))) if kept.exists() else ()
+    return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, True, paces)
 
 
 def _warmed(cell: Cell, between: Between) -> Cell:

@@ -30,7 +30,8 @@ KEPT = tuple(
 class RunNumbers:
     """One run: its number per measure text (NaN: it has none). `reasons` say why it cannot be
     trusted; without any it can. `directory` is where the run itself was. `control` is the run that
-    was made right beside it, if its cell has one."""
+    was made right beside it, if its cell has one; `pace_s` what its machine took for a fixed
+    calculation before and after it, where that was asked."""
 
     name: str
     schedule_sha256: str
@@ -39,6 +40,7 @@ class RunNumbers:
     values: Mapping[str, float]
     directory: str = ""
     control: RunNumbers | None = None
+    pace_s: float | None = None
 
     @property
     def is_trusted(self) -> bool:
@@ -118,6 +120,8 @@ def _run_json(run: RunNumbers) -> dict[str, Any]:
             text: value if math.isfinite(value) else None for text, value in run.values.items()
         },
     }
+    if run.pace_s is not None:
+        said["pace_s"] = run.pace_s
     return said if run.control is None else {**said, "control": _run_json(run.control)}
 
 
@@ -150,4 +154,5 @@ def _run_of(said: Mapping[str, Any]) -> RunNumbers:
         },
         directory=str(said["directory"]),
         control=_run_of(said["control"]) if "control" in said else None,
+        pace_s=float(said["pace_s"]) if "pace_s" in said else None,
     )

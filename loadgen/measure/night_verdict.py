@@ -28,6 +28,7 @@ from loadgen.measure.judgement import (
 )
 from loadgen.measure.measures import Measure, measure
 from loadgen.measure.night_notes import left_out, out_of_reach, unlucky, without_number
+from loadgen.measure.night_pace import MachinePace, left_open, machine_pace
 from loadgen.measure.night_record import CellNight, RunNumbers
 from loadgen.measure.night_values import (
     controls_of,
@@ -68,7 +69,7 @@ class CellVerdict:
     """One cell tonight. `baseline`: there was nothing to compare with, and now there is. `noise` by
     measure text; `Compared.runs_needed` counts repeats a night. `controls` by measure text, where
     the cell has a control: every `change` is then relative to it, while `a` and `b` are what the
-    cell itself did."""
+    cell itself did. `pace` is what the machine did, where there is no control and it is known."""
 
     cell: str
     verdict: NightWord
@@ -77,6 +78,7 @@ class CellVerdict:
     n_nights: int
     changes: tuple[Difference, ...]
     notes: tuple[str, ...]
+    pace: MachinePace | None = None
     controls: Mapping[str, ControlMoved] = field(default_factory=dict)
 
 
@@ -129,6 +131,7 @@ class _Draft:
         self.night, self._history = tonight, history
         self.rows: list[tuple[NightNoise | None, Compared, list[int]]] = []
         self._controls: dict[str, ControlMoved] = {}
+        self._pace = machine_pace(history.baseline, tonight.trusted, options.confidence)
         self._notes = left_out(tonight)
         if not tonight.trusted or not history.baseline:
             return
@@ -157,7 +160,7 @@ class _Draft:
     def verdict(self, planned: Sequence[tuple[Compared, float]]) -> CellVerdict:
         """`planned` are the rows, each with what its repeats find of nights as different as these
         seem."""
-        rows = [row for row, _ in planned]
+        rows, opened = left_open([row for row, _ in planned], self._pace)
         word: NightWord = "invalid"
         if self.night.trusted:
             word = overall(rows) if self._history.baseline else "baseline"
@@ -171,7 +174,8 @@ class _Draft:
             noise=noise,
             n_nights=len(baseline),
             changes=tuple(_changes(before, self.night.factor)),
-            notes=(*self._notes, *out_of_reach(rows, noise), *unlucky(planned, noise)),
+            notes=(*self._notes, *opened, *out_of_reach(rows, noise), *unlucky(planned, noise)),
+            pace=self._pace,
             controls=self._controls,
         )
 

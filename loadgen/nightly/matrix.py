@@ -35,6 +35,12 @@ class NightCell:
         return self.cell.name
 
     @property
+    def needs_pace(self) -> bool:
+        """Whether its server computes on this machine, and no control tells how fast that is."""
+        computes = self.agrees.get("kind") in ("reference", "launched")
+        return computes and self.control is None
+
+    @property
     def key(self) -> str:
         """Eight hexadecimal digits of what must agree."""
         text = json.dumps(self.agrees, sort_keys=True, default=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,9 @@ class Measuring:
         self.manifest = self.manifest or dict(found.run.manifest)
         where = found.directory.relative_to(directory)
         measured = Measured(found.run, f"{found.cell.name}/r{found.repeat}")
-        self.numbers[found.repeat] = numbers_of(measured, asked, str(where))
+        numbers = numbers_of(measured, asked, str(where))
+        pace_s = math.prod(found.paces) ** (1 / len(found.paces)) if found.paces else None
+        self.numbers[found.repeat] = replace(numbers, pace_s=pace_s)
 
     @property
     def runs(self) -> tuple[RunNumbers, ...]:

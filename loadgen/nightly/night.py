@@ -24,6 +24,7 @@ from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells
 from loadgen.nightly.measuring import Measuring
 from loadgen.nightly.nightly_file import load_nightly
+from loadgen.nightly.pace import pace_s
 from loadgen.run_options import NOBODY, RunOptions, Watch
 
 _BEGINNING = "night.json"
@@ -109,6 +110,7 @@ class Nightly:
         watch: Watch,
     ) -> list[CellNight]:
         measured: dict[str, Measuring] = defaultdict(Measuring)
+        paced = {cell.name for cell in self.cells if cell.needs_pace}
         for found in run_cells(
             [cell.cell.watched(watch) for cell in self.cells],
             directory,
@@ -118,6 +120,7 @@ class Nightly:
             controls={
                 cell.name: cell.control.watched(watch) for cell in self.cells if cell.control
             },
+            gauge=lambda cell: pace_s() if cell.name in paced else None,
         ):
             measured[found.cell.name].add(found, directory, self.file.metrics)
         nights = []

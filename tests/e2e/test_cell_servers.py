@@ -1,6 +1,7 @@
 """Cells on real servers: kept up between neighbours, settled, and their logs shared out."""
 
 import io
+import itertools
 from pathlib import Path
 
 import pandas as pd
@@ -38,11 +39,11 @@ def cell(name, target, rate="8/s", engine="", settings=(), **overrides):
     return Cell(name, scenario, target, options, {})
 
 
-def measured(cells, directory, repeats=1):
+def measured(cells, directory, repeats=1, **options):
     """What was told, and the runs that came of it."""
     told = io.StringIO()
     console = Console(file=told, width=200)
-    found = list(run_cells(cells, directory, repeats=repeats, console=console))
+    found = list(run_cells(cells, directory, repeats=repeats, console=console, **options))
     return told.getvalue(), [f for f in found if isinstance(f, CellRun)]
 
 
@@ -54,8 +55,15 @@ def test_neighbours_share_an_engine_that_forgets_in_between(tmp_path):
         cell("fast", "reference", "20/s", toy, **shared),
         cell("other", "reference", engine=f"{toy},mode=static", **shared),
     ]
-    said, found = measured(cells, tmp_path, repeats=2)
+    ticks = itertools.count(1.0)
+    gauge = {"gauge": lambda cell: None if cell.name == "other" else next(ticks)}
+    said, found = measured(cells, tmp_path, repeats=2, **gauge)
     assert len(found) == 6
+    asked = [f.paces for f in found if f.cell.name != "other"]
+    assert asked == [(1.0, 2.0), (3.0, 4.0), (5.0, 6.0), (7.0, 8.0)]
+    again = measured(cells, tmp_path, repeats=2, **gauge)[1]
+    assert [f.paces for f in again] == [f.paces for f in found]
+    assert next(ticks) == 9.0, "what is there already was not asked again"
     assert all(f.summary.counts["ok"] == f.summary.counts["due"] > 0 for f in found)
     urls = [f.run.manifest["target"]["url"] for f in found]
     assert len(set(urls)) == 3  # one server is kept over the turning point of the two rounds

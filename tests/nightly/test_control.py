@@ -15,6 +15,7 @@ from loadgen.nightly import night as night_module
 from loadgen.nightly.matrix import night_cells
 from loadgen.nightly.night import Nightly, NightOptions
 from loadgen.nightly.nightly_file import load_nightly
+from loadgen.nightly.pace import pace_s
 from loadgen.run_options import RunOptions
 
 SCENARIO = """\
@@ -172,6 +173,16 @@ def test_a_control_has_the_cells_settings_but_not_what_is_under_test(tmp_path):
     text = text.replace("control: reference", "control: {target: reference, engine: mode=static}")
     assert [cell.control.options.engine for cell in cells_of(tmp_path, text)] == [
         "shape=10m,mode=static"] * 2  # fmt: skip
+
+
+def test_the_pace_of_the_machine_is_asked_where_no_control_tells_it(tmp_path):
+    (tmp_path / "old.yaml").write_text("launch: {preset: reference}\n")
+    text = HEAD + "targets: [reference, old.yaml, mock, 'http://127.0.0.1:1']\n"
+    asked = [cell.needs_pace for cell in cells_of(tmp_path, text)]
+    assert asked == [True, True, False, False]
+    assert not any(cell.needs_pace for cell in cells_of(tmp_path, text + "control: reference\n"))
+    assert not any(cell.needs_pace for cell in cells_of(tmp_path, HEAD + "targets: [sim]\n"))
+    assert 0.0005 < pace_s() < 5
 
 
 def test_the_key_holds_everything_a_control_declares(tmp_path):
