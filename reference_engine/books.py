@@ -10,7 +10,7 @@ from reference_engine.displacement import Displacements
 from reference_engine.explain import Account, Accounts, Blockers, account
 from reference_engine.forecast import Forecast, Pace
 from reference_engine.ledger import Ledger
-from reference_engine.plan import Cause, Limits, Plan
+from reference_engine.plan import Cause, Limits, Plan, Why
 from reference_engine.roster import Roster
 from reference_engine.sequence import Request
 from reference_engine.tenants import Tenants
@@ -41,12 +41,18 @@ class Books:
             return Forecast(n_ahead, rate, now_s)
         return Forecast(n_ahead, rate, None if rate is None else now_s + n_first / rate)
 
-    def arrive(self, request: Request, now_s: float) -> None:
-        """A request is about to join the queue."""
+    def arrive(self, request: Request, now_s: float, at_work: Request | None = None) -> None:
+        """A request is about to join the queue; it came during a step, most of which was the
+        prompt of `at_work`, if of anybody's."""
         self._n_arrived += 1
         request.arrival = self._n_arrived
         request.forecast = self.forecast(request.n_prompt, now_s)
-        self.ledger.enter(request.id, request.arrived_s)
+        if at_work is None:
+            self.ledger.enter(request.id, request.arrived_s)
+        else:
+            self._blockers.add(at_work)
+            cause = Cause(Why.step_in_flight, at_work.id)
+            self.ledger.enter(request.id, request.arrived_s, cause)
         self._displacements.enter(request.arrival)
 
     def requeue(self, request: Request, now_s: float, cause: Cause) -> None:

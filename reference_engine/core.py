@@ -87,6 +87,7 @@ class EngineState:
         self._n_planned = 0
         self._outset = Outset(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
         self._ahead: PlannedStep | None = None
+        self._last_batch = StepBatch()
         self.gate = Gate(self.roster, self.books)
 
     @property
@@ -124,7 +125,7 @@ class EngineState:
             request.state = State.rejected
             self._note("reject", request, view.now_s, code=error.code)
             raise
-        self.books.arrive(request, view.now_s)
+        self.books.arrive(request, view.now_s, self._last_batch.largest_prompt)
         self.roster.enter(request)
         self.counters.admitted += 1
         self._note("arrival", request, view.now_s)
@@ -239,7 +240,7 @@ class EngineState:
         if planned.outset.n_waiting:
             self.books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
         ends = self._judge(due, now_s)
-        batch = planned.batch
+        batch = self._last_batch = planned.batch
         requests = [row.request for row in batch.rows if row.samples]
         requests += batch.decodes
         self.counters.output_tokens += len(result.tokens)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from reference_engine.forecast import Forecast
-from reference_engine.plan import Cause
+from reference_engine.plan import Cause, Why
 from reference_engine.sequence import Request
 
 _KEPT = 1024
@@ -78,7 +78,10 @@ class Account(NamedTuple):
     def _reason(self, cause: Cause) -> str:
         known = {blocker.request_id: str(blocker) for blocker in self.blockers}
         blocker = known.get(cause.blocker, cause.blocker)
-        return f"{cause.why} {blocker}" if blocker else str(cause.why)
+        if not blocker:
+            return str(cause.why)
+        link = ", the prompt of" if cause.why is Why.step_in_flight else ""
+        return f"{cause.why}{link} {blocker}"
 
 
 def account(

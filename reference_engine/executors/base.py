@@ -61,6 +61,14 @@ class StepBatch(NamedTuple):
         """How many tokens the step answers."""
         return sum(row.samples for row in self.rows) + len(self.decodes)
 
+    @property
+    def largest_prompt(self) -> Request | None:
+        """Whose prompt most of the step's time goes to; None where most tokens are decoded."""
+        n_prompt = sum(row.n_tokens for row in self.rows)
+        if n_prompt <= len(self.decodes):
+            return None
+        return max(self.rows, key=lambda row: row.n_tokens).request
+
     def all_rows(self) -> Iterator[Row]:
         """Rows and decodes alike, in the order in which tokens are answered."""
         yield from self.rows

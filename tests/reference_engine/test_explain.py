@@ -38,6 +38,23 @@ def test_a_request_behind_one_that_needs_kv_blocks_names_it():
     assert small.sentence() == "waited 4 s: 4 s behind wide (50 prompt tokens)"
 
 
+def test_who_comes_during_a_long_prefill_is_told_whose():
+    engine = rig(executor_args={"step_s": 1.0})
+    engine.admit(request("big", range(48), 3, tenant="B"), request("other", [1], 3))
+    engine.step()  # both prompts, the clock stands at 1 s
+    engine.admit(request("small", [5], 1, arrived_s=0.25))
+    engine.step()
+    engine.admit(request("later", [6], 1, arrived_s=1.5))  # while mostly tokens were decoded
+    engine.drain()
+    small, later = engine.state.explain("small"), engine.state.explain("later")
+    assert small is not None
+    assert later is not None
+    assert small.sentence() == (
+        "waited 0.75 s: 0.75 s step in flight, the prompt of big (48 prompt tokens, tenant B)"
+    )
+    assert later.sentence() == "waited 0.5 s: 0.5 s step in flight"
+
+
 def test_the_sentence_names_blockers_with_their_size_and_tenant():
     blockers = (Blocker("req-17", 16384, "B"), Blocker("req-18", 12, "default"))
     waits = (
