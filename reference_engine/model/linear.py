@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 # Below, a call into oneDNN costs more than it saves (20 against 5 µs for 128 × 128).
-_PACKED_FROM = 200_000  # elements
+_PACKED_FROM = 100_000  # elements
 _PACKED_FOR = 16  # tokens a step, for which oneDNN chooses its block sizes
 _NARROW = 1024  # outputs
 
