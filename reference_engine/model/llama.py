@@ -10,16 +10,32 @@ The step's tokens are one flat list for every linear layer; only attention knows
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from reference_engine.executors.base import Copy
-from reference_engine.model.attention import Desk, Paging, StepInput, paged_attention
+from reference_engine.model.attention import Desk, StepInput, attend
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.layers import Layer, fused
 from reference_engine.model.linear import Linear
+from reference_engine.model.paging import Paging
 from reference_engine.model.weights import Weights
+
+# Tokens of a step that go through a layer's matrices together: what lies between two of them then
+# stays in a core's own cache, and in memory that the process already has.
+_STRIP_TOKENS = 512
+
+
+class Strip(NamedTuple):
+    """Views of up to `_STRIP_TOKENS` tokens of a step."""
+
+    x: torch.Tensor  # [n, d], the residual stream
+    q: torch.Tensor  # [n, Hq, hd], queries and then what they attend to
+    cos: torch.Tensor  # [n, 1, hd]
+    sin: torch.Tensor
+    slots: torch.Tensor  # [n, 2·Hkv]
 
 
 class Llama:
@@ -45,7 +61,8 @@ class Llama:
         self._cache = torch.zeros(
             config.n_layers, 2, config.n_kv_heads, n_blocks, block_tokens, config.head_dim
         )
-        self.paging, self._desk = Paging.of(self._cache[0]), Desk()
+        self.paging = Paging(config.n_heads, config.n_kv_heads, n_blocks, block_tokens)
+        self._desk = Desk()
 
     def host_memory(self, n_blocks: int) -> torch.Tensor:
         """Room for the KV of `n_blocks` blocks of all layers, outside the paged memory."""
@@ -64,23 +81,28 @@ class Llama:
         """Logits [S, vocab] float32 of the positions in `step.last`; K and V of every position
         are in the cache afterwards."""
         x = F.embedding(step.tokens, self._embed)  # [T, d]
-        rotary = self._cos[step.positions].unsqueeze(1), self._sin[step.positions].unsqueeze(1)
+        q = self._desk.queries(len(x), self.config.n_heads, self.config.head_dim)
+        strips = self._strips(step, x, q)
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            layer.o.add_to(x, self._attend(layer, cache, x, rotary, step))
-            layer.down.add_to(x, self._feed(layer, x))
+            for strip in strips:
+                self._project(layer, cache, strip)
+            attend(q, cache, step, self._desk)
+            for strip in strips:
+                layer.o.add_to(strip.x, strip.q.flatten(1))
+                layer.down.add_to(strip.x, self._feed(layer, strip.x))
         wanted = x if len(step.last) == len(x) else x.index_select(0, step.last)
         return self._head(self._rms(wanted, self._norm))
 
-    def _attend(
-        self,
-        layer: Layer[Linear],
-        cache: torch.Tensor,
-        x: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        step: StepInput,
-    ) -> torch.Tensor:
-        c, n_tokens = self.config, x.shape[0]
-        qkv = layer.qkv(self._rms(x, layer.norm))
+    def _strips(self, step: StepInput, x: torch.Tensor, q: torch.Tensor) -> list[Strip]:
+        n = -(-len(x) // _STRIP_TOKENS)
+        cos, sin = self._cos[step.positions], self._sin[step.positions]
+        whole = (x, q, cos.unsqueeze(1), sin.unsqueeze(1), step.slots.view(len(x), -1))
+        return [Strip(*parts) for parts in zip(*(one.chunk(n) for one in whole), strict=True)]
+
+    def _project(self, layer: Layer[Linear], cache: torch.Tensor, strip: Strip) -> None:
+        """Queries, and keys and values into the cache."""
+        c, n_tokens = self.config, len(strip.x)
+        qkv = layer.qkv(self._rms(strip.x, layer.norm))
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
         n_rotated = c.n_heads + c.n_kv_heads
@@ -88,11 +110,10 @@ class Llama:
         if layer.qk_norm is not None:
             qk.copy_(self._rms(qk, layer.qk_norm))
         turned = qk.roll(c.head_dim // 2, -1)
-        qk.mul_(rotary[0]).addcmul_(turned, rotary[1])
-        q, kv = qkv[:, : c.n_heads * c.head_dim], qkv[:, c.n_heads * c.head_dim :]
-        cache.view(-1, c.head_dim).index_copy_(0, step.slots, kv.reshape(-1, c.head_dim))
-        q = q.reshape(n_tokens, c.n_heads, c.head_dim)
-        return paged_attention(q, cache, step, self._desk)
+        qk.mul_(strip.cos).addcmul_(turned, strip.sin)
+        strip.q.copy_(qk[:, : c.n_heads])
+        kv = qkv[:, c.n_heads * c.head_dim :].reshape(-1, c.head_dim)
+        cache.view(-1, c.head_dim).index_copy_(0, strip.slots.reshape(-1), kv)
 
     def _feed(self, layer: Layer[Linear], x: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(self._rms(x, layer.ffn_norm)).chunk(2, -1)

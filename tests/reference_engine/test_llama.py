@@ -17,6 +17,7 @@ from tests.reference_engine.engine_kit import request
 torch = pytest.importorskip("torch", reason="torch is not installed")
 attention = pytest.importorskip("reference_engine.model.attention")
 llama = pytest.importorskip("reference_engine.model.llama")
+paging = pytest.importorskip("reference_engine.model.paging")
 linear = pytest.importorskip("reference_engine.model.linear")
 oracle = pytest.importorskip("tests.reference_engine.llama_oracle")
 
@@ -73,10 +74,10 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(chunk):
 
 
 @pytest.mark.parametrize(
-    ("gather_tokens", "groups"),
-    [(1, [1, 1, 1]), (96, [2, 1]), (335, [2, 1]), (336, [3])],  # 3, 3 and 7 blocks of 16
+    ("most_scores", "groups"),
+    [(1, [1, 1, 1]), (4 * 96, [2, 1]), (4 * 335, [2, 1]), (4 * 336, [3])],  # 3, 3 and 7 blocks
 )
-def test_paged_attention_is_dense_attention(gather_tokens, groups):
+def test_paged_attention_is_dense_attention(most_scores, groups):
     """Five requests of different lengths in one step, their blocks scattered by churn, against
     softmax(q·kᵀ)·v written out per request and head; decoding rows in groups."""
     generator = torch.Generator().manual_seed(1)
@@ -94,10 +95,11 @@ def test_paged_attention_is_dense_attention(gather_tokens, groups):
         for position, kv in enumerate(dense[name]):
             cache[:, :, req.blocks[position // 16], position % 16] = kv
         rows.append(Row(req, start, n_tokens, True))
-    step = attention.flatten(rows, attention.Paging(n_kv, 64, 16, gather_tokens))
-    assert [s.end - s.begin for s in step.spans if s.is_decoding] == groups
+    step = attention.flatten(rows, paging.Paging(n_q, n_kv, 64, 16), most_scores)
+    assert [decodes.end - decodes.begin for decodes in step.decodes] == groups
     q = torch.randn(len(step.tokens), n_q, dim, generator=generator)
-    out = attention.paged_attention(q, cache, step, attention.Desk())
+    out = q.clone()
+    attention.attend(out, cache, step, attention.Desk())
     at = 0
     for i in step.order:
         (_, start, n_tokens, _), kv = rows[i], dense[rows[i].request.id]
@@ -106,8 +108,7 @@ def test_paged_attention_is_dense_attention(gather_tokens, groups):
             for head in range(n_q):
                 k, v = context[:, 0, head // 2], context[:, 1, head // 2]
                 expected = torch.softmax(k @ q[at, head] / dim**0.5, 0) @ v
-                got = out[at, head * dim : (head + 1) * dim]
-                torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(out[at, head], expected, atol=1e-5, rtol=1e-5)
             at += 1
     assert at == len(q)
 
