@@ -9,46 +9,23 @@ what, where and what to do, and `or_raise` raises it as TargetError.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 from loadgen.errors import nearest
 from targets.base import Adapter, Request, Usage
 from targets.endpoint import Endpoint
 from targets.exchange import Answer, ask, connect, connect_problem, is_redirect, is_refused
 from targets.http_session import Session
-from targets.preflight import CHECKS, Check, Fit, Preflight, two_point_fit, without_refused
+from targets.preflight import CHECKS, Check, Fit, Preflight, without_refused
+from targets.prompt_lengths import Calibrate, Lengths, point_of
 from targets.served_models import Models, fetch_models
 
 _TOKENS = 16  # of the probe's answer
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring
 _PAUSE_S = 0.05  # between them, where there was no connection
-_FIT_CHARS = 128  # of the shorter prompt
-_LONGER = 4  # times that, of the longer one at least
-_FIT_TOKENS = 2000  # about, of the longer prompt at most
-_ANSWER_TOKENS = 64  # room left for a template and an answer where the context is short
-_CALIBRATION_S = 60.0  # a server that takes longer over a dozen small prompts is not calibrated
 _TEXT = "The quick brown fox jumps over the lazy dog, and then it does so once more. "
-
-Point = tuple[int, int]  # characters, prompt tokens
-
-
-class Words(Protocol):
-    """What a question says: messages if it has any, else a prompt."""
-
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def messages(self) -> tuple[tuple[str, str], ...]: ...
-
-
-Questions = Generator[tuple[Words, ...], tuple[int | None, ...], tuple[bool | None, str]]
-Calibrate = Callable[[Fit | None, int], Questions]
-"""From the line of two prompts and the longest prompt to ask, in tokens: questions to the server
-that are asked together, to be sent its counts of prompt tokens, and at the end a check's `ok` and
-detail."""
 
 
 async def preflight(
@@ -83,10 +60,16 @@ async def preflight(
             probe.judge(answer)
             on_timed()
             if text_of is not None:
-                known = _point_of(prompt, answer)
-                await probe.fit_prompt(session, text_of, max_input_tokens, known)
-                if calibrate is not None:
-                    await probe.calibrate(session, calibrate)
+                lengths = Lengths(
+                    partial(probe.ask, session),
+                    text_of,
+                    calibrate,
+                    max_input_tokens,
+                    probe.max_model_len,
+                )
+                found = await lengths.find(point_of(prompt, answer))
+                probe.fit = found.fit
+                probe.note("prompt_fit", found.ok, found.detail)
     except _Stop as stop:
         probe.note(stop.check, False, stop.detail)
         return probe.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
@@ -174,7 +157,7 @@ class _Probe:
         if given.include_usage:
             self.adapter = given.model_copy(update={"continuous_usage": True})
         while True:
-            answer = await self._ask(session, prompt, _TOKENS)
+            answer = await self.ask(session, Request(prompt=prompt, output_tokens=_TOKENS))
             first = first or answer
             lesser = without_refused(self.adapter, answer.status, answer.head)
             if lesser is not None:
@@ -253,65 +236,7 @@ class _Probe:
         else:
             self.done("max_model_len", f"{limit}; the scenario needs up to {total} tokens")
 
-    async def fit_prompt(
-        self,
-        session: Session,
-        text_of: Callable[[int], str],
-        max_input_tokens: int,
-        known: Point | None,
-    ) -> None:
-        """Two prompts of different lengths, asked together, give the line from characters to prompt
-        tokens; where the workload's prompts are longer still, one more. `known`, the completion's,
-        stands in as the shorter one where no longer one is taken.
-        """
-        texts = (text_of(_FIT_CHARS), text_of(_LONGER * _FIT_CHARS))
-        first, longer = await asyncio.gather(*(self._point(session, text) for text in texts))
-        if first is not None:
-            target = max(1, min(max_input_tokens, _FIT_TOKENS))
-            n_chars = target * first[0] // max(1, first[1])
-            if n_chars > _LONGER * _FIT_CHARS:
-                longer = await self._point(session, text_of(n_chars)) or longer
-            longer = longer or await self._point(session, text_of(2 * _FIT_CHARS))
-        shorter, longer = (known, first) if longer is None else (first, longer)
-        self.fit = two_point_fit(shorter, longer)
-        if self.fit is None:
-            self.note("prompt_fit", None, "not possible: prompt lengths are estimates")
-            return
-        per_token = 1 / self.fit.tokens_per_char
-        detail = f"{per_token:.2f} characters per token, {self.fit.overhead_tokens:.1f} overhead"
-        self.done("prompt_fit", detail)
-
-    async def calibrate(self, session: Session, calibrate: Calibrate) -> None:
-        """Ask what a calibration wants to know; what it makes of that is the check's result."""
-        context_tokens = (self.max_model_len or 2 * _FIT_TOKENS) - _ANSWER_TOKENS
-        steps = calibrate(self.fit, min(_FIT_TOKENS, context_tokens))
-        until_s = time.monotonic() + _CALIBRATION_S
-        try:
-            questions = next(steps)
-            while True:
-                counts: tuple[int | None, ...] = (None,) * len(questions)
-                if time.monotonic() < until_s:
-                    asked = (self._tokens_of(session, words) for words in questions)
-                    counts = tuple(await asyncio.gather(*asked))
-                questions = steps.send(counts)
-        except StopIteration as end:
-            ok, detail = end.value
-            self.note("prompt_fit", ok, detail)
-
-    async def _tokens_of(self, session: Session, words: Words) -> int | None:
-        """The server's count of a prompt's tokens; None where it would not say, twice."""
-        request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
-        for _ in range(2):
-            answer = await ask(session, self.endpoint, self.adapter, request, self.timeout_s)
-            if answer.problem is None and answer.usage is not None:
-                return answer.usage.input_tokens
-        return None
-
-    async def _point(self, session: Session, text: str) -> Point | None:
-        return _point_of(text, await self._ask(session, text, 1))
-
-    async def _ask(self, session: Session, prompt: str, tokens: int) -> Answer:
-        request = Request(prompt=prompt, output_tokens=tokens)
+    async def ask(self, session: Session, request: Request) -> Answer:
         return await ask(session, self.endpoint, self.adapter, request, self.timeout_s)
 
     def _explain(self, answer: Answer) -> None:
@@ -340,14 +265,6 @@ class _Probe:
             f"answered {status}: no API key was sent; export {variable}=… or name "
             "another variable as api_key_env in a target file"
         )
-
-
-def _point_of(text: str, answer: Answer) -> Point | None:
-    """What an answer says about its prompt's length; None where the server would not say."""
-    usage = answer.usage
-    if answer.problem is not None or usage is None or usage.input_tokens is None:
-        return None
-    return len(text), usage.input_tokens
 
 
 def _hint(answer: Answer) -> str:

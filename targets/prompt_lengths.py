@@ -1,0 +1,123 @@
+"""What a server makes of prompts of known lengths, by its own counts: the line from characters to
+tokens, and whatever a calibration wants to know beyond it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import NamedTuple, Protocol
+
+from targets.base import Request
+from targets.exchange import Answer
+from targets.preflight import Fit, two_point_fit
+
+_FIT_CHARS = 128  # of the shorter prompt
+_LONGER = 4  # times that, of the longer one at least
+_FIT_TOKENS = 2000  # about, of the longer prompt at most
+_ANSWER_TOKENS = 64  # room left for a template and an answer where the context is short
+_CALIBRATION_S = 60.0  # a server that takes longer over a dozen small prompts is not calibrated
+
+Point = tuple[int, int]  # characters, prompt tokens
+
+
+class Words(Protocol):
+    """What a question says: messages if it has any, else a prompt."""
+
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def messages(self) -> tuple[tuple[str, str], ...]: ...
+
+
+Questions = Generator[tuple[Words, ...], tuple[int | None, ...], tuple[bool | None, str]]
+Calibrate = Callable[[Fit | None, int], Questions]
+"""From the line of two prompts and the longest prompt to ask, in tokens: questions to the server
+that are asked together, to be sent its counts of prompt tokens, and at the end a check's `ok` and
+detail."""
+
+
+class Found(NamedTuple):
+    """The line, if there is one, and the check `prompt_fit`."""
+
+    fit: Fit | None
+    ok: bool | None
+    detail: str
+
+
+class Lengths:
+    """Asks for one token at a time. `text_of(n)` gives about n characters of the workload's own
+    text; `calibrate` asks on from the line."""
+
+    def __init__(
+        self,
+        ask: Callable[[Request], Awaitable[Answer]],
+        text_of: Callable[[int], str],
+        calibrate: Calibrate | None,
+        max_input_tokens: int,
+        max_model_len: int | None,
+    ) -> None:
+        self._ask, self._text_of, self._calibrate = ask, text_of, calibrate
+        self._max_input_tokens, self._max_model_len = max_input_tokens, max_model_len
+
+    async def find(self, known: Point | None) -> Found:
+        """`known`, the completion's, stands in as the shorter point of the line where no longer one
+        is taken."""
+        fit = await self._line(known)
+        if self._calibrate is not None:
+            return Found(fit, *await self._calibrated(self._calibrate, fit))
+        if fit is None:
+            return Found(None, None, "not possible: prompt lengths are estimates")
+        per_token = 1 / fit.tokens_per_char
+        detail = f"{per_token:.2f} characters per token, {fit.overhead_tokens:.1f} overhead"
+        return Found(fit, True, detail)
+
+    async def _line(self, known: Point | None) -> Fit | None:
+        """Two prompts of different lengths, asked together, give the line from characters to prompt
+        tokens; where the workload's prompts are longer still, one more."""
+        texts = (self._text_of(_FIT_CHARS), self._text_of(_LONGER * _FIT_CHARS))
+        first, longer = await asyncio.gather(*map(self._point, texts))
+        if first is not None:
+            target = max(1, min(self._max_input_tokens, _FIT_TOKENS))
+            n_chars = target * first[0] // max(1, first[1])
+            if n_chars > _LONGER * _FIT_CHARS:
+                longer = await self._point(self._text_of(n_chars)) or longer
+            longer = longer or await self._point(self._text_of(2 * _FIT_CHARS))
+        shorter, longer = (known, first) if longer is None else (first, longer)
+        return two_point_fit(shorter, longer)
+
+    async def _calibrated(self, calibrate: Calibrate, fit: Fit | None) -> tuple[bool | None, str]:
+        """Ask what a calibration wants to know; what it makes of that is the check's result."""
+        context_tokens = (self._max_model_len or 2 * _FIT_TOKENS) - _ANSWER_TOKENS
+        steps = calibrate(fit, min(_FIT_TOKENS, context_tokens))
+        until_s = time.monotonic() + _CALIBRATION_S
+        try:
+            questions = next(steps)
+            while True:
+                counts: tuple[int | None, ...] = (None,) * len(questions)
+                if time.monotonic() < until_s:
+                    counts = tuple(await asyncio.gather(*map(self._tokens_of, questions)))
+                questions = steps.send(counts)
+        except StopIteration as end:
+            ok, detail = end.value
+            return ok, detail
+
+    async def _tokens_of(self, words: Words) -> int | None:
+        """The server's count of a prompt's tokens; None where it would not say, twice."""
+        request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
+        for _ in range(2):
+            answer = await self._ask(request)
+            if answer.problem is None and answer.usage is not None:
+                return answer.usage.input_tokens
+        return None
+
+    async def _point(self, text: str) -> Point | None:
+        return point_of(text, await self._ask(Request(prompt=text, output_tokens=1)))
+
+
+def point_of(text: str, answer: Answer) -> Point | None:
+    """What an answer says about its prompt's length; None where the server would not say."""
+    usage = answer.usage
+    if answer.problem is not None or usage is None or usage.input_tokens is None:
+        return None
+    return len(text), usage.input_tokens
