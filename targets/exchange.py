@@ -10,6 +10,7 @@ import errno
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -107,9 +108,10 @@ async def ask(
     adapter: Adapter,
     request: Request,
     timeout_s: float,
+    on_token: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Send one request and read its stream to the end; every way to fail is in the Answer, none is
-    raised.
+    raised. `on_token` is called when the first token is in, and perhaps again.
     """
     sent = adapter.encode(request)
     url, headers = endpoint.address.http_url + sent.path, endpoint.request_headers()
@@ -121,7 +123,7 @@ async def ask(
             answer.status = response.status
             answer.content_type = endpoint.redact(strip_controls(response.content_type))
             if response.status == 200:
-                await _read_stream(response, endpoint, adapter, answer, start_s)
+                await _read_stream(response, endpoint, adapter, answer, start_s, on_token)
             elif is_redirect(response.status):
                 answer.problem = redirected(response, url, endpoint)
             else:
@@ -151,6 +153,7 @@ async def _read_stream(
     adapter: Adapter,
     answer: Answer,
     start_s: float,
+    on_token: Callable[[], None],
 ) -> None:
     packing = endpoint.redact(one_line(response.header("content-encoding")))
     if packing.lower() not in ("", "identity"):
@@ -175,6 +178,7 @@ async def _read_stream(
                 return
         if answer.n_token_events > had:
             answer.token_reads_s.append(time.monotonic() - start_s)
+            on_token()
     if not answer.deltas:
         kind = answer.content_type
         answer.problem = f"answered {kind}, not an event stream; it starts {answer.head[:80]!r}"

@@ -19,7 +19,7 @@ from targets.endpoint import Endpoint
 from targets.exchange import Answer, ask, connect, connect_problem, is_redirect, is_refused
 from targets.http_session import Session
 from targets.preflight import CHECKS, Check, Fit, Preflight, without_refused
-from targets.prompt_lengths import Calibrate, Lengths, point_of
+from targets.prompt_lengths import Calibrate, Found, Lengths, point_of
 from targets.served_models import Models, fetch_models
 
 _TOKENS = 16  # of the probe's answer
@@ -45,8 +45,9 @@ async def preflight(
 
     `max_…_tokens` are the longest the scenario asks for. `text_of(n)` gives about n characters of
     the workload's own text, for the prompt fit; without it there is none. `calibrate` asks on from
-    there. `on_timed` is called once nothing is left whose time is told. `timeout_s` bounds every
-    exchange, and an exchange that overruns it ends the preflight. Where a connection is refused
+    there, both from the completion's first token on. `on_timed` is called then: what is told of
+    times is known. `timeout_s` bounds every exchange, and an exchange that overruns it ends the
+    preflight. Where a connection is refused
     or closed without a word, it is tried twice again, each time after a `pause`.
     """
     probe = _Probe(endpoint, adapter, timeout_s, pause)
@@ -56,20 +57,25 @@ async def preflight(
             await probe.choose_model(session)
             probe.check_length(max_input_tokens, max_output_tokens)
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
-            answer = await probe.complete(session, prompt)
-            probe.judge(answer)
-            on_timed()
-            if text_of is not None:
-                lengths = Lengths(
-                    partial(probe.ask, session),
-                    text_of,
-                    calibrate,
-                    max_input_tokens,
-                    probe.max_model_len,
-                )
-                found = await lengths.find(point_of(prompt, answer))
-                probe.fit = found.fit
-                probe.note("prompt_fit", found.ok, found.detail)
+            if text_of is None:
+                probe.judge(await probe.complete(session, prompt, on_timed))
+                return probe.result(None)
+            lengths = Lengths(
+                partial(probe.ask, session),
+                text_of,
+                calibrate,
+                max_input_tokens,
+                probe.max_model_len,
+            )
+
+            def begin() -> None:
+                on_timed()
+                lengths.begin()
+
+            async with lengths:
+                answer = await probe.complete(session, prompt, begin)
+                probe.judge(answer)
+                probe.note_lengths(await lengths.found(point_of(prompt, answer)))
     except _Stop as stop:
         probe.note(stop.check, False, stop.detail)
         return probe.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
@@ -150,14 +156,20 @@ class _Probe:
         else:
             self.note("models", None, f"{wanted}; GET /v1/models {self.models.problem}")
 
-    async def complete(self, session: Session, prompt: str) -> Answer:
-        """One small streamed answer, with whatever the server refuses to be asked switched off."""
+    def note_lengths(self, found: Found) -> None:
+        self.fit = found.fit
+        self.note("prompt_fit", found.ok, found.detail)
+
+    async def complete(self, session: Session, prompt: str, on_token: Callable[[], None]) -> Answer:
+        """One small streamed answer, with whatever the server refuses to be asked switched off;
+        `on_token` is called once that is known and a token is in."""
         given, failed = self.adapter, 0
         first: Answer | None = None
         if given.include_usage:
             self.adapter = given.model_copy(update={"continuous_usage": True})
         while True:
-            answer = await self.ask(session, Request(prompt=prompt, output_tokens=_TOKENS))
+            request = Request(prompt=prompt, output_tokens=_TOKENS)
+            answer = await self.ask(session, request, on_token)
             first = first or answer
             lesser = without_refused(self.adapter, answer.status, answer.head)
             if lesser is not None:
@@ -236,8 +248,10 @@ class _Probe:
         else:
             self.done("max_model_len", f"{limit}; the scenario needs up to {total} tokens")
 
-    async def ask(self, session: Session, request: Request) -> Answer:
-        return await ask(session, self.endpoint, self.adapter, request, self.timeout_s)
+    async def ask(
+        self, session: Session, request: Request, on_token: Callable[[], None] = lambda: None
+    ) -> Answer:
+        return await ask(session, self.endpoint, self.adapter, request, self.timeout_s, on_token)
 
     def _explain(self, answer: Answer) -> None:
         """Stop with what a failed completion means and what to do about it."""

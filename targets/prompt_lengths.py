@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from targets.base import Request
 from targets.exchange import Answer
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 class Lengths:
     """Asks for one token at a time. `text_of(n)` gives about n characters of the workload's own
-    text; `calibrate` asks on from the line."""
+    text; `calibrate` asks on from the line. An async context manager that leaves nothing asked."""
 
     def __init__(
         self,
@@ -59,11 +59,36 @@ class Lengths:
     ) -> None:
         self._ask, self._text_of, self._calibrate = ask, text_of, calibrate
         self._max_input_tokens, self._max_model_len = max_input_tokens, max_model_len
+        self._known: asyncio.Future[Point | None] = asyncio.get_running_loop().create_future()
+        self._asking: asyncio.Task[Found] | None = None
+        self._n_failed = 0
 
-    async def find(self, known: Point | None) -> Found:
-        """`known`, the completion's, stands in as the shorter point of the line where no longer one
-        is taken."""
-        fit = await self._line(known)
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    def begin(self) -> None:
+        """Ask from now on, beside whatever else the server is busy with."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._find())
+
+    async def found(self, known: Point | None) -> Found:
+        """What came of it; the server has nothing else to do any more. `known`, the completion's,
+        stands in as the shorter point of the line where no longer one is taken. Where a server
+        failed while it had more than this to do, it is asked once more."""
+        self._known.set_result(known)
+        had_begun = self._asking is not None
+        self.begin()
+        assert self._asking is not None
+        found = await self._asking
+        return await self._find() if had_begun and self._n_failed and not found.ok else found
+
+    async def _find(self) -> Found:
+        fit = await self._line()
         if self._calibrate is not None:
             return Found(fit, *await self._calibrated(self._calibrate, fit))
         if fit is None:
@@ -72,7 +97,7 @@ class Lengths:
         detail = f"{per_token:.2f} characters per token, {fit.overhead_tokens:.1f} overhead"
         return Found(fit, True, detail)
 
-    async def _line(self, known: Point | None) -> Fit | None:
+    async def _line(self) -> Fit | None:
         """Two prompts of different lengths, asked together, give the line from characters to prompt
         tokens; where the workload's prompts are longer still, one more."""
         texts = (self._text_of(_FIT_CHARS), self._text_of(_LONGER * _FIT_CHARS))
@@ -83,7 +108,7 @@ class Lengths:
             if n_chars > _LONGER * _FIT_CHARS:
                 longer = await self._point(self._text_of(n_chars)) or longer
             longer = longer or await self._point(self._text_of(2 * _FIT_CHARS))
-        shorter, longer = (known, first) if longer is None else (first, longer)
+        shorter, longer = (await self._known, first) if longer is None else (first, longer)
         return two_point_fit(shorter, longer)
 
     async def _calibrated(self, calibrate: Calibrate, fit: Fit | None) -> tuple[bool | None, str]:
@@ -106,13 +131,18 @@ class Lengths:
         """The server's count of a prompt's tokens; None where it would not say, twice."""
         request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
         for _ in range(2):
-            answer = await self._ask(request)
+            answer = await self._answer(request)
             if answer.problem is None and answer.usage is not None:
                 return answer.usage.input_tokens
         return None
 
     async def _point(self, text: str) -> Point | None:
-        return point_of(text, await self._ask(Request(prompt=text, output_tokens=1)))
+        return point_of(text, await self._answer(Request(prompt=text, output_tokens=1)))
+
+    async def _answer(self, request: Request) -> Answer:
+        answer = await self._ask(request)
+        self._n_failed += answer.is_transient
+        return answer
 
 
 def point_of(text: str, answer: Answer) -> Point | None:

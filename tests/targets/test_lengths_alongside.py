@@ -1,0 +1,113 @@
+"""Questions about lengths are asked while the preflight's completion is still being answered."""
+
+import asyncio
+import json
+
+from targets.endpoint import read_target
+from targets.openai_completions import OpenAICompletions
+from targets.preflight import Fit
+from targets.probe import preflight
+
+HEAD = (
+    b"HTTP/1.1 %d X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+    b"connection: close\r\n\r\n"
+)
+
+
+def event(**said):
+    data = b"data: " + json.dumps(said).encode() + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+TOKEN = event(choices=[{"text": "x", "finish_reason": None}])
+END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+class CountingServer:
+    """A token per four characters and three for a template. The completion's end is held back until
+    two questions about lengths have come; it may be an error then, and the questions stay without
+    an answer."""
+
+    def __init__(self, is_refusing=False, is_breaking=False):
+        self.is_refusing, self.is_breaking = is_refusing, is_breaking
+        self.n_refused = self.n_questions = 0
+        self.is_completing = False
+        self.two_came = asyncio.Event()
+        self.answering = set()
+
+    async def answer(self, reader, writer):
+        self.answering.add(asyncio.current_task())
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # the reachability check says nothing
+            writer.close()
+            return
+        if head.startswith(b"GET"):
+            body = b'{"data":[{"id":"m"}]}'
+            writer.write(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        else:
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+            await self._complete(json.loads(await reader.readexactly(length)), reader, writer)
+        await writer.drain()
+        writer.close()
+
+    async def _complete(self, asked, reader, writer):
+        end = event(choices=[], usage={"prompt_tokens": len(asked["prompt"]) // 4 + 3}) + END
+        if asked["max_tokens"] > 1:
+            self.is_completing = True
+            writer.write(HEAD % 200 + TOKEN)
+            await self.two_came.wait()
+            self.is_completing = False
+            writer.write(event(error={"message": "no"}) + END if self.is_breaking else TOKEN + end)
+            return
+        self.n_questions += 1
+        if self.n_questions == 2:
+            self.two_came.set()
+        if self.is_refusing and self.is_completing:
+            self.n_refused += 1
+            writer.write(HEAD % 429 + b"0\r\n\r\n")
+        elif self.is_breaking:
+            assert await reader.read() == b""  # until nobody waits for an answer any more
+        else:
+            writer.write(HEAD % 200 + TOKEN + end)
+
+
+def probe(**behaviour):
+    async def run():
+        server = CountingServer(**behaviour)
+        async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            found = await preflight(
+                read_target(f"url: http://127.0.0.1:{port}\n", "t.yaml", {}),
+                OpenAICompletions(),
+                max_input_tokens=40,
+                max_output_tokens=16,
+                timeout_s=5.0,
+                text_of=lambda n_chars: "four" * (n_chars // 4),
+            )
+            async with asyncio.timeout(5.0):
+                await asyncio.gather(*server.answering)
+        return found, server
+
+    return asyncio.run(run())
+
+
+def test_lengths_are_asked_before_the_completion_has_ended():
+    found, _ = probe()
+    assert found.fatal is None  # else the completion would have overrun its deadline
+    assert found.fit == Fit(3.0, 0.25)
+
+
+def test_a_server_that_refuses_company_is_asked_about_lengths_once_it_is_alone():
+    found, server = probe(is_refusing=True)
+    assert found.fatal is None
+    assert server.n_refused >= 1
+    assert found.fit == Fit(3.0, 0.25)
+
+
+def test_a_completion_that_fails_leaves_no_question_behind():
+    found, server = probe(is_breaking=True)
+    assert "reported an error in the stream: no" in found.fatal
+    assert server.n_questions == 2
+    assert found.fit is None
+    assert {check.check: check.detail for check in found.checks}["prompt_fit"] == "not checked"
