@@ -141,7 +141,7 @@ def test_a_stopped_server_shows_in_p99_from_the_release(cli, tmp_path):
         try:
             still_running(process, 0.8)
             os.kill(served.child.process.pid, signal.SIGSTOP)
-            still_running(process, 1.0)
+            still_running(process, 2.0)
             os.kill(served.child.process.pid, signal.SIGCONT)
             _, stderr = process.communicate(timeout=60)
         finally:
@@ -152,7 +152,7 @@ def test_a_stopped_server_shows_in_p99_from_the_release(cli, tmp_path):
     run = accounted(tmp_path / "run")
     assert (run.request_rows["status"] == Status.ok).all()
     metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
-    assert metrics["ttft_s"]["percentiles"]["p99"]["value"] > 0.8
+    assert metrics["ttft_s"]["percentiles"]["p99"]["value"] > 1.8
     waited_s = run.request_rows["first_token_s"] - run.request_rows["sent_s"]
     assert np.count_nonzero(waited_s > 0.5) <= 4  # the two on their way, and a neighbour each
 
