@@ -14,16 +14,18 @@ from loadgen.workload.schedule import Plan
 
 
 class Fleet(Protocol):
-    """`run` returns when every process has written its part or is given up; `stop` may be called
-    from its callbacks, which are those of `Shards.run`."""
+    """`hand_over` lets the processes get ready for a job; `run` starts it, and returns when every
+    one has written its part or is given up; `stop` may be called from its callbacks, which are
+    those of `Shards.run`."""
 
     @property
     def pids(self) -> Collection[int] | None:
         """The processes, where they are of this machine and children of this process."""
 
+    def hand_over(self, job: Job) -> None: ...
+
     def run(
         self,
-        job: Job,
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
@@ -55,17 +57,18 @@ class LocalFleet:
     def pids(self) -> Collection[int]:
         return self._shards.pids
 
+    def hand_over(self, job: Job) -> None:
+        self._shards.hand_over(shard_tasks(job, self._shards.n))
+
     def run(
         self,
-        job: Job,
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
         limit_s: float,
         on_death: Callable[[int], None],
     ) -> Outcome:
-        tasks = shard_tasks(job, self._shards.n)
-        return self._shards.run(tasks, on_beat, on_start, on_idle, limit_s, on_death)
+        return self._shards.run(on_beat, on_start, on_idle, limit_s, on_death)
 
     def stop(self, reason: str, drain_s: float) -> None:
         self._shards.stop(reason, drain_s)

@@ -82,8 +82,6 @@ class Recording:
 
     def record(self) -> Run:
         """The run; the plan and the manifest are on disk before the first request goes out."""
-        planned = self._planned()
-        store.write_schedule(self._directory, planned)
         parts_dir = self._directory / "parts"
         parts_dir.mkdir(exist_ok=True)
         job = Job(
@@ -96,12 +94,14 @@ class Recording:
             parts_dir,
             is_watched=self._watched is not None or self._options.early is not None,
         )
+        self._fleet.hand_over(job)  # what is written here takes as long as to get ready there
+        planned = self._planned()
+        store.write_schedule(self._directory, planned)
         watched = watching(self._watched, self._options.watch, self._progress.note)
         with watched, self._scraping() as scraped, self._interruptible():
             limit_s = self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S
             with self._progress:
                 outcome = self._fleet.run(
-                    job,
                     self._on_beat,
                     self._on_start,
                     self._obey,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
+from loadgen.drive.shard_process import EarlyShard
 from loadgen.drive.shards import Shards
 from loadgen.errors import UsageError
 from loadgen.fleet import Fleet, LocalFleet, OpenFleet
@@ -66,10 +67,11 @@ def execute(
     console: Console,
     server: Server | None = None,
     open_fleet: OpenFleet | None = None,
+    early: EarlyShard | None = None,
 ) -> Finished:
     """`run`, telling `console` how it goes, and returning the summary and the directory too. A
     `server` that is up already for this target is used and left up. `open_fleet` says where the
-    load-generating processes are, if not here."""
+    load-generating processes are, if not here; if here, `early` may be one of them."""
     plan = make_plan(scenario)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:
         if target == SIMULATED and open_fleet is not None:
@@ -77,9 +79,8 @@ def execute(
         if target == SIMULATED:
             recorded = _simulated(scenario, plan, options, directory, console)
         else:
-            recorded = _measured(
-                scenario, plan, target, options, directory, console, server, open_fleet
-            )
+            fleet = open_fleet or partial(_local_fleet, options, early)
+            recorded = _measured(scenario, plan, target, options, directory, console, server, fleet)
         from loadgen.conclusion import summarized  # imported by the warm-up
 
         summary = summarized(
@@ -106,13 +107,12 @@ def _measured(
     directory: Path,
     console: Console,
     server: Server | None,
-    open_fleet: OpenFleet | None,
+    open_fleet: OpenFleet,
 ) -> Run:
-    opening = open_fleet or partial(_local_fleet, options)
     choice = choice_of(target, options)
     logs, warm_up = directory / "logs", WarmUp(surroundings)
     with (
-        opening(scenario, plan, logs) as fleet,  # its processes import during the preflight
+        open_fleet(scenario, plan, logs) as fleet,  # its processes import during the preflight
         open_target(choice, scenario, plan.schedule, logs, console, warm_up, server) as opened,
     ):
         recorded = _record(scenario, plan, opened, options, directory, console, fleet)
@@ -168,13 +168,15 @@ def record(
 ) -> Run:
     """Send a plan to an open target and put the run together; the plan and the manifest are in
     `directory` before the first request goes out."""
-    with _local_fleet(options, scenario, plan, directory / "logs") as fleet:
+    with _local_fleet(options, None, scenario, plan, directory / "logs") as fleet:
         return _record(scenario, plan, target, options, directory, console, fleet)
 
 
-def _local_fleet(options: RunOptions, scenario: Scenario, plan: Plan, logs: Path) -> LocalFleet:
+def _local_fleet(
+    options: RunOptions, early: EarlyShard | None, scenario: Scenario, plan: Plan, logs: Path
+) -> LocalFleet:
     n = shard_count(scenario, plan, options.n_workers, options.cache_dir)
-    return LocalFleet(Shards(n, logs, options.plugins))
+    return LocalFleet(Shards(n, logs, options.plugins, early))
 
 
 def _record(

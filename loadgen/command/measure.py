@@ -24,7 +24,7 @@ from loadgen.command.guard import INTERRUPTED
 from loadgen.command.terminal import print_json, stdout, tell
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
-from loadgen.run_options import NOBODY, Watch
+from loadgen.run_options import NOBODY, RunOptions, Watch
 
 if TYPE_CHECKING:
     from loadgen.workload.scenario import Scenario
@@ -49,8 +49,7 @@ def run(
     watch: Watch = NOBODY,
 ) -> int:
     """Run, print the table and the verdict, and return the exit code."""
-    from loadgen.run import execute
-    from loadgen.run_options import RunOptions
+    from loadgen.drive.shard_process import EarlyShard
 
     chosen = target or os.environ.get("OPENAI_BASE_URL")
     if not chosen:
@@ -73,7 +72,11 @@ def run(
         scrape=scrape,
         watch=watch,
     )
-    finished = execute(scenario, chosen, options, Console(stderr=True, highlight=False))
+    with EarlyShard(is_wanted=chosen != "sim") as early:  # imports while this process does
+        from loadgen.run import execute
+
+        console = Console(stderr=True, highlight=False)
+        finished = execute(scenario, chosen, options, console, early=early)
     tell(finished.summary, as_json)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     write_exports(finished.directory, exports)
@@ -247,7 +250,6 @@ def _checked(source: str, settings: Sequence[str]) -> str:
     """What a file that is all right holds, in words. Raises UsageError."""
     from loadgen.nightly.night import Nightly, NightOptions
     from loadgen.nightly.nightly_file import is_nightly
-    from loadgen.run_options import RunOptions
     from loadgen.workload.scenario import load_scenario
     from loadgen.workload.schedule import make_schedule
 

@@ -78,7 +78,7 @@ class GcPauses:
         self._pauses_s: list[float] = []
 
     def start(self) -> None:
-        """Takes some ten milliseconds: what is there now is looked through once more."""
+        """What is there now, but for what is frozen already, is looked through once more."""
         gc.collect()
         gc.freeze()
         gc.disable()

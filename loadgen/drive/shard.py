@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -380,6 +381,8 @@ def prepare() -> None:
     for module in _NEEDED_LATER:
         with contextlib.suppress(ImportError):  # uvloop is not built for every platform
             importlib.import_module(module)
+    gc.collect()  # now, while nobody waits: what is there stays, and is not looked through again
+    gc.freeze()
 
 
 def serve(task: ShardTask, commands_fd: int, say: Callable[..., None]) -> NoReturn:

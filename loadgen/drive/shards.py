@@ -8,21 +8,22 @@ import json
 import os
 import pickle
 import selectors
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.drive.shard_process import EarlyShard, ShardProcess
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
 
-_LEAD_NS = 50_000_000  # from "GO" to the epoch: every shard has armed its first alarm by then
+_LEAD_NS = 50_000_000  # from "GO" to the first row: every shard has armed its first alarm by then
 _READY_S = 60.0
 _POLL_S = 0.1
-_LAST_WORDS_S = 10.0
 
 OnBeat = Callable[[int, dict[str, Any]], None]
 
@@ -30,7 +31,7 @@ OnBeat = Callable[[int, dict[str, Any]], None]
 @dataclass
 class _Child:
     number: int
-    process: subprocess.Popen[bytes]
+    process: ShardProcess
     buffer: bytes = b""
     is_ready: bool = False
     instrument: dict[str, Any] | None = None
@@ -68,20 +69,28 @@ class Shards:
     what they need while the controlling process does something else, and wait for their tasks.
 
     `run` returns when every shard has written its part or died. `stop` may be called from its
-    callbacks. `plugins` are Python files that each shard runs before it reads its task.
+    callbacks. `plugins` are Python files that each shard runs before it reads its task; `early` is
+    a process that may be there already.
     """
 
-    def __init__(self, n: int, log_dir: Path, plugins: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        n: int,
+        log_dir: Path,
+        plugins: Sequence[Path] = (),
+        early: EarlyShard | None = None,
+    ) -> None:
         self._n, self._log_dir, self._plugins = n, log_dir, tuple(plugins)
+        self._early = early
+        self._lead_ns = _LEAD_NS
         self._children: list[_Child] = []
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Shards:
         try:
             for number in range(self._n):
-                child = _Child(number, self._spawn(number))
+                child = _Child(number, self._process(number))
                 self._children.append(child)
-                assert child.process.stdout is not None
                 os.set_blocking(child.process.stdout.fileno(), False)
                 self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
         except BaseException:
@@ -92,15 +101,7 @@ class Shards:
     def __exit__(self, *exc: object) -> None:
         self._selector.close()
         for child in self._children:
-            for pipe in (child.process.stdin, child.process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
-            try:
-                child.process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+            child.process.end()
 
     @property
     def n(self) -> int:
@@ -110,24 +111,27 @@ class Shards:
     def pids(self) -> list[int]:
         return [child.process.pid for child in self._children]
 
+    def hand_over(self, tasks: Sequence[ShardTask]) -> None:
+        """Give each shard its task; they get ready by themselves."""
+        for child, task in zip(self._children, tasks, strict=True):
+            self._hand_over(child, task)
+        self._lead_ns = lead_ns([task.schedule["scheduled_s"] for task in tasks])
+
     def run(
         self,
-        tasks: Sequence[ShardTask],
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
         limit_s: float,
         on_death: Callable[[int], None] = lambda shard: None,
     ) -> Outcome:
-        """Hand each shard its task, start together and collect. `on_start` gets the epoch
+        """Start together what was handed over, and collect. `on_start` gets the epoch
         (monotonic ns); `on_beat` a shard's number and its progress, about four times a second each;
         `on_idle` is called several times a second; `on_death` gets the number of a shard that ended
         before it was done, as soon as its output closes. One that has not ended after `limit_s` is
         killed: nothing hangs."""
-        for child, task in zip(self._children, tasks, strict=True):
-            self._hand_over(child, task)
         self._await_ready()
-        outcome = Outcome(epoch_ns=time.monotonic_ns() + _LEAD_NS)
+        outcome = Outcome(epoch_ns=time.monotonic_ns() + self._lead_ns)
         self._tell(b"GO %d\n" % outcome.epoch_ns)
         on_start(outcome.epoch_ns)
         for child, message in self._messages(time.monotonic() + limit_s, on_idle):
@@ -141,7 +145,7 @@ class Shards:
             if not child.is_over:
                 child.process.kill()
             if child.instrument is None:
-                outcome.dead[child.number] = self._last_words(child)
+                outcome.dead[child.number] = child.process.last_words()
                 continue
             outcome.instruments.append(child.instrument)
             if child.instrument["broken"]:
@@ -152,21 +156,16 @@ class Shards:
         """Release nothing more; requests in flight have `drain_s` to finish."""
         self._tell(b"STOP %f %s\n" % (drain_s, reason.encode()))
 
-    def _spawn(self, number: int) -> subprocess.Popen[bytes]:
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        with (self._log_dir / f"shard-{number}.log").open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "loadgen.drive.shard"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                process_group=0,  # Ctrl-C is the parent's to interpret
-            )
+    def _process(self, number: int) -> ShardProcess:
+        log = self._log_dir / f"shard-{number}.log"
+        early = self._early.take() if self._early is not None else None
+        if early is None:
+            return ShardProcess.logging_to(log)
+        early.keep_log(log)
+        return early
 
     def _hand_over(self, child: _Child, task: ShardTask) -> None:
         data = pickle.dumps((self._plugins, pickle.dumps(task, protocol=5)), protocol=5)
-        assert child.process.stdin is not None
         try:
             view = memoryview(len(data).to_bytes(8, "big") + data)
             while view:
@@ -174,7 +173,7 @@ class Shards:
         except BrokenPipeError:
             raise RunInvalid(
                 f"load-generating process {child.number} died at its start: "
-                f"{self._last_words(child)}"
+                f"{child.process.last_words()}"
             ) from None
 
     def _await_ready(self) -> None:
@@ -185,7 +184,9 @@ class Shards:
                 return
         child = next(child for child in self._children if not child.is_ready)
         how = "died at its start" if child.has_ended else f"was not ready within {_READY_S:g} s"
-        raise RunInvalid(f"load-generating process {child.number} {how}: {self._last_words(child)}")
+        raise RunInvalid(
+            f"load-generating process {child.number} {how}: {child.process.last_words()}"
+        )
 
     def _messages(
         self, deadline_s: float, on_idle: Callable[[], None] = lambda: None
@@ -198,7 +199,6 @@ class Shards:
             on_idle()
             for key, _ in self._selector.select(min(left_s, _POLL_S)):
                 child: _Child = key.data
-                assert child.process.stdout is not None
                 data = child.process.stdout.read(1 << 16)
                 if not data:
                     child.has_ended = True
@@ -211,15 +211,13 @@ class Shards:
 
     def _tell(self, line: bytes) -> None:
         for child in self._children:
-            if child.process.stdin is not None and not child.has_ended:
+            if not child.has_ended:
                 with contextlib.suppress(BrokenPipeError):  # its death is noticed by `_messages`
                     os.write(child.process.stdin.fileno(), line)
 
-    def _last_words(self, child: _Child) -> str:
-        try:
-            code = child.process.wait(_LAST_WORDS_S)
-        except subprocess.TimeoutExpired:
-            return "it is still running but says nothing"
-        log = (self._log_dir / f"shard-{child.number}.log").read_text(errors="replace").strip()
-        last = log.splitlines()[-1] if log else "nothing in its log"
-        return f"exit status {code}; {last}"
+
+def lead_ns(scheduled_s: Sequence[NDArray[np.float64]]) -> int:
+    """From "GO" to the epoch, given each shard's instants from there on; NaN is a row with
+    parents, which comes after one without."""
+    first_s = min(float(np.nanmin(instants)) for instants in scheduled_s)
+    return max(0, _LEAD_NS - round(first_s * 1e9))

@@ -36,6 +36,7 @@ class RemoteFleet:
     ) -> None:
         self._line, self._workers, self._logs = line, list(workers), logs
         self._max_skew_s, self._on_loss = max_skew_s, on_loss
+        self._job: Job | None = None
         self._controller: Controller | None = None
         self._heard: dict[int, tuple[int, dict[str, LiveCounts]]] = {}
         self._cut_short: CutShort | None = None
@@ -52,9 +53,12 @@ class RemoteFleet:
     def pids(self) -> None:
         return None
 
+    def hand_over(self, job: Job) -> None:
+        """Kept for `run`: the workers are given their shares in one go with the start."""
+        self._job = job
+
     def run(
         self,
-        job: Job,
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
@@ -62,6 +66,8 @@ class RemoteFleet:
         on_death: Callable[[int], None],
     ) -> Outcome:
         """As `Shards.run`. Raises RunInvalid or UsageError where the workers cannot begin."""
+        assert self._job is not None, "there is nothing to run"
+        job = self._job
         given = assignments(job, len(self._workers))
         controller = self._controller = Controller(
             job.run_name, self._workers, given, self._max_skew_s, self._on_loss

@@ -38,8 +38,8 @@ def test_a_line_that_is_closed_ends_the_run_at_once(tmp_path):
     worker.start()
     with ours, theirs:
         with RemoteFleet(Line(ours), ["w"], 10.0, "continue", tmp_path) as fleet:
+            fleet.hand_over(asked)
             outcome = fleet.run(
-                asked,
                 on_beat=lambda shard, beat: None,
                 on_start=lambda epoch_ns: theirs.shutdown(socket.SHUT_RDWR),
                 on_idle=lambda: ticks.append(1),

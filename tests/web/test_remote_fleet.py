@@ -96,7 +96,8 @@ def ran(tmp_path):
         line = Workers(shas, lambda k, said: on_go(k, said, part(tmp_path, shares[k])))
         fleet = RemoteFleet(line, WORKERS, 1.0, on_loss, tmp_path / "logs")
         nothing = itertools.repeat(None).__next__
-        outcome = fleet.run(asked, lambda *_: None, lambda _: None, nothing, 60.0, lambda _: None)
+        fleet.hand_over(asked)
+        outcome = fleet.run(lambda *_: None, lambda _: None, nothing, 60.0, lambda _: None)
         return outcome, line
 
     return run
@@ -148,7 +149,10 @@ def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
         def stop(self, reason, drain_s):
             raise AssertionError("nobody has to stop what ended by itself")
 
-        def run(self, job, on_beat, on_start, on_idle, limit_s, on_death):
+        def hand_over(self, job):
+            assert job.plan is asked.plan
+
+        def run(self, on_beat, on_start, on_idle, limit_s, on_death):
             on_start(7_000_000_000)
             cut = CutShort("shard 1 was lost", 8_500_000_000)
             return Outcome(7_000_000_000, [], {}, {}, cut)

@@ -1,0 +1,101 @@
+"""A load-generating process as the controlling one sees it: its pipes, its log, its last words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_LAST_WORDS_S = 10.0
+_LOG_BYTES = 1 << 20
+
+
+class ShardProcess:
+    """Started on creation; waits for its task on `stdin`, answers on `stdout`. `log_fd` is open for
+    reading, too, and is closed by `end`."""
+
+    def __init__(self, log_fd: int) -> None:
+        self._log_fd = log_fd
+        self._kept_as: Path | None = None
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "loadgen.drive.shard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log_fd,
+            bufsize=0,
+            process_group=0,  # Ctrl-C is the parent's to interpret
+        )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
+
+    @classmethod
+    def logging_to(cls, path: Path) -> ShardProcess:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def keep_log(self, path: Path) -> None:
+        """What it says is to be found there once it has ended, or `last_words` were asked for."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        self._kept_as = path
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def last_words(self) -> str:
+        """Its exit status and the last line of its log."""
+        try:
+            code = self._popen.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            return "it is still running but says nothing"
+        said = self._said().decode(errors="replace").strip()
+        return f"exit status {code}; {said.splitlines()[-1] if said else 'nothing in its log'}"
+
+    def end(self, patience_s: float = 2.0) -> None:
+        """Close its pipes, which ends it, and wait; one that does not end is killed."""
+        for pipe in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        try:
+            self._popen.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        if self._kept_as is not None:
+            self._kept_as.write_bytes(self._said())
+        os.close(self._log_fd)
+
+    def _said(self) -> bytes:
+        return os.pread(self._log_fd, _LOG_BYTES, 0)  # at no cost to the offset that both share
+
+
+class EarlyShard:
+    """A process for a run about which little is known yet: it imports what it needs while the
+    controlling process does, and the first who wants one gets it. A context manager, for nobody may
+    want it. Where its log cannot wait for a directory it is not started."""
+
+    def __init__(self, *, is_wanted: bool) -> None:
+        self._process: ShardProcess | None = None
+        if is_wanted and sys.platform == "linux":
+            self._process = ShardProcess(os.memfd_create("shard.log"))
+
+    def __enter__(self) -> EarlyShard:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.end()
+            self._process = None
+
+    def take(self) -> ShardProcess | None:
+        """The process, once."""
+        process, self._process = self._process, None
+        return process
