@@ -133,3 +133,32 @@ def test_the_workflow_makes_the_control_that_its_file_names():
     assert len(found.stdout.strip()) == 40
     assert target.launch.python.startswith(rest[1].split()[-2] + "/")
     assert (target.launch.cwd / ".github").is_dir()
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)  # four runs
+def test_a_pinned_server_is_measured_beside_the_engine_under_test(cli, tmp_path):
+    # Steps that only sleep: 20 ms of the control, 300 ms of the cell, on whatever machine.
+    (tmp_path / "steady.yaml").write_text(SHORT + BUSY)
+    (tmp_path / "pinned.yaml").write_text(
+        "launch: {preset: reference, model: nano, args: [--device, toy, --set, step_s=0.02]}\n"
+        "labels: {version: 0.1.0}\n"
+    )
+    (tmp_path / "nightly.yaml").write_text(
+        "schema: 1\ntargets: [reference]\nscenarios: [steady.yaml]\n"
+        "engine: device=toy,shape=nano,step_s=0.02\ncontrol: pinned.yaml\nrepeats: 2\n"
+        "metrics: [p50(tpot)]\n"
+    )
+    code, facts = night(cli, tmp_path, "first", "--engine", "step_delay=1400%")
+    (cell,) = facts["cells"]
+    assert (code, facts["verdict"]) == (0, "baseline"), cell["notes"]
+    assert cell["control"]["labels"] == {"version": "0.1.0"}
+    (point,) = cell["trends"]["p50(tpot)"]
+    assert point["value"] > 3
+    assert point["value"] == pytest.approx(point["absolute"] / point["control"])
+    epochs = [
+        json.loads((tmp_path / "first" / run[side] / "manifest.json").read_text())["epoch_utc"]
+        for run in cell["runs"]
+        for side in ("control_directory", "directory")
+    ]
+    assert [epochs.index(epoch) for epoch in sorted(epochs)] == [0, 1, 3, 2], "control first, last"
