@@ -1,7 +1,7 @@
 """Whether `slobench nightly` tells a 10 % slower engine from an equal one, on real sockets and the
 real CPU engine.
 
-    python benchmarks/nightly_real.py [--delay 10%] [--nights 2] [--repeats 5] [--measure 12s]
+    python benchmarks/nightly_real.py [--delay 10%] [--nights 2] [--repeats 8] [--measure 6s]
         [--no-control] [--keep]
 
 Equal nights make the baseline and are judged against it, all but the first; then a night with
@@ -32,7 +32,7 @@ name: steady
 seed: 7
 arrivals: {{kind: constant, rate: 3/s}}
 requests: {{input_tokens: 128, output_tokens: 32}}
-phases: {{warmup: 3s, measure: {measure}, drain: 10s}}
+phases: {{warmup: 2s, measure: {measure}, drain: 10s}}
 """
 NIGHTLY = """\
 schema: 1
@@ -91,8 +91,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--delay", default="10%")
     parser.add_argument("--nights", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--measure", default="12s")
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--measure", default="6s")
     parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
