@@ -62,6 +62,7 @@ PRESETS: Mapping[str, Preset] = {
         ("{python}", "-P", "-u", "-m", "reference_engine"),
         ("--shape", "{model}"),
         _WHERE,
+        ready="/ready",  # its /health is 200 while the model still loads
         needs_model=False,
     ),
 }

@@ -267,6 +267,7 @@ def test_presets_start_the_projects_own_commands(launch, line):
 
 def test_readiness_is_asked_where_each_project_answers():
     paths = {name: Launch(preset=name, model="m").plan(7, "py", {}).ready_path for name in PRESETS}
+    assert paths.pop("reference") == "/ready", "its /health is 200 while the model loads"
     assert set(paths.values()) == {"/health"}
     bare = Launch(command=("serve", "{port}"))
     assert bare.plan(7, "py", {}).ready_path == "/v1/models"
