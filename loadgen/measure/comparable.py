@@ -87,7 +87,7 @@ def fixed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def factor(manifest: Mapping[str, Any]) -> dict[str, Any]:
     target = manifest.get("target") or {}
     found = _flat("target", {key: target.get(key) for key in _OF_THE_TARGET})
-    if target.get("kind") in ("reference", "mock"):
+    if target.get("kind") in ("reference", "mock", "launched"):
         found.pop("target.url", None)  # a port of the moment
     host = manifest.get("host") or {}
     return {
