@@ -206,6 +206,8 @@ class Service:
             if stream.is_closed:  # while the step ran
                 continue
             n_unread = stream.put(delta)
+            if not n_unread:
+                continue
             self._n_over += stream.is_over
             # Behind because of the socket, not because this loop is late.
             if n_unread > self._outbox and stream.is_blocked:

@@ -32,7 +32,7 @@ class StreamBroken(Exception):
 
 class TokenStream:
     """The answer to one request. Iterate over it for lists of deltas, all that have come since
-    the last; `close` it in any case."""
+    the last; `close` it in any case. Whoever iterates may `hand` deltas on, and sleeps then."""
 
     def __init__(self, request: Request, close: Callable[[TokenStream], None]) -> None:
         self.request = request
@@ -41,6 +41,7 @@ class TokenStream:
         self.is_blocked = False  # what was fetched last waits for the socket to take it
         self._close = close
         self._deltas: deque[Delta] = deque()
+        self._take: Callable[[Delta], bool] | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
         self._refusal: Exception | None = None
@@ -61,6 +62,13 @@ class TokenStream:
             deltas = list(self._deltas)
             self._deltas.clear()
             yield deltas
+
+    def hand(self, take: Callable[[Delta], bool]) -> None:
+        """Give deltas to `take` as they come, at once, instead of waking the reader; from the first
+        that it does not take they are the reader's again. Called by the reader with everything
+        told that it fetched."""
+        if not self._deltas:
+            self._take = take
 
     def usage(self, n_output: int) -> Usage:
         """Counts so far. Times are known once the stream is over."""
@@ -91,6 +99,10 @@ class TokenStream:
 
     def put(self, delta: Delta) -> int:
         """Hand over a delta; returns how many the reader has not fetched."""
+        if self._take is not None:
+            if self._take(delta):
+                return 0
+            self._take = None
         deltas = self._deltas
         if not deltas:
             self._ready.set()

@@ -11,8 +11,8 @@ from aiohttp import web
 from reference_engine.routes.about import About
 from reference_engine.routes.streaming import stream_answer
 from reference_engine.service import Service
-from reference_engine.streams import TokenStream
-from reference_engine.wire.answer import Chosen, Encoder
+from reference_engine.streams import Delta, TokenStream
+from reference_engine.wire.answer import Encoder
 from reference_engine.wire.call import Call, parse_chat, parse_completion
 
 log = logging.getLogger(__name__)
@@ -84,14 +84,24 @@ def _foretold(stream: TokenStream) -> dict[str, str]:
 
 
 async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
-    texts: list[str] = []
-    chosen: list[Chosen] = []
-    n_output, finish_reason = 0, "stop"
+    kept: list[Delta] = []
+
+    def keep(delta: Delta) -> bool:
+        is_last = delta.finish_reason is not None
+        if not is_last:
+            kept.append(delta)
+        return not is_last
+
     async for deltas in stream:
-        texts += [delta.text for delta in deltas]
-        chosen += [delta.chosen for delta in deltas if delta.chosen is not None]
-        n_output, finish_reason = deltas[-1].n_output, deltas[-1].finish_reason or finish_reason
-    return encoder.whole("".join(texts), finish_reason, stream.usage(n_output), chosen)
+        kept += deltas
+        stream.hand(keep)
+    last = kept[-1]
+    return encoder.whole(
+        "".join([delta.text for delta in kept]),
+        last.finish_reason or "stop",
+        stream.usage(last.n_output),
+        [delta.chosen for delta in kept if delta.chosen is not None],
+    )
 
 
 def _log_end(stream: TokenStream) -> None:

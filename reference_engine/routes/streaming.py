@@ -1,15 +1,21 @@
-"""A streamed answer: server-sent events over HTTP."""
+"""A streamed answer: server-sent events over HTTP.
+
+One task per answer writes through aiohttp what is rare: the head, the first token, ends, errors,
+and what a reader who fell behind has to wait for. All other tokens go from the step's wake-up to
+the socket (`Outlet`): no task is woken, and nothing is awaited.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
 from aiohttp import ClientConnectionResetError, web
 
-from reference_engine.streams import StreamBroken, TokenStream
-from reference_engine.wire.answer import Encoder
+from reference_engine.streams import Delta, StreamBroken, TokenStream
+from reference_engine.wire.answer import Encoder, Piece
 from reference_engine.wire.call import Call
 from reference_engine.wire.errors import WireError, error_event
 
@@ -20,6 +26,32 @@ _SSE_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies must not gather tokens
 }
+_MOST_BUFFERED_BYTES = 1 << 14
+
+
+class Outlet:
+    """Writes events of plain text to the transport of an answer, each as a chunk of its body
+    (RFC 9112 §7.1), while the transport passes on what it is given."""
+
+    def __init__(self, transport: asyncio.WriteTransport, piece: Piece) -> None:
+        self._transport, self._piece = transport, piece
+
+    def take(self, delta: Delta) -> bool:
+        """Whether the delta is told; False where it is not plain text, or the client is gone or
+        reads too slowly, which is for the task to deal with."""
+        text, n_output, finish_reason, chosen = delta
+        transport = self._transport
+        if (
+            finish_reason is not None
+            or chosen is not None
+            or transport.is_closing()
+            or transport.get_write_buffer_size() > _MOST_BUFFERED_BYTES
+        ):
+            return False
+        if text:
+            event = self._piece(text, n_output)
+            transport.write(b"".join((b"%x\r\n" % len(event), event, b"\r\n")))
+        return True
 
 
 async def stream_answer(
@@ -32,11 +64,14 @@ async def stream_answer(
     """Answer with events. What goes wrong after the status line is told in band, or to nobody if
     the client is gone."""
     response = web.StreamResponse(headers={**_SSE_HEADERS, **foretold})
-    if request.transport is not None:
-        stream.on_cut_off = request.transport.abort
+    transport = request.transport
+    if transport is not None:
+        stream.on_cut_off = transport.abort
     try:
         await response.prepare(request)
-        await _write_events(response, call, stream, encoder)
+        # Not with HTTP/1.0, whose bodies have no chunks.
+        is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        await _write_events(response, call, stream, encoder, transport if is_chunked else None)
     except StreamBroken as error:
         await _tell(response, str(error))
     except ClientConnectionResetError:
@@ -54,21 +89,25 @@ async def _tell(response: web.StreamResponse, what: str) -> None:
 
 
 async def _write_events(
-    response: web.StreamResponse, call: Call, stream: TokenStream, encoder: Encoder
+    response: web.StreamResponse,
+    call: Call,
+    stream: TokenStream,
+    encoder: Encoder,
+    transport: asyncio.WriteTransport | None,
 ) -> None:
-    """Tokens that are already there go out in one write, each as an event of its own."""
+    """Tokens that are already there go out in one write, each as an event of its own. Those that
+    come later are handed to the `transport`, if there is one."""
     out, n_output = [encoder.role()], 0
-    has_usage, text_event, counted = call.continuous_usage, encoder.text, encoder.counted
-    n_input = stream.request.n_prompt
+    piece: Piece | None = None
     async for deltas in stream:
-        n_cached = stream.request.n_cached  # known once there is a token
+        if piece is None:  # what was cached is known once there is a token
+            request = stream.request
+            piece = encoder.pieces(request.n_prompt, request.n_cached, call.continuous_usage)
         for text, n_output, finish_reason, chosen in deltas:
             if text and finish_reason is None and chosen is None:
-                out.append(
-                    counted(text, n_input, n_output, n_cached) if has_usage else text_event(text)
-                )
+                out.append(piece(text, n_output))
             elif text or finish_reason or chosen:
-                usage = stream.usage(n_output) if has_usage else None
+                usage = stream.usage(n_output) if call.continuous_usage else None
                 out.append(encoder.event(text, finish_reason, usage, chosen))
         if stream.is_over:
             out.append(encoder.end(stream.usage(n_output) if call.include_usage else None))
@@ -77,5 +116,7 @@ async def _write_events(
             stream.is_blocked = True
             await response.write(data)
             stream.is_blocked = False
+            if transport is not None:  # not before: the head goes out with the first write
+                stream.hand(Outlet(transport, piece).take)
         out = []
     await response.write_eof()

@@ -239,7 +239,8 @@ def test_a_chat_stream_on_the_wire():
         "model": "tiny",
         "object": "chat.completion.chunk",
     }
-    data = encoder.role() + encoder.text('"é') + encoder.event("", "stop") + encoder.end(USAGE)
+    piece = encoder.pieces(5, 0, has_counts=False)
+    data = encoder.role() + piece('"é', 1) + encoder.event("", "stop") + encoder.end(USAGE)
     assert events(data) == [
         {
             **head,
@@ -269,16 +270,6 @@ def test_a_completion_stream_on_the_wire():
     choice = {"index": 0, "text": "a", "logprobs": None, "finish_reason": "length"}
     data = encoder.role() + encoder.event("a", "length", USAGE) + encoder.end(None)
     assert events(data) == [{**head, "choices": [choice], "usage": COUNTS}, "[DONE]"]
-
-
-@pytest.mark.parametrize("is_chat", [True, False])
-def test_an_event_with_counts_is_written_alike_the_fast_way_and_the_general(is_chat):
-    call = parse_chat(chat(stream=True)) if is_chat else parse_completion(completion(stream=True))
-    encoder = Encoder(call, "id-1", "tiny", 3)
-    for text in ("a", '"é\n', "\u2028"):
-        fast = encoder.counted(text, USAGE.input_tokens, USAGE.output_tokens, USAGE.cached_tokens)
-        assert events(fast) == events(encoder.event(text, None, USAGE))
-        assert events(fast)[0]["usage"] == COUNTS
 
 
 def test_a_whole_chat_answer():
@@ -336,8 +327,26 @@ def test_an_error_may_carry_more():
     assert json.loads(error_body(error))["error"]["predicted_wait_ms"] == 7
 
 
-@given(st.text(min_size=1))
-def test_an_event_of_text_alone_is_the_general_one_said_quickly(text):
+ODD_TEXTS = st.text(st.characters(exclude_categories=()), min_size=1)  # lone surrogates, too
+
+
+@given(ODD_TEXTS, st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
+def test_an_event_of_text_alone_is_the_general_one_said_quickly(text, n_input, n_output, n_cached):
+    usage = Usage(n_input, n_output, n_cached)
     for call in (parse_chat(chat(stream=True)), parse_completion(completion(stream=True))):
         encoder = Encoder(call, "id-1", "tiny", 3)
-        assert events(encoder.text(text)) == events(encoder.event(text, None))
+        plain, counted = (
+            encoder.pieces(n_input, n_cached, has_counts) for has_counts in (False, True)
+        )
+        assert events(plain(text, n_output)) == events(encoder.event(text, None))
+        assert events(counted(text, n_output)) == events(encoder.event(text, None, usage))
+
+
+def test_an_event_of_text_alone_to_the_byte():
+    encoder = Encoder(parse_completion(completion(stream=True)), "cmpl-1", "tiny", 3)
+    assert encoder.pieces(5, 2, has_counts=True)('"é\n', 7).decode() == (
+        'data: {"id": "cmpl-1", "created": 3, "model": "tiny", "object": "text_completion",'
+        '"choices":[{"index":0,"text":"\\"é\\n","logprobs":null,"finish_reason":null}],'
+        '"usage":{"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12, '
+        '"prompt_tokens_details": {"cached_tokens": 2}}}\n\n'
+    )
