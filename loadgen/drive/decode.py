@@ -16,6 +16,7 @@ from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, Event, SseDecoder, plai
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape
 
+_OK = Status.ok  # Python 3.11 takes 0.2 µs to look a member up
 _EXCERPT = 200
 _SHAPED_BY = 4  # parts at the beginning: a role, perhaps, and two tokens with different texts
 
@@ -62,7 +63,7 @@ def quick_status(exchange: Exchange) -> Status:
         return exchange.outcome
     if exchange.http_status != 200:
         return Status.http_error
-    return Status.ok if exchange.first_guess_ns else Status.stream_error
+    return _OK if exchange.first_guess_ns else Status.stream_error
 
 
 def decode(exchange: Exchange, adapter: Adapter) -> Decoded:

@@ -21,6 +21,8 @@ import numpy as np
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import Timer
 
+_OK = Status.ok  # Python 3.11 takes 0.2 µs to look a member up
+
 
 class Sender(Protocol):
     """What the dispatcher needs of a client; every `send` is answered by `Dispatcher.ended`."""
@@ -243,7 +245,7 @@ class Dispatcher:
         """Plan the child if that was its last parent; returns it if it will never be sent."""
         if child not in self._orphans:
             return ()
-        if status != Status.ok and not self._goes_on[child]:
+        if status != _OK and not self._goes_on[child]:
             self._orphans.discard(child)
             cause = f"its parent, request {parent}, ended with {status.name}"
             return (_GivenUp(child, Status.not_released, cause, done_s),)

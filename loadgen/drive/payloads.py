@@ -116,6 +116,10 @@ class Payloads:
             self._next += 1
         return False
 
+    def comes_late(self, row: int) -> bool:
+        """Whether a row cannot have been encoded before the start."""
+        return self._ahead_s != float("inf") or self._waits_for(row) is not None
+
     def answered(self, row: int, answer: Callable[[], str]) -> None:
         """The answer to a row is in; `answer` reads it, when and if it is needed."""
         self._answers[row] = answer

@@ -56,6 +56,7 @@ class ShardRecorder:
     ) -> None:
         self.rows = empty_requests(schedule)
         self.rows["shard"] = shard
+        self._released_s = self.rows["released_s"]  # a view: naming the column takes twice as long
         self._adapter, self.epoch_ns, self._redact = adapter, epoch_ns, redact
         self._errors, self._remotes = Ids(), Ids()
         self._exchanges: list[Exchange] = []
@@ -69,7 +70,7 @@ class ShardRecorder:
 
     # what the dispatcher and the client report
     def released(self, row: int, release_s: float) -> None:
-        self.rows["released_s"][row] = release_s
+        self._released_s[row] = release_s
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
         self._is_accounted[row] = True

@@ -81,12 +81,19 @@ class Shard:
         self._client, self._payloads = client, payloads
         self._part_path, self._number, self._adapter = task.part_path, task.shard, task.adapter
         self._children, _ = families(task.schedule, task.edges)
+        # Most rows with parents are written before the start: nobody has to look at them again.
+        late = {
+            row: [child for child in children if payloads.comes_late(child)]
+            for row, children in self._children.items()
+        }
+        self._late_children = {row: children for row, children in late.items() if children}
         goes_on: list[bool] = task.schedule["after_failure"].tolist()
         self._is_decisive = {
             row for row, children in self._children.items() if not all(goes_on[c] for c in children)
         }
         self._finished, self._broken = asyncio.Event(), ""
         self._live = _Live()
+        self._released_s = [0.0] * len(task.schedule)
         self._glimpses: Glimpses | None = None
         if task.is_watched:
             self._glimpses = Glimpses(task.schedule, task.adapter.looks_like_token)
@@ -180,7 +187,7 @@ class Shard:
         self._live.sent += 1
         payload = self._payloads.take(row)
         self._client.send(row, payload, self._sessions[row], self._is_last[row])
-        if row in self._children:
+        if row in self._late_children:
             self._loop.call_soon(self._prepare, row)
 
     def sent_s(self, row: int) -> float:
@@ -192,6 +199,7 @@ class Shard:
     # dispatch.Recorder
     def released(self, row: int, release_s: float) -> None:
         self._live.released += 1
+        self._released_s[row] = release_s
         self._recorder.released(row, release_s)
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
@@ -211,7 +219,7 @@ class Shard:
         status, live = self._status(exchange), self._live
         live.by_status[status] += 1
         live.withdrawn += exchange.error.startswith(ON_PURPOSE)
-        released_s = float(self._recorder.rows["released_s"][exchange.row])
+        released_s = self._released_s[exchange.row]
         live.lateness_s.append(self._seconds(exchange.sent_ns) - released_s)
         if exchange.first_guess_ns:
             live.ttft_s.append(self._seconds(exchange.first_guess_ns) - released_s)
@@ -220,7 +228,7 @@ class Shard:
             released_ns = self._epoch_ns + round(released_s * 1e9)
             self._glimpses.ended(exchange, status, released_ns)
         self._recorder.ended(exchange)
-        if exchange.row in self._children:
+        if exchange.row in self._late_children:
             self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
             self._loop.call_soon(self._prepare, exchange.row)
         self._dispatcher.ended(exchange.row, status, self._seconds(exchange.done_ns))
@@ -229,7 +237,7 @@ class Shard:
         """How a request ended; read in full where rows wait for it to have ended well, so that an
         error inside a 200 releases nothing."""
         status = quick_status(exchange)
-        if status is not Status.ok or exchange.row not in self._is_decisive:
+        if exchange.row not in self._is_decisive or status is not Status.ok:
             return status
         try:
             return decode(exchange, self._adapter).status
@@ -238,7 +246,7 @@ class Shard:
 
     def _prepare(self, row: int) -> None:
         """Write what comes after a row, as far as it is known by now."""
-        for child in self._children[row]:
+        for child in self._late_children[row]:
             self._payloads.prepare(child)
 
     def _beat(self) -> None:

@@ -34,15 +34,15 @@ class Dialogue:
     def __init__(self, schedule: Schedule, edges: Edges, prompts: Prompts, fit: PromptFit) -> None:
         self._schedule, self._prompts, self._fit = schedule, prompts, fit
         self._parent = conversation_parents(schedule, edges)
+        is_real = (schedule["context"] == Context.real).tolist()
+        self._waits_for = {row: parent for row, parent in self._parent.items() if is_real[row]}
         self._has_next = np.zeros(len(schedule), bool)
         self._has_next[list(self._parent.values())] = True
         self._said: dict[int, Messages] = {}
 
     def waits_for(self, row: int) -> int | None:
         """The row whose real answer this one needs; None where it can be written ahead."""
-        if self._schedule["context"][row] != Context.real:
-            return None
-        return self._parent.get(row)
+        return self._waits_for.get(row)
 
     def ask(self, row: int, answer: str | None = None) -> Asked:
         """The words of a row. `answer` is what the server said to its parent, for rows that wait

@@ -154,3 +154,13 @@ def test_what_a_class_was_promised_is_told_where_a_request_brings_nothing_of_its
         {"ttft_slo_ms": 2000.0, "deadline_ms": 8000.0},
         {"ttft_slo_ms": 300.0, "deadline_ms": 8000.0},
     ]
+
+
+def test_rows_that_are_not_written_before_the_start_come_late():
+    scripted, real = Talk(is_real=False), Talk()
+    short = payloads(plan(), scripted, waits_for=scripted.waits_for)
+    long = payloads(plan(tokens=120_000_000), scripted, waits_for=scripted.waits_for)
+    quoting = payloads(plan(), real, waits_for=real.waits_for)
+    assert [short.comes_late(row) for row in range(3)] == [False, False, False]
+    assert [long.comes_late(row) for row in range(3)] == [True, True, True]
+    assert [quoting.comes_late(row) for row in range(3)] == [False, True, True]
