@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "nano_logits.json"
 
 
 def model_of(config: ModelConfig, state: dict[str, object]):
-    return llama.Llama(config, state, n_blocks=64, block_tokens=16, max_model_len=256)
+    return llama.Llama(config, dict(state), n_blocks=64, block_tokens=16, max_model_len=256)
 
 
 def last_logits(model, pool: KvPool, req: Request, n_tokens: int):
