@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from reference_engine.executors.base import Copy
 from reference_engine.model.attention import Desk, StepInput, attend
 from reference_engine.model.config import ModelConfig
+from reference_engine.model.huge import zeros
 from reference_engine.model.layers import Layer, Take, fused
 from reference_engine.model.linear import Linear
 from reference_engine.model.paging import Paging
@@ -59,7 +60,7 @@ class Llama:
         self._turns = rotations(config, max_model_len)
         self._eps = torch.tensor(config.rms_eps)
         # Zeros, not empty: masked padding is multiplied by 0, and 0 · NaN would be NaN.
-        self._cache = torch.zeros(
+        self._cache = zeros(
             config.n_layers, 2, config.n_kv_heads, n_blocks, block_tokens, config.head_dim
         )
         self.paging = Paging(config.n_heads, config.n_kv_heads, n_blocks, block_tokens)

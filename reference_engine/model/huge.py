@@ -1,0 +1,19 @@
+"""Memory in large pages, taken from the system as it is touched: attention reads KV here and there,
+4 KiB at a time, and looks up every page anew."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    """float32; in pages of 2 MiB where the system gives them to who asks (Linux)."""
+    n_bytes = 4 * math.prod(shape)
+    if not hasattr(mmap, "MADV_HUGEPAGE") or n_bytes == 0:
+        return torch.zeros(shape)
+    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(shape)

@@ -1,0 +1,20 @@
+"""Memory in large pages is memory like any other."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+huge = pytest.importorskip("reference_engine.model.huge")
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 1 << 20), (0, 4)])
+def test_it_begins_as_zeros_and_keeps_what_is_written(shape):
+    memory = huge.zeros(*shape)
+    assert memory.shape == shape
+    assert memory.dtype == torch.float32
+    assert memory.is_contiguous()
+    assert not memory.any()
+    memory.view(-1)[-1:] = 2.5
+    assert memory.sum() == (0.0 if 0 in shape else 2.5)
+    assert not huge.zeros(*shape).any()
