@@ -19,7 +19,7 @@ from targets.endpoint import Endpoint
 from targets.exchange import Answer, ask, connect, connect_problem, is_redirect, is_refused
 from targets.http_session import Session
 from targets.preflight import CHECKS, Check, Fit, Preflight, without_refused
-from targets.prompt_lengths import Calibrate, Found, Lengths, point_of
+from targets.prompt_lengths import Ahead, Calibrate, Found, Lengths, point_of
 from targets.served_models import Models, fetch_models
 
 _TOKENS = 16  # of the probe's answer
@@ -37,6 +37,7 @@ async def preflight(
     timeout_s: float = 30.0,
     text_of: Callable[[int], str] | None = None,
     calibrate: Calibrate | None = None,
+    ahead: Ahead = lambda limit: (),
     on_timed: Callable[[], None] = lambda: None,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Preflight:
@@ -45,10 +46,11 @@ async def preflight(
 
     `max_…_tokens` are the longest the scenario asks for. `text_of(n)` gives about n characters of
     the workload's own text, for the prompt fit; without it there is none. `calibrate` asks on from
-    there, both from the completion's first token on. `on_timed` is called then: what is told of
-    times is known. `timeout_s` bounds every exchange, and an exchange that overruns it ends the
-    preflight. Where a connection is refused
-    or closed without a word, it is tried twice again, each time after a `pause`.
+    there, `ahead` says what of that can be asked beside it; all of it is asked from the
+    completion's first token on. `on_timed` is called then: what is told of times is known.
+    `timeout_s` bounds every exchange, and an exchange that overruns it ends the preflight. Where a
+    connection is refused or closed without a word, it is tried twice again, each time after a
+    `pause`.
     """
     probe = _Probe(endpoint, adapter, timeout_s, pause)
     try:
@@ -66,6 +68,7 @@ async def preflight(
                 calibrate,
                 max_input_tokens,
                 probe.max_model_len,
+                ahead,
             )
 
             def begin() -> None:

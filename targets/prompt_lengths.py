@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from targets.base import Request
@@ -35,6 +35,9 @@ Calibrate = Callable[[Fit | None, int], Questions]
 """From the line of two prompts and the longest prompt to ask, in tokens: questions to the server
 that are asked together, to be sent its counts of prompt tokens, and at the end a check's `ok` and
 detail."""
+Ahead = Callable[[int], Sequence[Words]]
+"""What a calibration will ask before anything else, as far as that is known without the line; given
+the longest prompt to ask."""
 
 
 class Found(NamedTuple):
@@ -47,7 +50,8 @@ class Found(NamedTuple):
 
 class Lengths:
     """Asks for one token at a time. `text_of(n)` gives about n characters of the workload's own
-    text; `calibrate` asks on from the line. An async context manager that leaves nothing asked."""
+    text; `calibrate` asks on from the line, and `ahead` beside it. An async context manager that
+    leaves nothing asked."""
 
     def __init__(
         self,
@@ -56,9 +60,12 @@ class Lengths:
         calibrate: Calibrate | None,
         max_input_tokens: int,
         max_model_len: int | None,
+        ahead: Ahead = lambda limit: (),
     ) -> None:
+        self._ahead = ahead
         self._ask, self._text_of, self._calibrate = ask, text_of, calibrate
-        self._max_input_tokens, self._max_model_len = max_input_tokens, max_model_len
+        self._max_input_tokens = max_input_tokens
+        self._limit = min(_FIT_TOKENS, (max_model_len or 2 * _FIT_TOKENS) - _ANSWER_TOKENS)
         self._known: asyncio.Future[Point | None] = asyncio.get_running_loop().create_future()
         self._asking: asyncio.Task[Found] | None = None
         self._n_failed = 0
@@ -88,9 +95,13 @@ class Lengths:
         return await self._find() if had_begun and self._n_failed and not found.ok else found
 
     async def _find(self) -> Found:
-        fit = await self._line()
         if self._calibrate is not None:
-            return Found(fit, *await self._calibrated(self._calibrate, fit))
+            ahead = self._ahead(self._limit)
+            beside = asyncio.gather(*map(self._counted, ahead))
+            fit, counts = await asyncio.gather(self._line(), beside)
+            known = list(zip(ahead, counts, strict=True))
+            return Found(fit, *await self._calibrated(self._calibrate, fit, known))
+        fit = await self._line()
         if fit is None:
             return Found(None, None, "not possible: prompt lengths are estimates")
         per_token = 1 / fit.tokens_per_char
@@ -111,30 +122,37 @@ class Lengths:
         shorter, longer = (await self._known, first) if longer is None else (first, longer)
         return two_point_fit(shorter, longer)
 
-    async def _calibrated(self, calibrate: Calibrate, fit: Fit | None) -> tuple[bool | None, str]:
-        """Ask what a calibration wants to know; what it makes of that is the check's result."""
-        context_tokens = (self._max_model_len or 2 * _FIT_TOKENS) - _ANSWER_TOKENS
-        steps = calibrate(fit, min(_FIT_TOKENS, context_tokens))
+    async def _calibrated(
+        self, calibrate: Calibrate, fit: Fit | None, known: Sequence[tuple[Words, int | None]]
+    ) -> tuple[bool | None, str]:
+        """Ask what a calibration wants to know, twice where the server would not say, but not what
+        is `known`; what it makes of that is the check's result."""
+
+        async def count(words: Words) -> int | None:
+            for asked, tokens in known:
+                if asked == words and tokens is not None:
+                    return tokens
+            return await self._counted(words) or await self._counted(words)
+
+        steps = calibrate(fit, self._limit)
         until_s = time.monotonic() + _CALIBRATION_S
         try:
             questions = next(steps)
             while True:
                 counts: tuple[int | None, ...] = (None,) * len(questions)
                 if time.monotonic() < until_s:
-                    counts = tuple(await asyncio.gather(*map(self._tokens_of, questions)))
+                    counts = tuple(await asyncio.gather(*map(count, questions)))
                 questions = steps.send(counts)
         except StopIteration as end:
             ok, detail = end.value
             return ok, detail
 
-    async def _tokens_of(self, words: Words) -> int | None:
-        """The server's count of a prompt's tokens; None where it would not say, twice."""
+    async def _counted(self, words: Words) -> int | None:
+        """The server's count of a prompt's tokens; None where it would not say."""
         request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
-        for _ in range(2):
-            answer = await self._answer(request)
-            if answer.problem is None and answer.usage is not None:
-                return answer.usage.input_tokens
-        return None
+        answer = await self._answer(request)
+        usage = answer.usage if answer.problem is None else None
+        return None if usage is None else usage.input_tokens
 
     async def _point(self, text: str) -> Point | None:
         return point_of(text, await self._answer(Request(prompt=text, output_tokens=1)))

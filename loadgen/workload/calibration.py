@@ -60,6 +60,15 @@ class Calibration:
         self._sampled.append(self._prompts.sample(n_chars))
         return self._sampled[-1]
 
+    def ahead(self, limit_tokens: int) -> Questions:
+        """What `steps` will ask first if the line does not make it needless: a server that makes a
+        token of each character is asked this for nothing."""
+        if self._prompts.is_recorded or not self._prompts.is_common_words:
+            return ()
+        if limit_tokens < _LEAST_LIMIT_TOKENS:
+            return ()
+        return tuple(_holding(words) for words in _groups())
+
     def steps(self, line: tuple[float, float] | None, limit_tokens: int) -> Steps:
         """`line`: overhead tokens and tokens per character as the samples gave them, None if they
         did not. No question is longer than about `limit_tokens`. Ends with (good, in words)."""
@@ -110,16 +119,15 @@ class Calibration:
 
     def _count(self, *texts: Sequence[str]) -> Generator[Questions, Counts, Counts]:
         """The tokens of prompts of these words each."""
-        prompts = (framed("".join(f" {word}" for word in words)) for words in texts)
-        return (yield from self._ask(*map(Asked, prompts)))
+        return (yield from self._ask(*map(_holding, texts)))
 
     def _learn(self, limit_tokens: int) -> Learning:
         """Words with their tokens, or why there are none."""
         if limit_tokens < _LEAST_LIMIT_TOKENS:
             return "the context is too short to count words in"
-        group = sorted(COMMON[:_GROUP], key=len)
-        short, long = tuple(group[: _GROUP // 2]), tuple(group[_GROUP // 2 :])
-        overhead, of_short, of_both = yield from self._count((), short, group)
+        nothing, short, group = _groups()
+        long = group[len(short) :]
+        overhead, of_short, of_both = yield from self._count(nothing, short, group)
         if overhead is None or of_short is None or of_both is None:
             return "the server stopped counting"
         extra_short = of_short - overhead - len(short)
@@ -214,6 +222,17 @@ class Calibration:
         row: np.void = np.zeros(1, self._schedule.dtype)[0]
         row["input_tokens"] = input_tokens
         return row
+
+
+def _groups() -> tuple[tuple[str, ...], ...]:
+    """No words, short ones, and the same with as many long ones behind them."""
+    group = tuple(sorted(COMMON[:_GROUP], key=len))
+    return (), group[: _GROUP // 2], group
+
+
+def _holding(words: Sequence[str]) -> Asked:
+    """A prompt of these words."""
+    return Asked(framed("".join(f" {word}" for word in words)))
 
 
 def _apart(row: np.void) -> np.void:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+from loadgen.workload.prompts import Asked
 from targets.endpoint import read_target
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import Fit
@@ -25,14 +26,15 @@ END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 class CountingServer:
     """A token per four characters and three for a template. The completion's end is held back until
-    two questions about lengths have come; it may be an error then, and the questions stay without
-    an answer."""
+    `n_beside` questions about lengths have come; it may be an error then, and the questions stay
+    without an answer."""
 
-    def __init__(self, is_refusing=False, is_breaking=False):
+    def __init__(self, is_refusing=False, is_breaking=False, n_beside=2):
+        self.n_beside = n_beside
         self.is_refusing, self.is_breaking = is_refusing, is_breaking
         self.n_refused = self.n_questions = 0
         self.is_completing = False
-        self.two_came = asyncio.Event()
+        self.all_came = asyncio.Event()
         self.answering = set()
 
     async def answer(self, reader, writer):
@@ -56,13 +58,13 @@ class CountingServer:
         if asked["max_tokens"] > 1:
             self.is_completing = True
             writer.write(HEAD % 200 + TOKEN)
-            await self.two_came.wait()
+            await self.all_came.wait()
             self.is_completing = False
             writer.write(event(error={"message": "no"}) + END if self.is_breaking else TOKEN + end)
             return
         self.n_questions += 1
-        if self.n_questions == 2:
-            self.two_came.set()
+        if self.n_questions == self.n_beside:
+            self.all_came.set()
         if self.is_refusing and self.is_completing:
             self.n_refused += 1
             writer.write(HEAD % 429 + b"0\r\n\r\n")
@@ -72,7 +74,7 @@ class CountingServer:
             writer.write(HEAD % 200 + TOKEN + end)
 
 
-def probe(**behaviour):
+def probe(calibration=None, **behaviour):
     async def run():
         server = CountingServer(**behaviour)
         async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
@@ -84,6 +86,7 @@ def probe(**behaviour):
                 max_output_tokens=16,
                 timeout_s=5.0,
                 text_of=lambda n_chars: "four" * (n_chars // 4),
+                **(calibration or {}),
             )
             async with asyncio.timeout(5.0):
                 await asyncio.gather(*server.answering)
@@ -96,6 +99,19 @@ def test_lengths_are_asked_before_the_completion_has_ended():
     found, _ = probe()
     assert found.fatal is None  # else the completion would have overrun its deadline
     assert found.fit == Fit(3.0, 0.25)
+
+
+def test_what_a_calibration_asks_first_is_asked_beside_the_samples_and_once():
+    first = (Asked("four" * 10), Asked("four" * 20))
+
+    def steps(line, limit_tokens):
+        return True, f"{line} {(yield first)} {(yield (Asked('four'),))}"
+
+    asked = {"calibrate": steps, "ahead": lambda limit_tokens: first}
+    found, server = probe(asked, n_beside=4)
+    said = {check.check: check.detail for check in found.checks}["prompt_fit"]
+    assert said == f"{Fit(3.0, 0.25)} (13, 23) (4,)"
+    assert server.n_questions == 5
 
 
 def test_a_server_that_refuses_company_is_asked_about_lengths_once_it_is_alone():
