@@ -25,10 +25,10 @@ def nightly(
     """Measure a nightly file into `out_dir`, judge it against its baseline and keep it there.
 
     `baseline` and `repeats` are instead of the file's; `engine` are settings of the bundled engine
-    under test, `step_delay=10%`; `cache_dir` keeps what is slow to make. The night has its
-    `verdict`, its `cells` with their measures, and `facts`, which are nightly.json. Raises
-    UsageError before anything runs, KeyboardInterrupt where it was interrupted; the same call then
-    goes on from there.
+    under test, `step_delay=10%`, which a control does not get; `cache_dir` keeps what is slow to
+    make. The night has its `verdict`, its `cells` with their measures, and `facts`, which are
+    nightly.json. Raises UsageError before anything runs, KeyboardInterrupt where it was
+    interrupted; the same call then goes on from there.
     """
     cache = None if cache_dir is None else Path(cache_dir)
     options = NightOptions(

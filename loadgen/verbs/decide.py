@@ -124,7 +124,7 @@ def nightly(
         str,
         typer.Option(
             help="Settings of `reference`, `sim` or `mock` under test tonight, e.g. "
-            "step_delay=10%; the baseline stays the same."
+            "step_delay=10%; the baseline and a control stay the same."
         ),
     ] = "",
     repeats: Annotated[
