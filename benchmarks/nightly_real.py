@@ -107,6 +107,9 @@ def main() -> int:
         for k in range(1, asked.nights + 1):
             found[f"equal night {k}"] = night(folder, f"equal-{k}")
             tell(f"equal night {k}", found[f"equal night {k}"])
+            if found[f"equal night {k}"]["verdict"] == "invalid":
+                print("nothing was found out: no pair of runs can be trusted on this machine now")
+                return 1
         last = f"every step {asked.delay} longer"
         found[last] = night(folder, "slower", "--engine", f"step_delay={asked.delay}")
         tell(last, found[last])

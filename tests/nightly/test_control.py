@@ -96,6 +96,7 @@ def test_a_machine_that_got_slower_is_not_blamed_on_the_server(nights, tmp_path,
         text = (tmp_path / "changed" / name).read_text()
         assert "The control itself, which every change above is relative to: p50" in text, name
         assert "worse, against 2 nights, relative to the control" in text or name == "summary.md"
+    assert "% of the control" in (tmp_path / "changed" / "index.html").read_text(), "its figures"
     for run in said["runs"]:
         assert (tmp_path / "changed" / run["control_directory"] / "report.html").exists()
     # Accepted and measured again it is the level; with another control it begins a new baseline.
