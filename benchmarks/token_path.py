@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep it in benchmarks/results")
     asked = parser.parse_args()
     n_rounds, for_s = (2, 2.0) if asked.quick else (asked.rounds, asked.for_s)
+    load_before = round(os.getloadavg()[0], 2)
     print(machine_line())
     sides = {"this": ROOT} | ({"beside": asked.beside.resolve()} if asked.beside else {})
     found = {}
@@ -183,7 +184,11 @@ def main() -> None:
     if asked.write:
         commits = {side: commit(checkout) for side, checkout in sides.items()}
         how = {"streams": asked.streams, "rounds": n_rounds, "seconds": for_s}
-        keep("token_path", {**how, "commits": commits}, {"devices": found})
+        keep(
+            "token_path",
+            {**how, "commits": commits},
+            {"load_before": load_before, "devices": found},
+        )
 
 
 if __name__ == "__main__":
