@@ -39,6 +39,8 @@ class Job:
     is_watched: bool = False
 
     def prompts(self) -> Prompts:
+        if self.target.prompts is not None:
+            return self.target.prompts.salted(self.salt)
         return Prompts(self.scenario.prompts, self.scenario.seed, self.salt)
 
     def shares(self, n_shards: int) -> list[Share]:

@@ -56,7 +56,8 @@ class Choice:
 class Target:
     """A server that passed its preflight; `adapter` asks only for what it accepts. `ended` says how
     a server of ours ended, None while it runs or where it is somebody else's. `metrics` are the
-    URLs of its own metrics, none where they cannot be read.
+    URLs of its own metrics, none where they cannot be read. `prompts` are the scenario's with a
+    salt of the preflight's, where it made some.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Target:
     checks: list[dict[str, Any]]
     ended: Callable[[], str | None] = lambda: None
     metrics: tuple[str, ...] = ()
+    prompts: Prompts | None = None
 
     def to_manifest(self) -> dict[str, Any]:
         """What a run records of its target. Holds no secret."""
@@ -221,7 +223,8 @@ def _probed(
     warm_up: WarmUp | None,
     tells_all: bool,
 ) -> Target:
-    calibration = Calibration(Prompts(scenario.prompts, scenario.seed, b"preflight"), schedule)
+    prompts = Prompts(scenario.prompts, scenario.seed, b"preflight")
+    calibration = Calibration(prompts, schedule)
     warm_up = warm_up or WarmUp()
     probing = preflight(
         endpoint,
@@ -249,6 +252,7 @@ def _probed(
         fit=calibration.fit,
         checks=[{"check": c.check, "ok": c.ok, "detail": c.detail} for c in checks],
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
+        prompts=prompts,
     )
 
 

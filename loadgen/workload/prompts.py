@@ -11,6 +11,7 @@ sent as they are, behind a head unless the salt is `none`.
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 from dataclasses import dataclass
 
@@ -86,8 +87,7 @@ class Prompts:
 
     def __init__(self, kind: PromptKind, seed: int, salt: bytes) -> None:
         self._is_salted = kind.salt == "run"
-        said = salt if self._is_salted else b""
-        self._key = hashlib.blake2b(seed.to_bytes(8, "little") + said, digest_size=32).digest()
+        self._key = self._key_for(seed, salt)
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
         self._corpus = kind.corpus(rng)
         self._word_starts = word_starts(self._corpus)
@@ -98,6 +98,18 @@ class Prompts:
         self._prefixes: dict[tuple[int, int], str] = {}
         self._word_prefixes: dict[tuple[int, int], tuple[str, int]] = {}
         self._word_text: WordText | None = None
+
+    def salted(self, salt: bytes) -> Prompts:
+        """The same with another run's salt; what they are cut from is shared, for to make it takes
+        10 ms."""
+        other = copy.copy(self)
+        other._key = self._key_for(self._seed, salt)
+        other._prefixes, other._word_prefixes, other._word_text = {}, {}, None
+        return other
+
+    def _key_for(self, seed: int, salt: bytes) -> bytes:
+        said = salt if self._is_salted else b""
+        return hashlib.blake2b(seed.to_bytes(8, "little") + said, digest_size=32).digest()
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -83,6 +83,16 @@ def test_the_same_salt_gives_the_same_text():
     assert [first.render(r, BYTES) for r in rows] == [second.render(r, BYTES) for r in rows]
 
 
+@pytest.mark.parametrize("kind", [Synthetic(), Synthetic(salt="none")])
+def test_prompts_salted_anew_are_those_that_were_made_with_that_salt(kind):
+    rows = [row(300, 5), row(300, 5, prefix_id=3, prefix_tokens=120)]
+    of_preflight = Prompts(kind, 7, b"preflight")
+    before = [of_preflight.render(one, BYTES) for one in rows]
+    made, again = Prompts(kind, 7, b"a run"), of_preflight.salted(b"a run")
+    assert [again.render(one, BYTES) for one in rows] == [made.render(one, BYTES) for one in rows]
+    assert [of_preflight.render(one, BYTES) for one in rows] == before
+
+
 def test_salt_none_ignores_the_salt_of_the_run():
     unsalted = Synthetic(salt="none")
     first, second = (Prompts(unsalted, 3, salt) for salt in (b"x", b"y"))
