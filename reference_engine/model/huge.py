@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -15,5 +16,6 @@ def zeros(*shape: int) -> torch.Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE") or n_bytes == 0:
         return torch.zeros(shape)
     memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a system without large pages refuses: small ones do as well
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32).view(shape)

@@ -18,3 +18,11 @@ def test_it_begins_as_zeros_and_keeps_what_is_written(shape):
     memory.view(-1)[-1:] = 2.5
     assert memory.sum() == (0.0 if 0 in shape else 2.5)
     assert not huge.zeros(*shape).any()
+
+
+def test_a_system_without_large_pages_gives_small_ones(monkeypatch):
+    """Advice that no system knows is refused like this one where large pages are not built in."""
+    monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9999)
+    memory = huge.zeros(3, 4)
+    memory += 1
+    assert memory.sum() == 12
