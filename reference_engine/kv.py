@@ -22,6 +22,8 @@ from reference_engine.sequence import Request
 
 BLOCK_TOKENS = 16
 CHECKED = 256  # blocks between two looks up: some 50 µs
+_RUN = 8  # blocks at once; see decision 53
+_PLENTY = 16  # times as many free as are taken by all
 _HASH_BYTES = 16
 _EMPTY = blake2b(digest_size=_HASH_BYTES)
 
@@ -113,13 +115,15 @@ class KvPool:
         return True
 
     def extend(self, requests: Collection[Request]) -> bool:
-        """One more block for each; False, and nothing changed, when there are too few."""
+        """One more block for each, and where there is plenty a few: taken together they lie
+        together, and an answer is read faster that is not strewn over the memory. False, and
+        nothing changed, when there are too few."""
         if len(requests) > len(self._free):
             return False
-        size = self.block_tokens
-        for request, block in zip(requests, self._take(len(requests)), strict=True):
-            request.blocks.append(block)
-            request.n_room += size
+        n_each = max(1, min(_RUN, len(self._free) // (_PLENTY * max(1, len(requests)))))
+        for request in requests:
+            request.blocks += sorted(self._take(n_each))
+            request.n_room += n_each * self.block_tokens
         return True
 
     def publish(self, request: Request) -> None:

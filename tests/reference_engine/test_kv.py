@@ -167,3 +167,30 @@ def test_a_reset_forgets_every_prefix_and_takes_nothing_from_who_holds_it():
     assert pool.n_free == 20
     pool.check([])
     assert pool.forget_prefixes() == 0
+
+
+def test_where_there_is_plenty_an_answer_grows_by_blocks_that_lie_together():
+    """A sixteenth of what is free, shared by all who grow, and never more than eight each."""
+    pool = KvPool(4096)
+    crowd = [request(f"r{i}", [i], 600) for i in range(64)]
+    for req in crowd:
+        assert pool.admit(req, 1)
+    a, b = crowd[:2]
+    assert pool.extend([a, b])
+    for req in (a, b):
+        grown = req.blocks[1:]
+        assert len(grown) == 8
+        assert grown == list(range(grown[0], grown[0] + 8))
+    assert pool.extend(crowd)  # 4 016 are free: 251 for 64
+    assert [len(req.blocks) for req in crowd] == [12, 12] + [4] * 62
+    pool.check(crowd)
+
+
+def test_where_memory_is_short_an_answer_grows_by_one_block():
+    pool = KvPool(40)
+    a, b = request("a", [1], 600), request("b", [2], 600)
+    assert pool.admit(a, 1)
+    assert pool.admit(b, 1)
+    while pool.extend([a, b]):
+        pool.check([a, b])
+    assert (len(a.blocks), len(b.blocks), pool.n_free) == (20, 20, 0)
