@@ -115,15 +115,17 @@ class KvPool:
         return True
 
     def extend(self, requests: Collection[Request]) -> bool:
-        """One more block for each, and where there is plenty a few: taken together they lie
-        together, and an answer is read faster that is not strewn over the memory. False, and
-        nothing changed, when there are too few."""
+        """One more block for each, and where there is plenty a few, as far as its answer may get:
+        taken together they lie together, and an answer is read faster that is not strewn over the
+        memory. False, and nothing changed, when there are too few."""
         if len(requests) > len(self._free):
             return False
         n_each = max(1, min(_RUN, len(self._free) // (_PLENTY * max(1, len(requests)))))
         for request in requests:
-            request.blocks += sorted(self._take(n_each))
-            request.n_room += n_each * self.block_tokens
+            n_useful = self.blocks_for(request.n_most - request.n_room)
+            n = max(1, min(n_each, n_useful))
+            request.blocks += sorted(self._take(n))
+            request.n_room += n * self.block_tokens
         return True
 
     def publish(self, request: Request) -> None:

@@ -194,3 +194,16 @@ def test_where_memory_is_short_an_answer_grows_by_one_block():
     while pool.extend([a, b]):
         pool.check([a, b])
     assert (len(a.blocks), len(b.blocks), pool.n_free) == (20, 20, 0)
+
+
+def test_an_answer_takes_no_block_that_it_can_never_fill():
+    """A table of blocks on a GPU is as wide as the longest context, and not a block wider."""
+    pool = KvPool(4096)
+    a, b = request("a", range(16), 20), request("b", range(16), 200)
+    for req in (a, b):
+        resident(pool, req)
+    assert pool.extend([a, b])
+    assert (len(a.blocks), len(b.blocks)) == (3, 9)  # 35 tokens are the most of `a`
+    assert (a.n_room, b.n_room) == (48, 144)
+    pool.check([a, b])
+    assert pool.n_free == 4084
