@@ -87,7 +87,7 @@ class EngineState:
         self._n_planned = 0
         self._outset = Outset(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
         self._ahead: PlannedStep | None = None
-        self._last_batch = StepBatch()
+        self._last_batch, self._last_end_s = StepBatch(), clock.now_s()
         self.gate = Gate(self.roster, self.books)
 
     @property
@@ -125,7 +125,7 @@ class EngineState:
             request.state = State.rejected
             self._note("reject", request, view.now_s, code=error.code)
             raise
-        self.books.arrive(request, view.now_s, self._last_batch.largest_prompt)
+        self.books.arrive(request, view.now_s, self._at_work(request.arrived_s))
         self.roster.enter(request)
         self.counters.admitted += 1
         self._note("arrival", request, view.now_s)
@@ -241,6 +241,7 @@ class EngineState:
             self.books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
         ends = self._judge(due, now_s)
         batch = self._last_batch = planned.batch
+        self._last_end_s = now_s
         requests = [row.request for row in batch.rows if row.samples]
         requests += batch.decodes
         self.counters.output_tokens += len(result.tokens)
@@ -310,6 +311,11 @@ class EngineState:
             self.counters.rejected_plans += 1
             self.log_event("rejected_plan", {"error": str(error)}, view.now_s)
             return first_come(view)
+
+    def _at_work(self, instant_s: float) -> Request | None:
+        """Whose prompt most of the step was in which an instant fell; None for one after it, when
+        the engine was idle."""
+        return self._last_batch.largest_prompt if instant_s < self._last_end_s else None
 
     def _look(self, n_preempted: int, now_s: float) -> Outset:
         return Outset(

@@ -55,6 +55,19 @@ def test_who_comes_during_a_long_prefill_is_told_whose():
     assert later.sentence() == "waited 0.5 s: 0.5 s step in flight"
 
 
+def test_who_comes_to_an_idle_engine_waits_for_nobody():
+    engine = rig(executor_args={"step_s": 1.0})
+    engine.admit(request("big", range(48), 1))
+    engine.drain()
+    engine.clock.advance_to(9.0)
+    engine.admit(request("late", [7], 1, arrived_s=8.75))  # a quarter of a second to be taken in
+    engine.drain()
+    late = engine.state.explain("late")
+    assert late is not None
+    assert late.sentence() == "waited 0.25 s: 0.25 s step in flight"
+    assert not late.blockers
+
+
 def test_the_sentence_names_blockers_with_their_size_and_tenant():
     blockers = (Blocker("req-17", 16384, "B"), Blocker("req-18", 12, "default"))
     waits = (
