@@ -218,6 +218,6 @@ class Shards:
 
 def lead_ns(scheduled_s: Sequence[NDArray[np.float64]]) -> int:
     """From "GO" to the epoch, given each shard's instants from there on; NaN is a row with
-    parents, which comes after one without."""
-    first_s = min(float(np.nanmin(instants)) for instants in scheduled_s)
+    parents, which comes after one without. A shard may have none: sessions stay whole."""
+    first_s = min(float(np.nanmin(instants)) for instants in scheduled_s if len(instants))
     return max(0, _LEAD_NS - round(first_s * 1e9))

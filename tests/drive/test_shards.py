@@ -13,6 +13,7 @@ from loadgen.drive.shards import lead_ns
         ([[0.02, np.nan], [0.03]], 30_000_000),
         ([[0.05, 0.1]], 0),
         ([[7.0], [np.nan, 8.0]], 0),  # nobody waits for what the schedule waits for by itself
+        ([[0.02, np.nan], []], 30_000_000),  # more processes than sessions
     ],
 )
 def test_the_first_row_is_due_50_ms_after_the_start_or_when_the_schedule_says(
