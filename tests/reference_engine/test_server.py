@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -373,15 +374,39 @@ def test_a_client_that_hangs_up_in_the_queue_is_never_run():
     assert (sizes["cancelled"], sizes["output_tokens"]) == (1, 300)
 
 
+class Held:
+    """Waits before its 2 000th step until it is told to go on."""
+
+    def __init__(self, inner):
+        self.inner, self.n_steps, self.caps = inner, 0, inner.caps
+        self.is_there, self.go_on = threading.Event(), threading.Event()
+
+    def execute(self, batch):
+        self.n_steps += 1
+        if self.n_steps == 2000:
+            self.is_there.set()
+            assert self.go_on.wait(60)
+        return self.inner.execute(batch)
+
+
 def test_a_reader_that_stops_reading_is_cut_off_and_counted():
     async def scene():
-        async with serving(outbox_tokens=8) as server:
+        engine = toy_engine()
+        held = Held(engine.executor)
+        async with serving(replace(engine, executor=held), outbox_tokens=8) as server:
             stuck = socket.socket()
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             stuck.connect(("127.0.0.1", server.port))
             body = json.dumps({"prompt": "abc", "max_tokens": 4000, "stream": True}).encode()
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             stuck.sendall(head.encode() + body)
+            # 2 000 tokens are more than its buffers hold; the server sees so before the rest comes,
+            # or it has seen so already.
+            while not held.is_there.is_set() and server.service.n_slow_readers == 0:
+                await server.get("/health")
+            for _ in range(10):
+                await server.get("/health")
+            held.go_on.set()
             while (await server.get("/debug/engine"))[1]["slow_readers"] == 0:
                 pass
             other, _ = await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 3})
