@@ -59,9 +59,8 @@ def nightly(
         return _accept(asked.accept(now), as_json)
     directory = out or Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}"
     try:
-        targets = [
-            cell.cell.target for cell in asked.cells
-        ]  # a control is simulated as its cell is
+        # Those of controls say nothing new: a control is simulated where its cell is.
+        targets = [cell.cell.target for cell in asked.cells]
         with watched_together(watch, targets) as each:
             night = asked.run(Console(stderr=True, highlight=False), now, directory, each)
     except KeyboardInterrupt:

@@ -27,11 +27,9 @@ def declared(
     """What of a target two nights must agree in, as a manifest says it, and the machine that a
     server of ours runs on. Raises UsageError, beginning with `where`."""
     if spec in OURS:
-        said = {"kind": spec, "settings": without_faults(settings)}
-        return said if spec == "sim" else {**said, "host": _here(machine)}
+        return _of_ours(spec, without_faults(settings), machine)
     endpoint = _endpoint(spec, environ, where)
-    labels = endpoint.labels.model_dump(include={"gpu", "gpus", "flags"}, exclude_none=True)
-    said = {"kind": "url", "api": endpoint.api, "model": endpoint.model, "labels": labels}
+    said = _of_another(endpoint, {"gpu", "gpus", "flags"})
     if endpoint.launch is None:
         return said
     return {**said, "kind": "launched", "host": _here(machine)}
@@ -47,19 +45,24 @@ def pinned(
     """What of a control two nights must agree in: everything that is declared, for a control is not
     what a night tests. Raises UsageError, beginning with `where`."""
     if spec in OURS:
-        said = {"kind": spec, "settings": dict(settings)}
-        return said if spec == "sim" else {**said, "host": _here(machine)}
+        return _of_ours(spec, settings, machine)
     endpoint = _endpoint(spec, environ, where)
-    said = {
-        "kind": "url",
-        "api": endpoint.api,
-        "model": endpoint.model,
-        "labels": endpoint.labels.model_dump(exclude_none=True),
-    }
+    said = _of_another(endpoint, None)
     if endpoint.launch is None:
         return {**said, "url": endpoint.url}
     launch = {**endpoint.launch.to_manifest(), "python": endpoint.launch.python}
     return {**said, "kind": "launched", "launch": launch, "host": _here(machine)}
+
+
+def _of_ours(spec: str, settings: Mapping[str, str], machine: Mapping[str, Any]) -> dict[str, Any]:
+    said = {"kind": spec, "settings": dict(settings)}
+    return said if spec == "sim" else {**said, "host": _here(machine)}
+
+
+def _of_another(endpoint: Endpoint, labels: set[str] | None) -> dict[str, Any]:
+    """What is declared of somebody else's server; None: with all its labels."""
+    said = endpoint.labels.model_dump(include=labels, exclude_none=True)
+    return {"kind": "url", "api": endpoint.api, "model": endpoint.model, "labels": said}
 
 
 def _endpoint(spec: str, environ: Mapping[str, str], where: str) -> Endpoint:
