@@ -150,9 +150,7 @@ class Lengths:
     async def _counted(self, words: Words) -> int | None:
         """The server's count of a prompt's tokens; None where it would not say."""
         request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
-        answer = await self._answer(request)
-        usage = answer.usage if answer.problem is None else None
-        return None if usage is None else usage.input_tokens
+        return _tokens_of(await self._answer(request))
 
     async def _point(self, text: str) -> Point | None:
         return point_of(text, await self._answer(Request(prompt=text, output_tokens=1)))
@@ -165,7 +163,10 @@ class Lengths:
 
 def point_of(text: str, answer: Answer) -> Point | None:
     """What an answer says about its prompt's length; None where the server would not say."""
-    usage = answer.usage
-    if answer.problem is not None or usage is None or usage.input_tokens is None:
-        return None
-    return len(text), usage.input_tokens
+    tokens = _tokens_of(answer)
+    return None if tokens is None else (len(text), tokens)
+
+
+def _tokens_of(answer: Answer) -> int | None:
+    usage = answer.usage if answer.problem is None else None
+    return None if usage is None else usage.input_tokens
