@@ -9,7 +9,7 @@ from reference_engine.cost_model import CostModel, StepShape
 from reference_engine.displacement import Displacements
 from reference_engine.explain import Account, Accounts, Blockers, account
 from reference_engine.forecast import Forecast, Pace
-from reference_engine.ledger import Ledger
+from reference_engine.ledger import ARRIVED, Ledger
 from reference_engine.plan import Cause, Limits, Plan, Why
 from reference_engine.roster import Roster
 from reference_engine.sequence import Request
@@ -47,12 +47,11 @@ class Books:
         self._n_arrived += 1
         request.arrival = self._n_arrived
         request.forecast = self.forecast(request.n_prompt, now_s)
-        if at_work is None:
-            self.ledger.enter(request.id, request.arrived_s)
-        else:
+        cause = ARRIVED
+        if at_work is not None:
             self._blockers.add(at_work)
             cause = Cause(Why.step_in_flight, at_work.id)
-            self.ledger.enter(request.id, request.arrived_s, cause)
+        self.ledger.enter(request.id, request.arrived_s, cause)
         self._displacements.enter(request.arrival)
 
     def requeue(self, request: Request, now_s: float, cause: Cause) -> None:

@@ -120,10 +120,9 @@ class KvPool:
         memory. False, and nothing changed, when there are too few."""
         if len(requests) > len(self._free):
             return False
-        n_each = max(1, min(_RUN, len(self._free) // (_PLENTY * max(1, len(requests)))))
+        n_most = min(_RUN, len(self._free) // (_PLENTY * max(1, len(requests))))
         for request in requests:
-            n_useful = self.blocks_for(request.n_most - request.n_room)
-            n = max(1, min(n_each, n_useful))
+            n = max(1, min(n_most, self.blocks_for(request.n_most - request.n_room)))
             request.blocks += sorted(self._take(n))
             request.n_room += n * self.block_tokens
         return True

@@ -87,10 +87,10 @@ async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
     kept: list[Delta] = []
 
     def keep(delta: Delta) -> bool:
-        is_last = delta.finish_reason is not None
-        if not is_last:
+        goes_on = delta.finish_reason is None
+        if goes_on:
             kept.append(delta)
-        return not is_last
+        return goes_on
 
     async for deltas in stream:
         kept += deltas
