@@ -166,7 +166,7 @@ def _run_cells(
         for n, turn in enumerate(todo, start=1):
             where = f"[{n}/{len(todo)}] {turn.cell.name}, repeat {turn.repeat}"
             if turn.directory in done:
-                yield _reused(turn)
+                yield _reused(turn, console)
                 continue
             console.print(where, style="bold", markup=False, soft_wrap=True)
             try:
@@ -204,7 +204,7 @@ def _run(
     finished = execute(scenario, cell.target, options, console, server)
     paces = tuple(pace for pace in (before, gauge(cell)) if pace is not None)
     if paces:
-        (turn.directory / _PACE).write_text(json.dumps(paces) + "\n", encoding="utf-8")
+        _keep_paces(turn.directory, paces)
     said = finished.run.manifest
     servers.served(
         ServedRun(turn.directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
@@ -231,15 +231,33 @@ def _unprotected(scenario: Scenario) -> Check:
     return Check("cache_reset", False, detail)
 
 
-def _reused(turn: Turn) -> CellRun:
+def _reused(turn: Turn, console: Console) -> CellRun:
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
 
     run = read_run(turn.directory)
     summary = summarize(run, confidence=turn.cell.options.confidence)
-    kept = turn.directory / _PACE
-    paces = tuple(json.loads(kept.read_text(encoding="utf-8"))) if kept.exists() else ()
+    paces = _kept_paces(turn.directory, console)
     return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, True, paces)
+
+
+def _keep_paces(directory: Path, paces: tuple[float, ...]) -> None:
+    partial = directory / f"{_PACE}.partial"
+    partial.write_text(json.dumps(paces) + "\n", encoding="utf-8")
+    partial.rename(directory / _PACE)
+
+
+def _kept_paces(directory: Path, console: Console) -> tuple[float, ...]:
+    """() where the gauge said nothing, and, with a word about it, where that cannot be read."""
+    path = directory / _PACE
+    try:
+        return tuple(float(pace) for pace in json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError) as error:
+        said = f"{path} cannot be read ({error}): the machine's pace in this run counts as unknown"
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
+        return ()
 
 
 def _warmed(cell: Cell, between: Between) -> Cell:

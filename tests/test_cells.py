@@ -154,6 +154,21 @@ def test_what_is_finished_is_read_and_not_run_again(tmp_path):
     assert all(found[f.cell.name, f.repeat] == f.summary.to_json() for f in first)
 
 
+@pytest.mark.parametrize("text", ["", "[1.0, 2", "7", "[null]", '["fast"]'])
+def test_what_the_gauge_said_may_be_damaged(tmp_path, text):
+    all_of([cell("a")], tmp_path)
+    path = tmp_path / "a" / "r1" / "pace.json"
+    path.write_text("[1.0, 2.0]\n")
+    (whole,) = all_of([cell("a")], tmp_path)
+    assert whole.paces == (1.0, 2.0)
+    path.write_text(text)
+    console = quiet()
+    (damaged,) = all_of([cell("a")], tmp_path, console=console)
+    assert damaged.was_reused
+    assert damaged.paces == ()
+    assert f"{path} cannot be read" in console.file.getvalue()
+
+
 @pytest.mark.parametrize("left", ["interrupted", "running"])
 def test_an_unfinished_run_is_moved_aside_and_made_again(tmp_path, left):
     all_of([cell("a")], tmp_path)
