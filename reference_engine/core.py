@@ -315,7 +315,7 @@ class EngineState:
     def _at_work(self, instant_s: float) -> Request | None:
         """Whose prompt most of the step was in which an instant fell; None for one after it, when
         the engine was idle."""
-        return self._last_batch.largest_prompt if instant_s < self._last_end_s else None
+        return self._last_batch.main_prompt if instant_s < self._last_end_s else None
 
     def _look(self, n_preempted: int, now_s: float) -> Outset:
         return Outset(

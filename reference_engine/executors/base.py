@@ -62,12 +62,14 @@ class StepBatch(NamedTuple):
         return sum(row.samples for row in self.rows) + len(self.decodes)
 
     @property
-    def largest_prompt(self) -> Request | None:
-        """Whose prompt most of the step's time goes to; None where most tokens are decoded."""
-        n_prompt = sum(row.n_tokens for row in self.rows)
-        if n_prompt <= len(self.decodes):
+    def main_prompt(self) -> Request | None:
+        """Whose prompt (or recomputation) is more than half of the step's tokens; None where they
+        are decoded, or of many prompts. A single row beyond its prompt is a decode, too."""
+        row = max(self.rows, key=lambda row: row.n_tokens, default=None)
+        if row is None or (row.n_tokens == 1 and row.start >= row.request.n_prompt):
             return None
-        return max(self.rows, key=lambda row: row.n_tokens).request
+        n_tokens = sum(row.n_tokens for row in self.rows) + len(self.decodes)
+        return row.request if 2 * row.n_tokens > n_tokens else None
 
     def all_rows(self) -> Iterator[Row]:
         """Rows and decodes alike, in the order in which tokens are answered."""

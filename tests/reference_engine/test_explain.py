@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_engine.executors.base import Row, StepBatch
 from reference_engine.explain import Account, Blocker
 from reference_engine.plan import Cause, Why
 from reference_engine.sequence import State
@@ -66,6 +67,45 @@ def test_who_comes_to_an_idle_engine_waits_for_nobody():
     assert late is not None
     assert late.sentence() == "waited 0.25 s: 0.25 s step in flight"
     assert not late.blockers
+
+
+def test_who_comes_during_many_small_prompts_is_told_of_none():
+    engine = rig(executor_args={"step_s": 1.0})
+    engine.admit(*(request(f"r{i}", range(100 * i, 100 * i + 12), 1) for i in range(4)))
+    engine.step()
+    engine.admit(request("late", [7], 1, arrived_s=0.25))
+    engine.drain()
+    late = engine.state.explain("late")
+    assert late is not None
+    assert late.sentence() == "waited 0.75 s: 0.75 s step in flight"
+    assert not late.blockers
+
+
+def _row(name, start, n_tokens, n_prompt=8):
+    return Row(request(name, range(n_prompt), 99), start, n_tokens, True)
+
+
+DECODED = [request(f"d{i}", [1], 9) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "decodes", "name"),
+    [
+        ([], DECODED, None),
+        ([_row("a", 0, 8)], [], "a"),
+        ([_row("a", 0, 4)], DECODED, "a"),  # 4 of 7 tokens
+        ([_row("a", 0, 3)], DECODED, None),  # 3 of 6
+        ([_row("a", 0, 8), _row("b", 0, 7)], [], "a"),
+        ([_row("a", 0, 8), _row("b", 0, 8)], [], None),
+        ([_row("a", 0, 3), *(_row(f"d{i}", 8 + i, 1) for i in range(3))], [], None),
+        ([_row("d", 8, 1)], [], None),  # a decode that the plan named
+        ([_row("a", 7, 1)], [], "a"),  # the only token of its prompt that was not cached
+        ([_row("a", 8, 6)], [], "a"),  # computed again after a preemption
+    ],
+)
+def test_a_prompt_is_named_that_is_more_than_half_of_a_step(rows, decodes, name):
+    found = StepBatch(tuple(rows), decodes).main_prompt
+    assert (found and found.id) == name
 
 
 def test_the_sentence_names_blockers_with_their_size_and_tenant():
