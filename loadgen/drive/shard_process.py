@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 _LAST_WORDS_S = 10.0
-_LOG_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 16  # more than any last line
 
 
 class ShardProcess:
@@ -55,11 +56,14 @@ class ShardProcess:
             code = self._popen.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
             return "it is still running but says nothing"
-        said = self._said().decode(errors="replace").strip()
+        size = os.fstat(self._log_fd).st_size
+        tail = os.pread(self._log_fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        said = tail.decode(errors="replace").strip()
         return f"exit status {code}; {said.splitlines()[-1] if said else 'nothing in its log'}"
 
     def end(self, patience_s: float = 2.0) -> None:
-        """Close its pipes, which ends it, and wait; one that does not end is killed."""
+        """Close its pipes, which ends it, and wait; one that does not end is killed. Raises OSError
+        where its log cannot be kept, and has ended it then, too."""
         for pipe in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -68,12 +72,11 @@ class ShardProcess:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        if self._kept_as is not None:
-            self._kept_as.write_bytes(self._said())
-        os.close(self._log_fd)
-
-    def _said(self) -> bytes:
-        return os.pread(self._log_fd, _LOG_BYTES, 0)  # at no cost to the offset that both share
+        with open(self._log_fd, "rb") as log:
+            if self._kept_as is not None:
+                log.seek(0)
+                with self._kept_as.open("wb") as kept:
+                    shutil.copyfileobj(log, kept)
 
 
 class EarlyShard:

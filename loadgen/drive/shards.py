@@ -100,8 +100,9 @@ class Shards:
 
     def __exit__(self, *exc: object) -> None:
         self._selector.close()
-        for child in self._children:
-            child.process.end()
+        with contextlib.ExitStack() as ends:  # all of them, whichever raises
+            for child in reversed(self._children):
+                ends.callback(child.process.end)
 
     @property
     def n(self) -> int:
@@ -161,7 +162,11 @@ class Shards:
         early = self._early.take() if self._early is not None else None
         if early is None:
             return ShardProcess.logging_to(log)
-        early.keep_log(log)
+        try:
+            early.keep_log(log)
+        except OSError:
+            early.end()
+            raise
         return early
 
     def _hand_over(self, child: _Child, task: ShardTask) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.drive.shard_process import EarlyShard, ShardProcess
+from loadgen.drive.shards import Shards
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere none is started early, and `/proc` is Linux'"
@@ -67,3 +68,48 @@ def test_a_process_with_a_log_of_its_own_writes_there_at_once(tmp_path):
     assert process.last_words() == f"exit status 1; {CUT_SHORT}"
     assert log.read_text().strip() == CUT_SHORT
     process.end()
+
+
+LINES = b"a line of this log\n" * (3 << 16)  # 3.6 MiB
+
+
+def test_the_last_words_are_the_end_of_a_long_log_which_is_kept_whole(tmp_path):
+    log_fd = os.memfd_create("log")
+    process = ShardProcess(log_fd)
+    process.keep_log(tmp_path / "shard-0.log")
+    os.write(log_fd, LINES)  # at the offset that both share
+    hand_half_a_task(process)
+    last_words = process.last_words()
+    process.end()
+    assert last_words == f"exit status 1; {CUT_SHORT}"
+    kept = (tmp_path / "shard-0.log").read_bytes()
+    assert kept.startswith(LINES)
+    assert kept[len(LINES) :].decode().strip() == CUT_SHORT
+
+
+def test_all_processes_end_although_the_log_of_one_cannot_be_kept(tmp_path):
+    before = children()
+    log = tmp_path / "logs" / "shard-0.log"
+
+    def lose_a_log():
+        with EarlyShard(is_wanted=True) as early, Shards(3, log.parent, early=early):
+            assert len(children() - before) == 3
+            log.unlink()
+            log.mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        lose_a_log()
+    assert children() == before
+
+
+def test_an_early_process_ends_where_its_log_has_no_place(tmp_path):
+    before = children()
+    logs = tmp_path / "logs"
+    logs.touch()
+    with (
+        pytest.raises(FileExistsError),
+        EarlyShard(is_wanted=True) as early,
+        Shards(1, logs, early=early),
+    ):
+        pass
+    assert children() == before
