@@ -5,17 +5,27 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from contextlib import suppress
 
 import torch
 
 
 def zeros(*shape: int) -> torch.Tensor:
-    """float32; in pages of 2 MiB where the system gives them to who asks (Linux)."""
+    """float32; in pages of 2 MiB where the system gives them to who asks (Linux). Raises
+    MemoryError where it promises nobody so much."""
     n_bytes = 4 * math.prod(shape)
     if not hasattr(mmap, "MADV_HUGEPAGE") or n_bytes == 0:
         return torch.zeros(shape)
-    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{n_bytes} bytes: {error}") from error
     with suppress(OSError):  # a system without large pages refuses: small ones do as well
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32).view(shape)
+
+
+def physical_bytes() -> int:
+    """The memory of this machine, used or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

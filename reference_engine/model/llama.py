@@ -69,7 +69,7 @@ class Llama:
     def host_memory(self, n_blocks: int) -> torch.Tensor:
         """Room for the KV of `n_blocks` blocks of all layers, outside the paged memory."""
         before, after = self._cache.shape[:3], self._cache.shape[4:]
-        return self._cache.new_zeros((*before, n_blocks, *after))
+        return zeros(*before, n_blocks, *after)
 
     def copy_block(self, host: torch.Tensor, copy: Copy) -> None:
         """Move one block of all layers to `host` or back."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import struct
 from math import prod
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from loadgen.errors import UsageError
 from reference_engine.model.config import ModelConfig, ModelSource
+from reference_engine.model.huge import physical_bytes
 
 Weights = dict[str, torch.Tensor]
 
@@ -157,7 +157,7 @@ def _read_directory(directory: Path) -> Weights:
 
 def _refuse_beyond_memory(source: ModelSource) -> None:
     need = source.config.n_params * 4
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    have = physical_bytes()
     if need > 0.8 * have:
         raise UsageError(
             f"shape: '{source.name}' needs {need / 1e9:.1f} GB for float32 weights, this machine "

@@ -6,10 +6,13 @@ import random
 
 import pytest
 
+from loadgen.errors import UsageError
+from reference_engine.build import build
 from reference_engine.cost_model import Padding
 from reference_engine.plan import How
 from reference_engine.policies.base import POLICIES
 from reference_engine.sequence import Request, Sampling
+from reference_engine.serve_options import ServeOptions
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -168,3 +171,13 @@ def test_logprobs_come_with_their_tokens_alone_and_in_company():
     assert len(tokens[0]) == 6
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5)
     assert max(logprobs[0]) < 0
+
+
+@pytest.mark.parametrize("n_blocks", [10**12, 10**18])  # beyond any address, any number
+@pytest.mark.parametrize("option", ["kv_blocks", "swap_blocks"])
+def test_blocks_beyond_memory_are_told_by_the_option_that_asks_for_them(option, n_blocks):
+    with pytest.raises(UsageError) as refused:
+        build(ServeOptions.model_validate({"shape": "nano", option: n_blocks}))
+    gigabytes = {10**12: "8192000.0", 10**18: "8192000000000.0"}[n_blocks]  # 8 KiB each
+    said = f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which the system refuses; "
+    assert str(refused.value).startswith(f"{said}this machine has ")
