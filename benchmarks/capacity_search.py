@@ -24,21 +24,17 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from rig.machine import keep, machine_line
+from rig.queues import Queue, search
+from scipy.special import stdtrit
 
 from loadgen.measure.capacity.probe import Probe, in_blocks
 from loadgen.measure.capacity.search import Question
-from tests.measure.queues import Queue, search
 
 SERVERS = {
     "md1": Queue(),

@@ -2,7 +2,7 @@
 
     python benchmarks/compare_power.py [nights]
 
-The nights are those of tests/measure/nights.py; the tests take 200 and 120 of them.
+The nights are those of benchmarks/rig/nights.py; the tests take 200 and 120 of them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import math
 import sys
 
 import numpy as np
+from rig import nights
 
 from loadgen.measure.contrast import noise_of, runs_needed
 from loadgen.measure.judgement import POWER
-from tests.measure import nights
 
 
 def main(n_nights: int = 2000) -> None:

@@ -4,7 +4,7 @@ how soon a server that is 10 % slower is found on it, through the baseline's own
     python benchmarks/nightly_drift.py [nights] [seeds]
 
 The machine's pace walks from night to night and shifts each pair by itself; runs differ beyond that
-(tests/measure/nights.py). Found are slower nights after two equal ones, which is what
+(benchmarks/rig/nights.py). Found are slower nights after two equal ones, which is what
 docs/nightly.md has everybody try. Results: benchmarks/results/nightly_drift.json.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rig import nights
 from rig.machine import keep
 
 from loadgen.cell import Cell
@@ -29,7 +30,6 @@ from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
-from tests.measure import nights
 
 WINDOW, KEEP, REPEATS, SLOWER = 14, 30, 8, 1.1
 CELL = NightCell(Cell("chat", load_scenario("nightly_small"), "sim", RunOptions()), {"kind": "sim"})

@@ -3,7 +3,7 @@ and nights with a 5 % slower TPOT.
 
     python benchmarks/nightly_power.py [nights] [seeds]
 
-The nights are those of tests/measure/nights.py: heavy tails, noise that whole runs share, and,
+The nights are those of benchmarks/rig/nights.py: heavy tails, noise that whole runs share, and,
 where said, noise that whole nights share. Results: benchmarks/results/nightly_power.json.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rig import nights
 from rig.machine import keep
 
 from loadgen.cell import Cell
@@ -28,7 +29,6 @@ from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
-from tests.measure import nights
 
 WINDOW, KEEP, SLOWER = 14, 30, 1.05
 NIGHT_SD = {"nights alike": (0.0, 0.0), "nights differ by 0.5 % and 2 %": (0.005, 0.02)}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
+from rig import queues
 
 import slobench as sb
 from loadgen.capacity.asked import Asked, question_of
@@ -27,7 +28,6 @@ from loadgen.workload.scenario import load_scenario
 from reports.capacity_charts import figures
 from reports.capacity_page import render
 from reports.capacity_view import csv_text, heading, row
-from tests.measure import queues
 from tests.runs import measured_run
 
 QUICK = (

@@ -1,1 +1,1 @@
-"""What the benchmarks of the load generator share: three clients on one core, the machine."""
+"""What benchmarks share: clients on one core, simulated servers and nights, the machine."""

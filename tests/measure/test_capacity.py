@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rig import queues
+from rig.queues import Queue
 
 from loadgen.measure.capacity.answer import Capacity
 from loadgen.measure.capacity.clear import clear
@@ -15,8 +17,6 @@ from loadgen.measure.capacity.curve import posterior
 from loadgen.measure.capacity.dispersion import dispersion
 from loadgen.measure.capacity.probe import N_BLOCKS, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.search import Ask, Question, judge, next_probe
-from tests.measure import queues
-from tests.measure.queues import Queue
 
 
 def probe(level, share, n=1600, warmup_s=1e6, grade="measured"):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rig import nights
 
 from loadgen.errors import UsageError
 from loadgen.measure.compare import GATED, compare, measure_noise
 from loadgen.measure.contrast import Noise, noise_of, runs_needed
 from loadgen.measure.judgement import POWER, exit_code
 from loadgen.measure.measures import Measured, measure
-from tests.measure import nights
 from tests.runs import measured_run, with_manifest, with_shard
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rig import nights
 
 from loadgen.measure.judgement import Options
 from loadgen.measure.measures import measure
@@ -11,7 +12,6 @@ from loadgen.measure.night_record import CellNight, from_json, to_json
 from loadgen.measure.night_trend import trend
 from loadgen.measure.night_values import on_scale_of_nights
 from loadgen.measure.night_verdict import JOINING, History, judge_night
-from tests.measure import nights
 
 
 def level(rng, n=8, **options):

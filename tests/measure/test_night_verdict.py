@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rig import nights
 
 from loadgen.measure.judgement import Options
 from loadgen.measure.night_record import CellNight, from_json, to_json
 from loadgen.measure.night_trend import trend
 from loadgen.measure.night_verdict import JOINING, History, judge_night, night_word
-from tests.measure import nights
 
 
 def level(rng, n=8, **options):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rig import nights
 
 from loadgen.cell import Cell
 from loadgen.errors import UsageError
@@ -12,7 +13,6 @@ from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
-from tests.measure import nights
 
 
 def cell_of(**agrees):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # has no types
 from rich.console import Console
+from rig import nights, queues
 
 import slobench as sb
 from loadgen.lab.mode_spec import Mode
@@ -27,7 +28,6 @@ from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports import capacity_page, compare_page, html, modes_page, nightly_page
 from reports.capacity_view import csv_text
 from tests.browser import Watched, chromium, needs_chromium
-from tests.measure import nights, queues
 from tests.runs import measured_run, with_manifest, with_shard
 from tests.shown import number, tables
 

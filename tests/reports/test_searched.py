@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from rig import queues
 
 from loadgen.conclusion import searched
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.answer import conclude, probe_json, read_answer
 from loadgen.measure.capacity.search import Question
 from reports.html import render
-from tests.measure import queues
 from tests.runs import measured_run
 
 

@@ -7,11 +7,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.clear import clear
 from loadgen.measure.capacity.probe import Grade, Probe, in_blocks
 from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
+from loadgen.measure.stats import Values
 
 _LOOKS = 40  # at a probe, for an early end
 
@@ -30,7 +32,9 @@ class Queue:
     gaps: float = 1.0
     limit_s: float = 3.0
 
-    def arrive(self, rate: float, horizon_s: float, rng: np.random.Generator):
+    def arrive(
+        self, rate: float, horizon_s: float, rng: np.random.Generator
+    ) -> tuple[Values, NDArray[np.bool_]]:
         """(instants, kept or not) of all arrivals before the horizon, from an empty system."""
         n = rate * horizon_s
         n = int(n + 8 * math.sqrt(n) * max(1.0, self.gaps)) + 50
@@ -40,7 +44,7 @@ class Queue:
         waits_s = self._waits_s(instants_s, self._services_s(len(instants_s), rng))
         return instants_s, waits_s <= self.limit_s
 
-    def _services_s(self, n: int, rng: np.random.Generator):
+    def _services_s(self, n: int, rng: np.random.Generator) -> Values:
         if self.service == 0:
             return np.ones(n)
         if self.service == 1:
@@ -48,7 +52,7 @@ class Queue:
         sigma = math.sqrt(math.log1p(self.service**2))
         return rng.lognormal(-(sigma**2) / 2, sigma, n)
 
-    def _waits_s(self, instants_s, services_s):
+    def _waits_s(self, instants_s: Values, services_s: Values) -> Values:
         if self.servers == 1 or self.service == 0:  # equal services: every c-th one meets the same
             waits_s = np.empty(len(instants_s))
             for first in range(self.servers):
@@ -111,10 +115,10 @@ class Queue:
         return (low + high) / 2
 
 
-def _lindley(instants_s, services_s):
+def _lindley(instants_s: Values, services_s: Values) -> Values:
     """Waits of one server: W_{n+1} = max(0, W_n + S_n − A_n), as a walk over its least value."""
     walk = np.concatenate([[0.0], np.cumsum(services_s[:-1] - np.diff(instants_s))])
-    return walk - np.minimum.accumulate(walk)
+    return np.asarray(walk - np.minimum.accumulate(walk))
 
 
 def probe(queue: Queue, ask: Ask, target: float, rng: np.random.Generator) -> Probe:
