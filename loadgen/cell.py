@@ -26,7 +26,8 @@ _MISSING = "(not there)"
 class Cell:
     """One circumstance: a scenario against a target (as after `--target`). `name` is its folder,
     `factors` is what it differs by, for tables; the options' `out_dir`, `force` and `name` are
-    set here. `server` names one that only cells of the same word share."""
+    set here. `server` names one that only cells of the same word share. A control that `stays_up`
+    keeps its server, and its cell's, while either is measured."""
 
     name: str
     scenario: Scenario
@@ -34,6 +35,7 @@ class Cell:
     options: RunOptions
     factors: Mapping[str, str] = field(default_factory=dict)
     server: str = ""
+    stays_up: bool = False
 
     def watched(self, watch: Watch) -> Cell:
         """The same, watched while its runs go on."""
@@ -51,12 +53,14 @@ class Cell:
 @dataclass(frozen=True)
 class Turn:
     """One run to be made, or there already. `beside` are the runs it is measured together with: it
-    is done when all of them are, for a partner made hours later tells nothing."""
+    is done when all of them are, for a partner made hours later tells nothing. The server of
+    `up_beside` is up meanwhile."""
 
     cell: Cell
     repeat: int
     directory: Path
     beside: tuple[Path, ...] = ()
+    up_beside: Cell | None = None
 
     @property
     def is_done(self) -> bool:

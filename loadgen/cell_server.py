@@ -1,7 +1,8 @@
-"""The server that cells are measured on, kept up while those in a row share it."""
+"""The servers that cells are measured on, kept up while those in a row share them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,44 +14,75 @@ from loadgen.run import choice_of
 from loadgen.run_directory import free
 from loadgen.target import Server, open_server
 
+MOST_RUNS_OF_A_PAIR = 2
+"""Runs that a server which is up together with another one serves before both are started anew, so
+that what two starts of a server differ by is in what two runs differ by, and not in a night."""
+
 
 class CellServer:
-    """At most one server at a time, kept up while the cells in a row share it."""
+    """One server, up until `end`. `n_opened` counts the cells it was given to."""
 
-    def __init__(self, log_dir: Path, console: Console) -> None:
-        self._log_dir, self._console = log_dir, console
-        self._key: tuple[object, ...] = ()
-        self._stack = ExitStack()
-        self._server: Server | None = None
-        self._runs: list[ServedRun] = []
-        self._logs = log_dir
-        self.is_fresh = True
+    def __init__(self, cell: Cell, log_dir: Path, console: Console) -> None:
+        self._logs, self._runs, self._stack = (
+            free(log_dir / cell.name),
+            list[ServedRun](),
+            ExitStack(),
+        )
+        opening = open_server(choice_of(cell.target, cell.options), self._logs, console)
+        self.server: Server = self._stack.enter_context(opening)
+        self.n_opened = 0
 
-    def __enter__(self) -> CellServer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._close()
-
-    def open(self, cell: Cell) -> Server:
-        """The server of a cell: the one that is up, or a new one in its place."""
-        if self._server is not None and self._key == cell.server_key:
-            if self._server.ended() is None:
-                self.is_fresh = False
-                return self._server
-            self._console.print("the server has ended; starting it again", markup=False)
-        self._close()
-        self._logs = free(self._log_dir / cell.name)
-        opening = open_server(choice_of(cell.target, cell.options), self._logs, self._console)
-        self._server, self._key = self._stack.enter_context(opening), cell.server_key
-        self.is_fresh = self._server.kind != "url"  # what others sent before, nobody knows
-        return self._server
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nobody has asked it anything yet; what others sent to a URL, nobody knows."""
+        return self.n_opened < 2 and self.server.kind != "url"
 
     def served(self, run: ServedRun) -> None:
         self._runs.append(run)
 
-    def _close(self) -> None:
-        """End the server and give its runs their parts of its logs."""
-        self._server, runs, self._runs = None, self._runs, []
+    def end(self) -> None:
+        """End it and give its runs their parts of its logs."""
         self._stack.close()
-        adopt_engine_logs(self._logs, runs)
+        adopt_engine_logs(self._logs, self._runs)
+
+
+class CellServers:
+    """One server at a time, or two where a cell is measured beside one whose server stays up."""
+
+    def __init__(self, log_dir: Path, console: Console) -> None:
+        self._log_dir, self._console = log_dir, console
+        self._up: dict[tuple[object, ...], CellServer] = {}
+
+    def __enter__(self) -> CellServers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._keep_only(())
+
+    def open(self, cell: Cell, beside: Cell | None = None) -> CellServer:
+        """The server of a cell: the one that is up, or a new one in its place. That of `beside` is
+        up as well then; all others have ended."""
+        row = [cell] if beside is None else [cell, beside]
+        self._keep_only([one.server_key for one in row])
+        used = self._up.get(cell.server_key)
+        if beside is not None and used is not None and used.n_opened >= MOST_RUNS_OF_A_PAIR:
+            self._keep_only(())
+        for one in row:
+            self._start(one)
+        found = self._up[cell.server_key]
+        found.n_opened += 1
+        return found
+
+    def _start(self, cell: Cell) -> None:
+        key = cell.server_key
+        if key in self._up:
+            if self._up[key].server.ended() is None:
+                return
+            self._console.print("the server has ended; starting it again", markup=False)
+            self._up.pop(key).end()
+        self._up[key] = CellServer(cell, self._log_dir, self._console)
+
+    def _keep_only(self, keys: Sequence[tuple[object, ...]]) -> None:
+        with ExitStack() as ending:  # all of them, whatever the end of one says
+            for key in [key for key in self._up if key not in keys]:
+                ending.callback(self._up.pop(key).end)

@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 
 from loadgen.cell import Cell, Turn, check_cells
-from loadgen.cell_server import CellServer
+from loadgen.cell_server import CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import SlobenchError
 from loadgen.records import Run
@@ -152,9 +152,16 @@ def repeated(scenario: Scenario, repeat: int) -> Scenario:
 
 def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Turn]:
     places = [directory / cell.name / f"r{repeat}" for cell in row]
+    stay_up = any(cell.stays_up for cell in row)
     return [
-        Turn(cell, repeat, place, tuple(other for other in places if other != place))
-        for cell, place in zip(row, places, strict=True)
+        Turn(
+            cell,
+            repeat,
+            places[k],
+            beside=tuple(places[:k] + places[k + 1 :]),
+            up_beside=row[1 - k] if stay_up else None,
+        )
+        for k, cell in enumerate(row)
     ]
 
 
@@ -162,7 +169,7 @@ def _run_cells(
     todo: Sequence[Turn], directory: Path, console: Console, between: Between, gauge: Gauge
 ) -> Generator[CellRun | CellFailure]:
     done = {turn.directory for turn in todo if turn.is_done}  # asked before any is made anew
-    with CellServer(directory / "servers", console) as server:
+    with CellServers(directory / "servers", console) as servers:
         for n, turn in enumerate(todo, start=1):
             where = f"[{n}/{len(todo)}] {turn.cell.name}, repeat {turn.repeat}"
             if turn.directory in done:
@@ -173,7 +180,7 @@ def _run_cells(
                 moved = turn.make_room()
                 if moved is not None:
                     console.print(f"an unfinished run was moved to {moved}", markup=False)
-                finished, paces = _run(turn, server, console, between, gauge)
+                finished, paces = _run(turn, servers, console, between, gauge)
             except SlobenchError as error:
                 console.print(f"{where} failed: {error}", style="red", markup=False)
                 yield CellFailure(turn.cell, turn.repeat, str(error))
@@ -186,7 +193,7 @@ def _run_cells(
 
 
 def _run(
-    turn: Turn, servers: CellServer, console: Console, between: Between, gauge: Gauge
+    turn: Turn, servers: CellServers, console: Console, between: Between, gauge: Gauge
 ) -> tuple[Finished, tuple[float, ...]]:
     cell = turn.cell
     scenario = repeated(cell.scenario, turn.repeat)
@@ -197,16 +204,16 @@ def _run(
         options = replace(options, watch=NOBODY)
         return execute(scenario, cell.target, options, console), ()
     begin_s = time.monotonic()
-    server = servers.open(cell)
-    if not servers.is_fresh:
-        _settle(server, scenario, console, between)
+    up = servers.open(cell, turn.up_beside)
+    if not up.is_fresh:
+        _settle(up.server, scenario, console, between)
     before = gauge(cell)
-    finished = execute(scenario, cell.target, options, console, server)
+    finished = execute(scenario, cell.target, options, console, up.server)
     paces = tuple(pace for pace in (before, gauge(cell)) if pace is not None)
     if paces:
         _keep_paces(turn.directory, paces)
     said = finished.run.manifest
-    servers.served(
+    up.served(
         ServedRun(turn.directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
     )
     return finished, paces

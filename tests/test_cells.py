@@ -98,6 +98,16 @@ def with_controls(shape):
     return cells, beside
 
 
+@pytest.mark.parametrize("stays_up", [True, False])
+def test_the_server_of_a_control_stays_up_where_it_may(stays_up):
+    cells, beside = with_controls([2])
+    beside = {name: replace(one, stays_up=stays_up) for name, one in beside.items()}
+    for turn in turns(cells, Path("d"), repeats=2, controls=beside):
+        name = turn.cell.name
+        partner = name.removesuffix(".control") if ".control" in name else f"{name}.control"
+        assert (turn.up_beside.name if turn.up_beside else None) == (partner if stays_up else None)
+
+
 @given(SHAPES, st.integers(1, 3), st.integers(0, 2**31))
 def test_a_control_stands_right_beside_its_cell_now_before_and_now_after_it(shape, n_pairs, seed):
     cells, beside = with_controls(shape)

@@ -19,7 +19,7 @@ from loadgen.capacity.asked import Asked, question_of
 from loadgen.capacity.files import default_directory, kept_probes, store, write
 from loadgen.capacity.observed import probe_of
 from loadgen.cell import Cell
-from loadgen.cell_server import CellServer
+from loadgen.cell_server import CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.early import EarlyEnd
 from loadgen.errors import RunInvalid, TargetError, UsageError
@@ -121,7 +121,7 @@ class _Search:
     def run(self) -> bool:
         """True when there is nothing more to ask or no time left; False when interrupted."""
         self._keep()  # so that the page of the first probe, too, knows what it belongs to
-        with CellServer(self._directory / "servers", self._quiet) as servers:
+        with CellServers(self._directory / "servers", self._quiet) as servers:
             while (ask := self._next()) is not None:
                 self._say_ask(ask)
                 probe = self._probe(ask, servers)
@@ -161,7 +161,7 @@ class _Search:
     def _tries_at(self, level: float) -> int:
         return sum(p.grade == "untrusted" and p.level == level for p in self.probes)
 
-    def _probe(self, ask: Ask, servers: CellServer) -> Probe | None:
+    def _probe(self, ask: Ask, servers: CellServers) -> Probe | None:
         asked, number = self._asked, len(self.probes) + 1
         name = f"{number:02d}"
         run_dir = self._directory / "probes" / name
@@ -189,17 +189,17 @@ class _Search:
         grade: Grade = "measured" if early is None else early.grade
         return probe_of(finished, ask, grade, spent_s, self._question.target, name)
 
-    def _execute(self, cell: Cell, servers: CellServer) -> Finished:
+    def _execute(self, cell: Cell, servers: CellServers) -> Finished:
         if cell.target == SIMULATED:  # a new engine every time, idle and with nothing cached
             return execute(cell.scenario, cell.target, cell.options, self._quiet)
         begin_s = time.monotonic()
-        server = servers.open(cell)
-        if not servers.is_fresh:
+        up = servers.open(cell)
+        if not up.is_fresh:
             drain_s = cell.scenario.phases.drain
-            finish(settle(server.endpoint, drain_s=drain_s, resets_cache=True))
-        finished = execute(cell.scenario, cell.target, cell.options, self._quiet, server)
+            finish(settle(up.server.endpoint, drain_s=drain_s, resets_cache=True))
+        finished = execute(cell.scenario, cell.target, cell.options, self._quiet, up.server)
         said, directory = finished.run.manifest, finished.directory
-        servers.served(
+        up.served(
             ServedRun(directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
         )
         return finished

@@ -65,11 +65,13 @@ def night_cells(
     for target, spec, mode, settings in _circumstances(file, label):
         chosen = beside(folder, spec)
         told = declared(chosen, settings, options.environ, machine, f"{label}: targets.{target}")
-        control = None
+        control, stays_up = None, False
         if file.control is not None:
             of_control = _control_settings(file.control, spec, settings, parse_engine(file.engine))
             control = beside(folder, file.control.target)
             pin = pinned(control, of_control, options.environ, machine, f"{label}: control")
+            stays_up = _is_up_beside(file.control, (spec, settings), of_control)
+            pin |= {"servers": "together"} if stays_up else {}
         run_options = replace(options, engine=_text({**settings, **on_top}) if mode else "")
         for name, scenario in scenarios.items():
             factors = {"target": target, "scenario": name, **({"mode": mode} if mode else {})}
@@ -80,7 +82,9 @@ def night_cells(
                 cells.append(NightCell(cell, agrees))
                 continue
             as_ever = replace(options, engine=_text(of_control))
-            other = Cell(f"{full}.control", scenario, control, as_ever, factors, server="control")
+            other = Cell(
+                f"{full}.control", scenario, control, as_ever, factors, "control", stays_up
+            )
             cells.append(NightCell(cell, {**agrees, "control": pin}, other))
     return cells
 
@@ -122,6 +126,18 @@ def _control_settings(
     of_file = {} if spec in OURS else shared
     base = settings if spec == control.target else of_file
     return without_faults(base) | parse_engine(control.engine)
+
+
+def _is_up_beside(
+    control: Control, cell: tuple[str, Mapping[str, str]], of_control: Mapping[str, str]
+) -> bool:
+    """Whether the control's server stays up beside that of a cell of this spec and settings."""
+    if control.servers is not None:
+        return control.servers == "together"
+    return all(
+        spec == "mock" or (spec == "reference" and settings.get("device", "cpu") in ("cpu", "toy"))
+        for spec, settings in (cell, (control.target, of_control))
+    )
 
 
 def _agrees(scenario: Scenario, told: Mapping[str, Any]) -> dict[str, Any]:

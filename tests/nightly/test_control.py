@@ -176,6 +176,30 @@ def test_a_control_has_the_cells_settings_but_not_what_is_under_test(tmp_path):
         "shape=10m,mode=static"] * 2  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("target", "engine", "control", "is_together"),
+    [
+        ("reference", "", "reference", True),
+        ("reference", "device=cpu", "{target: reference, engine: 'mode=static'}", True),
+        ("reference", "", "mock", True),
+        ("reference", "device=cuda", "reference", False),
+        ("reference", "", "{target: reference, engine: 'device=cuda'}", False),
+        ("reference", "", "{target: reference, servers: in_turns}", False),
+        ("reference", "device=cuda", "{target: reference, servers: together}", True),
+        ("sim", "", "sim", False),
+        ("http://127.0.0.1:1", "", "mock", False),
+    ],
+)
+def test_two_servers_of_ours_on_the_cpu_are_up_together(
+    tmp_path, target, engine, control, is_together
+):
+    text = f"schema: 1\ntargets: ['{target}']\nscenarios: [nightly_small]\n"
+    text += f"control: {control}\n" + (f"engine: '{engine}'\n" if engine else "")
+    (cell,) = cells_of(tmp_path, text)
+    assert cell.control.stays_up is is_together
+    assert ("servers" in cell.agrees["control"]) is is_together
+
+
 def test_the_pace_of_the_machine_is_asked_where_no_control_tells_it(tmp_path):
     (tmp_path / "old.yaml").write_text("launch: {preset: reference}\n")
     text = HEAD + "targets: [reference, old.yaml, mock, 'http://127.0.0.1:1']\n"

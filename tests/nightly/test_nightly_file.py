@@ -120,4 +120,4 @@ def test_settings_of_tonight_need_a_server_of_ours(cells):
 def test_the_shipped_nightly_file_can_be_read():
     path = Path(__file__).parents[2] / "benchmarks" / "nightly" / "nightly.yaml"
     found = night_cells(load_nightly(path), path, RunOptions())
-    assert [cell.name for cell in found] == ["reference_steady_chunked", "reference_steady_static"]
+    assert [cell.name for cell in found] == ["reference_steady_chunked"]

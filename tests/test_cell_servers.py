@@ -1,0 +1,57 @@
+"""Servers of cells: one at a time, or two that stay up while the cells of a pair take turns."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from loadgen.cell import Cell
+from loadgen.cell_server import CellServers
+from loadgen.run_options import RunOptions
+from loadgen.workload.scenario import load_scenario
+
+
+@pytest.fixture
+def servers(tmp_path):
+    with CellServers(tmp_path / "servers", Console(file=io.StringIO())) as up:
+        yield up
+
+
+def cell(name):
+    return Cell(name, load_scenario("quickstart"), "mock", RunOptions(), server=name)
+
+
+def is_up(one):
+    return one.server.ended() is None
+
+
+def test_a_server_ends_before_another_begins(servers):
+    first = servers.open(cell("a"))
+    again = servers.open(cell("a"))
+    assert again is first
+    assert not again.is_fresh
+    other = servers.open(cell("b"))
+    assert (is_up(first), is_up(other)) == (False, True)
+
+
+def test_those_of_a_pair_stay_up_for_two_pairs_and_start_anew_together(servers):
+    a, b = cell("a"), cell("b")
+    first = servers.open(a, beside=b)
+    assert first.is_fresh
+    second = servers.open(b, beside=a)
+    assert second.is_fresh, "up all the time, and nobody asked it anything"
+    assert servers.open(b, beside=a) is second
+    assert servers.open(a, beside=b) is first
+    assert is_up(first)
+    assert is_up(second)
+    assert not first.is_fresh
+    anew = servers.open(a, beside=b)
+    assert anew is not first
+    assert (is_up(first), is_up(second), is_up(anew)) == (False, False, True)
+    assert servers.open(b, beside=a) is not second
+
+
+def test_another_pair_ends_both(servers):
+    up = [servers.open(cell("a"), beside=cell("b")), servers.open(cell("b"), beside=cell("a"))]
+    servers.open(cell("c"))
+    assert not any(map(is_up, up))
