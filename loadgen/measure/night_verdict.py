@@ -37,8 +37,8 @@ from loadgen.measure.night_values import (
     values_of,
 )
 from loadgen.measure.nights import (
-    ASSUMED_BESIDE_CONTROLS,
-    ASSUMED_RATIO,
+    ALONE,
+    BESIDE_CONTROLS,
     Night,
     NightNoise,
     contrast_of_nights,
@@ -151,10 +151,12 @@ class _Draft:
         n_nights = len(history.baseline)
         lent = max((n.assumed_df for n, _, _ in self.rows if n and n.run_sd), default=0.0)
         if lent:
-            how_much = "half as much as" if has_controls(tonight.trusted) else "as much as"
+            means = (
+                "the means of their runs" if has_controls(tonight.trusted) else "runs of one night"
+            )
             self._notes.append(
                 f"Only {n_nights} earlier {'night' if n_nights == 1 else 'nights'}: how much equal "
-                f"nights differ is partly assumed, {how_much} runs of one night do."
+                f"nights differ is partly assumed, as much as {means} do."
             )
 
     def verdict(self, planned: Sequence[tuple[Compared, float]]) -> CellVerdict:
@@ -207,7 +209,7 @@ def _judge(
     found, noise = contrast_of_nights(
         [[_night(of_night, asked) for of_night in level] for level in runs],
         _night(tonight, asked),
-        ASSUMED_BESIDE_CONTROLS if has_controls(tonight) else ASSUMED_RATIO,
+        BESIDE_CONTROLS if has_controls(tonight) else ALONE,
     )
     earlier = [run for of_night in runs[-1] for run in of_night]
     if asked.is_share:

@@ -3,7 +3,7 @@
 A night shifts all its runs: another hour, another temperature, another neighbour. Five runs of one
 night do not tell how much; only nights do. So a *night* is one observation, the mean of its runs,
 and what equal nights differ by decides what a difference is worth. Until there are enough nights to
-say, they are assumed to differ like runs of one night do (`ASSUMED_NIGHTS`).
+say, part of that is assumed (`Lent`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,31 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from loadgen.measure.contrast import Contrast, power_of_t
 from loadgen.measure.stats import Values
 
-ASSUMED_NIGHTS = 4
-"""Degrees of freedom of the noise between nights that are lent to the first few; each night after
-the first gives one back, so that the sixth is judged by what was measured alone."""
-ASSUMED_RATIO = 1.0
-"""The lent variance between nights, in units of the variance between runs of one night."""
-ASSUMED_BESIDE_CONTROLS = 0.25
-"""The same where each run is relative to a control: what a night does to all its runs, it does to
-the controls as well. Nothing is known that would be left over; half a run's deviation is lent."""
+
+class Lent(NamedTuple):
+    """Noise between nights that is assumed until they tell: with `df` degrees of freedom, of which
+    each night after the first gives one back. Its variance is `of_runs` times that between runs of
+    one night, and `of_means` times what of that is left in the mean of a night's runs."""
+
+    df: float
+    of_runs: float
+    of_means: float
+
+
+ALONE = Lent(4, 1.0, 0.0)
+"""From the sixth night on what was measured counts alone."""
+BESIDE_CONTROLS = Lent(8, 0.0, 1.0)
+"""Where each run is relative to a control: what a night does to all its runs, it does to the
+controls as well, and nothing is known that would be left over. In units of the night's mean, as it
+is no matter then into how many runs the same hour is cut. From the tenth night on it counts alone.
+"""
 
 MAY_BE_CHANCE = 0.05
 """Nights that would look this different, or more, more often than so if they were alike may be."""
@@ -75,10 +86,10 @@ class NightNoise:
 
 
 def contrast_of_nights(
-    levels: Sequence[Sequence[Night]], tonight: Night, assumed_ratio: float = ASSUMED_RATIO
+    levels: Sequence[Sequence[Night]], tonight: Night, lent: Lent = ALONE
 ) -> tuple[Contrast, NightNoise | None]:
     """Tonight minus the nights of the last level; the nights of earlier levels tell the noise only.
-    `assumed_ratio` is the variance lent between nights, over that between runs of one night.
+    `lent` is what is assumed of the noise between nights while they are few.
 
     Where tonight's schedules were all run before, only differences within equal schedules count
     (additive model, least squares). Without two runs in any night there is no noise to judge by.
@@ -97,7 +108,7 @@ def contrast_of_nights(
         difference = 0.0
     if run_df <= 0:
         return Contrast(difference, math.nan, 0.0, math.nan), None
-    noise = _noise(levels, nights, means[:-1], squares / run_df, run_df, assumed_ratio)
+    noise = _noise(levels, nights, means[:-1], squares / run_df, run_df, lent)
     variance = noise.variance(len(tonight.values), [len(n.values) for n in levels[-1]])
     found = Contrast(difference, math.sqrt(variance), noise.night_df, noise.run_sd)
     return found, noise
@@ -109,7 +120,7 @@ def _noise(
     means: Values,
     run_variance: float,
     run_df: float,
-    assumed_ratio: float,
+    lent: Lent,
 ) -> NightNoise:
     per_run = float(np.mean([1 / len(night.values) for night in nights]))
     of_level = np.repeat(np.arange(len(levels)), [len(level) for level in levels])
@@ -117,8 +128,8 @@ def _noise(
     centres = np.bincount(of_level, means, len(levels)) / np.maximum(sizes, 1)
     measured = float(np.square(means - centres[of_level]).sum())
     measured_df = float(np.maximum(sizes - 1, 0).sum())
-    lent_df = min(max(0.0, ASSUMED_NIGHTS - measured_df), run_df)
-    lent = run_variance * (assumed_ratio + per_run)
+    lent_df = min(max(0.0, lent.df - measured_df), run_df)
+    lent_variance = run_variance * (lent.of_runs + (lent.of_means + 1) * per_run)
     alike_p = math.nan
     if not lent_df:
         alike_p = _alike_p(measured / measured_df, measured_df, run_variance * per_run, run_df)
@@ -126,7 +137,7 @@ def _noise(
         pooled = (measured / per_run + run_df * run_variance) / (measured_df + run_df)
         return NightNoise(math.sqrt(pooled), run_df, 0.0, measured_df + run_df, 0.0, alike_p)
     df = measured_df + lent_df
-    of_night = (measured + lent_df * lent) / df  # of the mean of a night
+    of_night = (measured + lent_df * lent_variance) / df  # of the mean of a night
     beyond = of_night - run_variance * per_run
     beyond = beyond if beyond > _ROUNDING**2 else 0.0
     return NightNoise(math.sqrt(run_variance), run_df, math.sqrt(beyond), df, lent_df, alike_p)

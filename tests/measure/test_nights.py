@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from loadgen.measure.nights import (
-    ASSUMED_NIGHTS,
+    BESIDE_CONTROLS,
     Night,
     NightNoise,
     contrast_of_nights,
@@ -79,7 +79,36 @@ def test_each_night_gives_one_lent_degree_of_freedom_back():
     nights = [drawn(rng, 5) for _ in range(8)]
     lent = [told([nights[:k]], nights[7])[1].assumed_df for k in range(1, 8)]
     assert lent == [4, 3, 2, 1, 0, 0, 0]
-    assert ASSUMED_NIGHTS == 4
+
+
+def test_beside_controls_a_night_is_lent_what_its_mean_is_unsure_by():
+    a, b = night(1.0, 3.0, 1.0, 3.0), night(7.0, 9.0, 7.0, 9.0)
+    found, noise = contrast_of_nights([[a]], b, BESIDE_CONTROLS)
+    # s² = 4/3 on six degrees of freedom, s²/4 of it in each mean; as much again between nights.
+    assert noise is not None
+    assert noise.run_sd == pytest.approx(math.sqrt(4 / 3))
+    assert noise.night_sd == pytest.approx(math.sqrt(1 / 3))
+    assert (noise.night_df, noise.assumed_df) == (6, 6)
+    assert found.error == pytest.approx(math.sqrt(4 * 1 / 3))
+
+
+def test_beside_controls_it_is_no_matter_into_how_many_runs_an_hour_is_cut():
+    rng = np.random.default_rng(8)
+    errors = {}
+    for n_runs in (8, 32):  # as noisy a minute, in 8 runs or in 32 of a quarter of the length
+        found = [
+            contrast_of_nights(
+                [[night(*rng.normal(0, math.sqrt(n_runs / 8), n_runs)) for _ in range(2)]],
+                night(*rng.normal(0, math.sqrt(n_runs / 8), n_runs)),
+                BESIDE_CONTROLS,
+            )[0]
+            for _ in range(400)
+        ]
+        errors[n_runs] = math.sqrt(np.mean([one.error**2 for one in found]))
+        assert {one.df for one in found} == {8}
+    assert errors[8] == pytest.approx(errors[32], rel=0.1)
+    # Three means of 1/√8, one on its own and two halved, each with as much again of its night.
+    assert errors[32] == pytest.approx(math.sqrt(2 / 8 * (1 + 1 / 2)), rel=0.1)
 
 
 def test_equal_schedules_take_the_luck_of_the_draw_out():
