@@ -10,6 +10,8 @@ from loadgen.cell_server import CellServers
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def servers(tmp_path):
