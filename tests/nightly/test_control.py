@@ -17,23 +17,10 @@ from loadgen.nightly.night import Nightly, NightOptions
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.nightly.pace import pace_s
 from loadgen.run_options import RunOptions
+from tests.nightly import few
 
-SCENARIO = """\
-# A few requests, equally far apart.
-schema: 1
-name: few
-seed: 7
-arrivals: {kind: constant, rate: 5/s}
-requests: {input_tokens: 64, output_tokens: 16}
-phases: {measure: 2s, drain: 5s}
-"""
-FILE = """\
-schema: 1
-targets: [sim]
-scenarios: [few.yaml]
-modes: [chunked]
+MORE = """\
 engine: shape=./box,hardware=h200
-repeats: 2
 metrics: [p50(tpot)]
 """
 BOX = {
@@ -53,12 +40,10 @@ def machine(folder: Path, layers: int) -> None:
 def nights(tmp_path, monkeypatch, cache):
     """`nights(name, layers, control="sim", engine="")`: a night on a machine of such a pace."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.yaml").write_text(SCENARIO)
 
     def measure(name, layers, control="sim", **options):
         machine(tmp_path, layers)
-        text = FILE + (f"control: {control}\n" if control else "")
-        (tmp_path / "nightly.yaml").write_text(text)
+        few.write(tmp_path, MORE + (f"control: {control}\n" if control else ""))
         asked = Nightly(
             Path("nightly.yaml"), NightOptions(run=RunOptions(cache_dir=cache), **options)
         )
@@ -111,7 +96,7 @@ def test_without_a_control_the_machine_gets_the_verdict(nights):
 
 def test_nights_with_another_control_or_none_are_kept_apart_and_told(nights, tmp_path, cache):
     nights("first", 32)
-    (tmp_path / "nightly.yaml").write_text(FILE + "control: {target: sim, engine: 'mode=static'}\n")
+    few.write(tmp_path, MORE + "control: {target: sim, engine: 'mode=static'}\n")
     console = Console(record=True, width=400)
     asked = Nightly(Path("nightly.yaml"), NightOptions(run=RunOptions(cache_dir=cache)))
     night = asked.run(console, datetime.now().astimezone(), tmp_path / "other")

@@ -18,24 +18,9 @@ from loadgen.command.guard import guarded
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module
 from loadgen.nightly.night import Nightly, NightOptions
+from tests.nightly import few
 
-SCENARIO = """\
-# A few requests, equally far apart.
-schema: 1
-name: few
-seed: 7
-arrivals: {kind: poisson, rate: 10/s}
-requests: {input_tokens: 64, output_tokens: 16}
-phases: {measure: 3s, drain: 5s}
-"""
-FILE = """\
-schema: 1
-targets: [sim]
-scenarios: [few.yaml]
-modes: [chunked]
-repeats: 2
-metrics: [p50(ttft), mean(tpot)]
-"""
+MORE = "metrics: [p50(ttft), mean(tpot)]\n"
 
 
 def suite_of(directory):
@@ -46,8 +31,7 @@ def suite_of(directory):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "few.yaml").write_text(SCENARIO)
-    (tmp_path / "nightly.yaml").write_text(FILE)
+    few.write(tmp_path, MORE)
     return tmp_path
 
 
@@ -61,9 +45,8 @@ def nightly(cache):
 def two_nights(nightly, tmp_path_factory):
     """A folder with a nightly file whose baseline has two equal nights."""
     base = tmp_path_factory.mktemp("nights")
-    (base / "few.yaml").write_text(SCENARIO)
-    (base / "nightly.yaml").write_text(FILE)
-    nights = [nightly(base / "nightly.yaml", base / f"night{k}") for k in (1, 2)]
+    file = few.write(base, MORE)
+    nights = [nightly(file, base / f"night{k}") for k in (1, 2)]
     assert [night.verdict for night in nights] == ["baseline", "same"]
     assert [night.exit_code for night in nights] == [0, 0]
     return base
