@@ -21,9 +21,8 @@ from loadgen.measure.slo import Slo, parse_slo
 from loadgen.measure.stats import percentile
 from loadgen.measure.summary import PERCENTILES, Summary
 from loadgen.measure.verdict import SloResult
-from loadgen.records import Requests, Run, Schedule, Status
-from reports.redaction import redact
-from reports.repeat import curl
+from loadgen.records import Run, Status
+from reports.failures import Failures, failures
 
 Record = dict[str, Any]
 
@@ -35,38 +34,8 @@ MAX_BINS = 600
 MAX_POINTS = 3000
 MAX_ITL_POINTS = 2500
 MAX_FAILED_POINTS = 1000
-MAX_FAILURE_KINDS = 20
-N_SAMPLES = 3  # of each kind of failure
 N_QUANTILES = 100
 ANSWERED, WITH_FAILURES = "answers that ended well", "all due, failures never arrive"
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One request that failed: its class, when it was released and after how long it was over (s,
-    NaN where it never was), how many prompt tokens were planned for it, and the like of it as a
-    curl command ("" where there is none)."""
-
-    request_id: int
-    of_class: str
-    released_s: float
-    lasted_s: float
-    input_tokens: int
-    curl: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Due requests that ended alike: how (secrets taken out), how many, when first, how many of
-    which class, and a few of them."""
-
-    status: str
-    http_status: int
-    error: str
-    n: int
-    first_s: float
-    by_class: Mapping[str, int]
-    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +85,7 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
         n_failed_points=n_failed,
         window_s=(summary.window.start_s, summary.window.end_s),
         end_s=end_s,
-        failures=_failures(run, due),
+        failures=failures(run, due),
         server=_server(run, end_s),
         itl=itl,
         n_itl=n_itl,
@@ -396,48 +365,3 @@ def _thinned(rows: NDArray[np.intp], values: NDArray[np.float64], at_most: int) 
     even = np.linspace(0, len(rows) - 1, at_most - len(largest)).astype(np.intp)
     thinned: NDArray[np.intp] = rows[np.unique(np.r_[largest, even])]
     return thinned
-
-
-def _failures(run: Run, due: Mask) -> list[Failures]:
-    """Kinds of failure among due requests, the most frequent first."""
-    failed = due & (run.request_rows["status"] != Status.ok)
-    rows, plans = run.request_rows[failed], run.schedule_rows[failed]
-    kinds, which, counts = np.unique(
-        rows[["status", "http_status", "error_id"]], return_inverse=True, return_counts=True
-    )
-    found = []
-    for kind in np.argsort(-counts, kind="stable")[:MAX_FAILURE_KINDS].tolist():
-        alike = rows[which == kind]
-        released_s = alike["released_s"][np.isfinite(alike["released_s"])]
-        found.append(
-            Failures(
-                status=Status(kinds["status"][kind]).name,
-                http_status=int(kinds["http_status"][kind]),
-                error=redact(run.names.errors[int(kinds["error_id"][kind])]),
-                n=int(counts[kind]),
-                first_s=float(released_s.min()) if len(released_s) else math.nan,
-                by_class=_by_class(run, plans[which == kind]),
-                samples=_samples(run, alike[:N_SAMPLES], plans[which == kind][:N_SAMPLES]),
-            )
-        )
-    return found
-
-
-def _by_class(run: Run, plans: Schedule) -> dict[str, int]:
-    counts = np.bincount(plans["class_id"], minlength=len(run.names.classes)).tolist()
-    return {name: n for name, n in zip(run.names.classes, counts, strict=True) if n}
-
-
-def _samples(run: Run, rows: Requests, plans: Schedule) -> tuple[Sample, ...]:
-    target = run.manifest.get("target") or {}
-    return tuple(
-        Sample(
-            request_id=int(row["request_id"]),
-            of_class=run.names.classes[int(plan["class_id"])],
-            released_s=float(row["released_s"]),
-            lasted_s=float(row["done_s"] - row["released_s"]),
-            input_tokens=int(plan["input_tokens"]),
-            curl=curl(target, int(plan["input_tokens"]), int(plan["output_tokens"])),
-        )
-        for row, plan in zip(rows, plans, strict=True)
-    )

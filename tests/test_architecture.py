@@ -177,6 +177,7 @@ PURE = [
     "reference_engine.metrics",
     "reference_engine.exposition",
     "reference_engine.pace",
+    "reports.failures",
     "reports.frames",
     "reports.charts",
     "reports.capacity_charts",

@@ -128,16 +128,6 @@ def test_limits_stand_where_their_percentile_is() -> None:
     ]
 
 
-def test_failures_are_grouped_by_how_they_ended() -> None:
-    (kind,) = frames_of(measured_run(n_failed=5)).failures
-    assert (kind.status, kind.http_status, kind.n) == ("http_error", 503, 5)
-    assert kind.first_s == pytest.approx(21.5)
-    assert kind.by_class == {"default": 5}
-    assert [sample.request_id for sample in kind.samples] == [215, 216, 217]
-    assert kind.samples[0].lasted_s == pytest.approx(0.01)
-    assert "| curl -sSN http://127.0.0.1:8000/v1/chat/completions" in kind.samples[0].curl
-
-
 def test_an_empty_run_has_frames_without_samples() -> None:
     seen = frames_of(with_manifest(measured_run(0), window={"warmup_s": 0.0, "measure_s": 5.0}))
     assert all(not records for records in seen.spectra.values())
