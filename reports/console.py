@@ -9,7 +9,7 @@ from loadgen.measure.server import in_words
 from loadgen.measure.stats import Percentile
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
-from reports import tables
+from reports import promises, tables
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -24,7 +24,7 @@ def table(summary: Summary) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    banner = tables.banner(summary)
+    banner = promises.banner(summary)
     sure = f" ({banner.sure})" if banner.sure else ""
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
@@ -73,7 +73,7 @@ def _promises(summary: Summary) -> Table:
     from rich.text import Text
 
     grid = _grid("promise", "measured", f"at {summary.confidence:.0%}", "n", "verdict", "proven")
-    for cells in tables.slo_rows(summary):
+    for cells in promises.slo_rows(summary):
         words = [cell.text for cell in cells]
         if cells[-1].small:
             words[-1] += f", {cells[-1].small}"

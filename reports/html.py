@@ -17,7 +17,7 @@ from loadgen.measure.server import in_words
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run
-from reports import tables
+from reports import promises, tables
 from reports.advice import next_steps
 from reports.charts import spectra
 from reports.embedded_rows import embedded_rows
@@ -88,7 +88,8 @@ def render(
         run=summary.run,
         place=place,
         summary=summary,
-        banner=tables.banner(summary),
+        banner=promises.banner(summary),
+        promises=promises,
         tables=tables,
         subject=_subject(run),
         window=_window(summary),

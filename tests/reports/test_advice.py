@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from reports.advice import is_inconclusive, next_steps
-from reports.tables import banner
+from reports.promises import banner
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 CHAT, URL = "scenarios/chat.yaml", "--target http://h"
