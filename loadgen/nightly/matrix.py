@@ -86,7 +86,30 @@ def night_cells(
                 f"{full}.control", scenario, control, as_ever, factors, "control", stays_up
             )
             cells.append(NightCell(cell, {**agrees, "control": pin}, other))
+    _refuse_shared_folders(cells, file, label)
     return cells
+
+
+def _refuse_shared_folders(cells: Sequence[NightCell], file: NightlyFile, label: str) -> None:
+    """Names are joined by `_` and `.control`, so that those of two circumstances can be one."""
+    found: dict[str, str] = {}
+    for one in cells:
+        keys = [
+            f"{factor}s.{name}"
+            for factor, name in one.cell.factors.items()
+            if factor != "mode" or name in file.modes
+        ]
+        said = " with ".join(keys)
+        sides = {one.name: said}
+        if one.control is not None:
+            sides[one.control.name] = f"the control of {said}"
+        for folder, said in sides.items():
+            if folder in found:
+                raise UsageError(
+                    f"{label}: {found[folder]} and {said} would be kept in one folder, {folder}; "
+                    "give one of them another name: `name: path` instead of the path alone"
+                )
+            found[folder] = said
 
 
 def _circumstances(file: NightlyFile, label: str) -> Iterator[tuple[str, str, str, dict[str, str]]]:

@@ -70,6 +70,32 @@ def test_what_the_file_names_is_checked_before_anything_runs(cells, change, mess
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "first", "second", "folder"),
+    [
+        ("scenarios: {a: nightly_small, a.control: nightly_small}\n"
+         "targets: {h: 'http://h:1'}\ncontrol: reference\n",
+         "the control of targets.h with scenarios.a", "targets.h with scenarios.a.control",
+         "h_a.control"),
+        ("targets: [sim]\nscenarios: [nightly_small]\nmodes: {a: chunked, a.control: static}\n"
+         "control: sim\n",
+         "the control of targets.sim with scenarios.nightly_small with modes.a",
+         "targets.sim with scenarios.nightly_small with modes.a.control",
+         "sim_nightly_small_a.control"),
+        ("targets: {a: sim, a_b: sim}\nscenarios: {c: nightly_small, b_c: nightly_small}\n",
+         "targets.a with scenarios.b_c", "targets.a_b with scenarios.c", "a_b_c_chunked"),
+    ],
+)  # fmt: skip
+def test_two_that_would_share_a_folder_are_refused_by_their_keys(
+    cells, tmp_path, change, first, second, folder
+):
+    with pytest.raises(UsageError) as refused:
+        cells("schema: 1\n" + change)
+    assert str(refused.value).startswith(
+        f"{tmp_path / 'nightly.yaml'}: {first} and {second} would be kept in one folder, {folder}; "
+    )
+
+
 def test_a_night_is_targets_by_scenarios_by_modes(cells, tmp_path):
     (tmp_path / "box.yaml").write_text("url: http://127.0.0.1:1\nlabels: {gpu: h200}\n")
     text = """\
