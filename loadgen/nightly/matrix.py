@@ -107,7 +107,7 @@ def _refuse_shared_folders(cells: Sequence[NightCell], file: NightlyFile, label:
             if folder in found:
                 raise UsageError(
                     f"{label}: {found[folder]} and {said} would be kept in one folder, {folder}; "
-                    "give one of them another name: `name: path` instead of the path alone"
+                    "give one of them another name"
                 )
             found[folder] = said
 

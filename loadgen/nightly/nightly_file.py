@@ -50,7 +50,14 @@ def _named(value: object) -> object:
         value = [value]
     if not isinstance(value, list):
         return value
-    return {_name_of(str(item)): item for item in value}
+    named: dict[str, object] = {}
+    for item in value:
+        name = _name_of(str(item))
+        if name in named:
+            both = f"{{{name}: {named[name]}, {name}2: {item}}}"
+            raise ValueError(f"two of them are called {name}; give them names: {both}")
+        named[name] = item
+    return named
 
 
 def _name_of(text: str) -> str:

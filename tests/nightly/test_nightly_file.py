@@ -44,6 +44,8 @@ def cells(tmp_path):
         ("schema: 1\ntargets: [http://h:1]\nscenarios: [a]\nmodes: [static]\n",
          ":4: modes: is for a server of ours"),
         ("schema: 1\ntargets: {}\nscenarios: [a]\n", ":2: targets: "),
+        ("schema: 1\ntargets: [sim]\nscenarios: [x/a.yaml, y/a.yaml]\n",
+         ":3: scenarios: two of them are called a; give them names: {a: x/a.yaml, a2: y/a.yaml}"),
         ("- 1\n", ":1: expected a mapping of keys, got a list"),
     ],
 )  # fmt: skip
