@@ -1,7 +1,7 @@
 """What a generating process measured of itself, as it comes from a worker: whether it is one.
 
-The fields are those of `drive.shard.Shard.finish`; the report judges the instrument by them, so one
-that is missing or no number must not come that far.
+The fields are those of `drive.shard_loop.Shard.finish`; the report judges the instrument by them,
+so one that is missing or no number must not come that far.
 """
 
 from __future__ import annotations
