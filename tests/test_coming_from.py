@@ -9,7 +9,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from loadgen.cli import app
+from loadgen.app import app
 from loadgen.document import parse_document
 from loadgen.errors import UsageError
 from loadgen.kinds import FAMILIES, describe

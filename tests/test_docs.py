@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from loadgen.cli import app
+from loadgen.app import app
 from loadgen.kinds import FAMILIES, describe
 from loadgen.measure.catalog import METRICS
 

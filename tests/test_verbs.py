@@ -2,13 +2,15 @@
 exit code."""
 
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.cli import app
+from loadgen.app import app
 from loadgen.command import guard
 from loadgen.verbs.built_when_named import VERBS
 
@@ -219,3 +221,18 @@ def test_rescore_judges_a_recorded_run_anew_and_leaves_it_alone(run, simulated):
 def test_every_verb_of_a_module_can_be_named(module):
     declared = import_module(f"loadgen.verbs.{module}").verbs.registered_commands
     assert [verb.name or verb.callback.__name__ for verb in declared] == list(VERBS[module])
+
+
+def test_an_interrupt_while_it_is_still_importing_is_told_in_one_line():
+    code = (
+        "import signal, sys\n"
+        "from loadgen.cli import main\n"
+        "class Interrupting:\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        if name == 'typer':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting)\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "slobench: interrupted\n")

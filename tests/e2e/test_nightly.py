@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from loadgen.cli import app
+from loadgen.app import app
 from loadgen.starter import write_starter
 from targets.endpoint import load_target
 

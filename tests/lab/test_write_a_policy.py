@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli import app
+from loadgen.app import app
 from loadgen.command import guard
 from loadgen.plugins import load_plugin
 

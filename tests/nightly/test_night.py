@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import slobench as sb
+from loadgen.app import app
 from loadgen.cells import run_cells
-from loadgen.cli import app
 from loadgen.command.guard import guarded
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from loadgen.cli import app
+from loadgen.app import app
 from loadgen.command.web import locustfile
 from loadgen.web.options import add_options
 

@@ -1,0 +1,37 @@
+"""The command line: its verbs, put together. No logic here. Data goes to stdout, everything else to
+stderr."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loadgen.command import guard
+from loadgen.verbs.built_when_named import VerbGroup
+
+app = typer.Typer(
+    name="slobench",
+    cls=VerbGroup,
+    help="How much of this traffic can this LLM server take before it breaks its latency promise?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"slobench {guard.version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
