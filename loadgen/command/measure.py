@@ -72,9 +72,9 @@ def run(
         scrape=scrape,
         watch=watch,
     )
-    with EarlyShard(is_wanted=chosen != "sim") as early:  # imports while this process does
-        from loadgen.run import execute
+    from loadgen.run import execute  # its modules are what an early process needs, too
 
+    with EarlyShard(is_wanted=chosen != "sim") as early:
         console = Console(stderr=True, highlight=False)
         finished = execute(scenario, chosen, options, console, early=early)
     tell(finished.summary, as_json)

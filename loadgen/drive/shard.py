@@ -122,7 +122,7 @@ def main() -> None:
     """The process: reads the pickled task (length first), runs it, exits 0 when its part is
     written. SIGINT is ignored: Ctrl-C reaches the whole process group, the parent decides."""
     prepare()
-    stdin_fd = sys.stdin.fileno()
+    stdin_fd = 0
     size = int.from_bytes(_read_exactly(stdin_fd, 8, may_end=True), "big")
     plugins, pickled = pickle.loads(_read_exactly(stdin_fd, size))
     for plugin in plugins:  # before the task, which may hold instances of their classes

@@ -7,30 +7,41 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from loadgen.drive.copied import CopiedProcess, may_copy
 
 _LAST_WORDS_S = 10.0
 _TAIL_BYTES = 1 << 16  # more than any last line
+
+
+def _new_process(log_fd: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "loadgen.drive.shard"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log_fd,
+        bufsize=0,
+        process_group=0,  # Ctrl-C is the parent's to interpret
+    )
 
 
 class ShardProcess:
     """Started on creation; waits for its task on `stdin`, answers on `stdout`. `log_fd` is open for
     reading, too, and is closed by `end`."""
 
-    def __init__(self, log_fd: int) -> None:
+    def __init__(
+        self,
+        log_fd: int,
+        start: Callable[[int], subprocess.Popen[bytes] | CopiedProcess] = _new_process,
+    ) -> None:
         self._log_fd = log_fd
         self._kept_as: Path | None = None
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "loadgen.drive.shard"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log_fd,
-            bufsize=0,
-            process_group=0,  # Ctrl-C is the parent's to interpret
-        )
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
+        self._process = start(log_fd)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.stdin, self.stdout = self._process.stdin, self._process.stdout
 
     @classmethod
     def logging_to(cls, path: Path) -> ShardProcess:
@@ -39,7 +50,7 @@ class ShardProcess:
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._process.pid
 
     def keep_log(self, path: Path) -> None:
         """What it says is to be found there once it has ended, or `last_words` were asked for."""
@@ -48,12 +59,12 @@ class ShardProcess:
         self._kept_as = path
 
     def kill(self) -> None:
-        self._popen.kill()
+        self._process.kill()
 
     def last_words(self) -> str:
         """Its exit status and the last line of its log."""
         try:
-            code = self._popen.wait(_LAST_WORDS_S)
+            code = self._process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
             return "it is still running but says nothing"
         size = os.fstat(self._log_fd).st_size
@@ -68,10 +79,10 @@ class ShardProcess:
             with contextlib.suppress(OSError):
                 pipe.close()
         try:
-            self._popen.wait(patience_s)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
+            self._process.kill()
+            self._process.wait()
         with open(self._log_fd, "rb") as log:
             if self._kept_as is not None:
                 log.seek(0)
@@ -80,14 +91,15 @@ class ShardProcess:
 
 
 class EarlyShard:
-    """A process for a run about which little is known yet: it imports what it needs while the
-    controlling process does, and the first who wants one gets it. A context manager, for nobody may
+    """A process for a run about which little is known yet; the first who wants one gets it. It is a
+    copy of this one, if that can be had, and so is ready at once. A context manager, for nobody may
     want it. Where its log cannot wait for a directory it is not started."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         self._process: ShardProcess | None = None
         if is_wanted and sys.platform == "linux":
-            self._process = ShardProcess(os.memfd_create("shard.log"))
+            log_fd = os.memfd_create("shard.log")
+            self._process = ShardProcess(log_fd, CopiedProcess if may_copy() else _new_process)
 
     def __enter__(self) -> EarlyShard:
         return self

@@ -1,11 +1,14 @@
 """The controlling process's view of one load-generating process, also of one started early."""
 
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from loadgen.drive.copied import may_copy
 from loadgen.drive.shard_process import EarlyShard, ShardProcess
 from loadgen.drive.shards import Shards
 
@@ -17,6 +20,10 @@ CUT_SHORT = "loadgen.drive.shard: the task on stdin is incomplete"
 
 def children():
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def taken(early):
@@ -113,3 +120,42 @@ def test_an_early_process_ends_where_its_log_has_no_place(tmp_path):
     ):
         pass
     assert children() == before
+
+
+def test_an_early_process_is_a_copy_of_this_one_and_ends_with_its_input():
+    with EarlyShard(is_wanted=True) as early:
+        process = taken(early)
+        assert command(process.pid) == command(os.getpid())
+        process.stdin.close()
+        assert process.last_words() == "exit status 0; nothing in its log"
+        process.end()
+
+
+@pytest.fixture
+def thread():
+    """One that waits, beside the main thread."""
+    go_on = threading.Event()
+    waiting = threading.Thread(target=go_on.wait, daemon=True)
+    waiting.start()
+    yield
+    go_on.set()
+    waiting.join()
+
+
+@pytest.mark.usefixtures("thread")
+def test_a_process_with_threads_is_not_copied_and_gets_a_new_one():
+    assert not may_copy()
+    with EarlyShard(is_wanted=True) as early:
+        process = taken(early)
+        process.stdin.close()
+        assert process.last_words() == "exit status 0; nothing in its log"
+        process.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_copy_that_a_signal_ends_says_so_and_nothing_else(number):
+    with EarlyShard(is_wanted=True) as early:
+        process = taken(early)
+        os.kill(process.pid, number)
+        assert process.last_words() == f"exit status {-number}; nothing in its log"
+        process.end()

@@ -166,11 +166,9 @@ def test_a_killed_worker_is_noticed_at_once_and_costs_only_its_rows(cli, tmp_pat
         try:
             server.await_arrivals(40)
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            shards = [
-                int(pid)
-                for pid in children
-                if "loadgen.drive.shard" in Path(f"/proc/{pid}/cmdline").read_text()
-            ]
+            commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
+            own = Path(f"/proc/{process.pid}/cmdline").read_text()  # the first one's, too: a copy
+            shards = [int(p) for p, c in commands.items() if c == own or "loadgen.drive.shard" in c]
             assert len(shards) == 2
             os.kill(shards[0], signal.SIGKILL)
             said = next(line for line in process.stderr if "died" in line)
