@@ -59,13 +59,16 @@ class CellServers:
     def __exit__(self, *exc: object) -> None:
         self._keep_only(())
 
-    def open(self, cell: Cell, beside: Cell | None = None) -> CellServer:
+    def open(
+        self, cell: Cell, beside: Cell | None = None, *, is_second: bool = False
+    ) -> CellServer:
         """The server of a cell: the one that is up, or a new one in its place. That of `beside` is
-        up as well then; all others have ended."""
+        up as well then; all others have ended. None of a pair is started anew for its second run
+        because of how many it served."""
         row = [cell] if beside is None else [cell, beside]
         self._keep_only([one.server_key for one in row])
-        used = self._up.get(cell.server_key)
-        if beside is not None and used is not None and used.n_opened >= MOST_RUNS_OF_A_PAIR:
+        n_most = max((one.n_opened for one in self._up.values()), default=0)
+        if beside is not None and not is_second and n_most >= MOST_RUNS_OF_A_PAIR:
             self._keep_only(())
         for one in row:
             self._start(one)

@@ -160,6 +160,7 @@ def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Tur
             places[k],
             beside=tuple(places[:k] + places[k + 1 :]),
             up_beside=row[1 - k] if stay_up else None,
+            is_second=k > 0,
         )
         for k, cell in enumerate(row)
     ]
@@ -204,7 +205,7 @@ def _run(
         options = replace(options, watch=NOBODY)
         return execute(scenario, cell.target, options, console), ()
     begin_s = time.monotonic()
-    up = servers.open(cell, turn.up_beside)
+    up = servers.open(cell, turn.up_beside, is_second=turn.is_second)
     if not up.is_fresh:
         _settle(up.server, scenario, console, between)
     before = gauge(cell)

@@ -40,20 +40,36 @@ def test_those_of_a_pair_stay_up_for_two_pairs_and_start_anew_together(servers):
     a, b = cell("a"), cell("b")
     first = servers.open(a, beside=b)
     assert first.is_fresh
-    second = servers.open(b, beside=a)
+    second = servers.open(b, beside=a, is_second=True)
     assert second.is_fresh, "up all the time, and nobody asked it anything"
     assert servers.open(b, beside=a) is second
-    assert servers.open(a, beside=b) is first
+    assert servers.open(a, beside=b, is_second=True) is first
     assert is_up(first)
     assert is_up(second)
     assert not first.is_fresh
     anew = servers.open(a, beside=b)
     assert anew is not first
     assert (is_up(first), is_up(second), is_up(anew)) == (False, False, True)
-    assert servers.open(b, beside=a) is not second
+    assert servers.open(b, beside=a, is_second=True) is not second
+
+
+def test_a_pair_is_not_parted_although_its_control_served_another(servers):
+    a, b, control = cell("a"), cell("b"), cell("control")
+    servers.open(b, beside=control)  # a night that goes on: the first pair was there already
+    servers.open(control, beside=b, is_second=True)
+    servers.open(control, beside=b)
+    used = servers.open(b, beside=control, is_second=True)
+    first = servers.open(a, beside=control)
+    assert not is_up(used)
+    second = servers.open(control, beside=a, is_second=True)
+    assert second.is_fresh
+    assert is_up(first), "its server is started once for its run"
 
 
 def test_another_pair_ends_both(servers):
-    up = [servers.open(cell("a"), beside=cell("b")), servers.open(cell("b"), beside=cell("a"))]
+    up = [
+        servers.open(cell("a"), beside=cell("b")),
+        servers.open(cell("b"), beside=cell("a"), is_second=True),
+    ]
     servers.open(cell("c"))
     assert not any(map(is_up, up))
