@@ -157,10 +157,13 @@ def _is_up_beside(
     """Whether the control's server stays up beside that of a cell of this spec and settings."""
     if control.servers is not None:
         return control.servers == "together"
-    return all(
+    are_on_cpu = all(
         spec == "mock" or (spec == "reference" and settings.get("device", "cpu") in ("cpu", "toy"))
         for spec, settings in (cell, (control.target, of_control))
     )
+    places = [[of.get("port", "0"), of.get("unix", "")] for of in (cell[1], of_control)]
+    would_collide = any(a == b and a not in ("0", "") for a, b in zip(*places, strict=True))
+    return are_on_cpu and not would_collide
 
 
 def _agrees(scenario: Scenario, told: Mapping[str, Any]) -> dict[str, Any]:

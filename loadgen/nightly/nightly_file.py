@@ -73,8 +73,8 @@ class Control(Strict):
     """What is measured right beside every run, so that the machine's own pace cancels out: a target
     in the words of `targets`. The bundled engine has the settings of the cell it stands beside;
     `engine` are more of them, its mode included. `servers` says whether both are up together, so
-    that one run follows the other at once, or in turns; without it, together where both are of ours
-    and compute on the CPU: idle they take nothing from each other.
+    that one run follows the other at once, or in turns; without it, together where both are of
+    ours, compute on the CPU and listen at two places: idle they take nothing from each other.
     """
 
     target: str
