@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from loadgen.cell import Cell
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
+from loadgen.errors import SlobenchError, TargetError
 from loadgen.run import choice_of
 from loadgen.run_directory import free
 from loadgen.target import Server, open_server
@@ -17,6 +19,8 @@ from loadgen.target import Server, open_server
 MOST_RUNS_OF_A_PAIR = 2
 """Runs that a server which is up together with another one serves before both are started anew, so
 that what two starts of a server differ by is in what two runs differ by, and not in a night."""
+MOST_FAILED_STARTS = 2
+"""A server that did not start so often is not waited for again."""
 
 
 class CellServer:
@@ -52,6 +56,7 @@ class CellServers:
     def __init__(self, log_dir: Path, console: Console) -> None:
         self._log_dir, self._console = log_dir, console
         self._up: dict[tuple[object, ...], CellServer] = {}
+        self._failed = defaultdict[tuple[object, ...], list[SlobenchError]](list)
 
     def __enter__(self) -> CellServers:
         return self
@@ -64,14 +69,21 @@ class CellServers:
     ) -> CellServer:
         """The server of a cell: the one that is up, or a new one in its place. That of `beside` is
         up as well then; all others have ended. None of a pair is started anew for its second run
-        because of how many it served."""
+        because of how many it served.
+
+        Raises what starting one of them raises, with the name of `beside` where that is the one.
+        """
         row = [cell] if beside is None else [cell, beside]
         self._keep_only([one.server_key for one in row])
         n_most = max((one.n_opened for one in self._up.values()), default=0)
         if beside is not None and not is_second and n_most >= MOST_RUNS_OF_A_PAIR:
             self._keep_only(())
-        for one in row:
-            self._start(one)
+        self._start(cell)
+        if beside is not None:
+            try:
+                self._start(beside)
+            except SlobenchError as error:
+                raise TargetError(f"{beside.name}: {error}") from error
         found = self._up[cell.server_key]
         found.n_opened += 1
         return found
@@ -83,7 +95,14 @@ class CellServers:
                 return
             self._console.print("the server has ended; starting it again", markup=False)
             self._up.pop(key).end()
-        self._up[key] = CellServer(cell, self._log_dir, self._console)
+        failed = self._failed[key]
+        if len(failed) >= MOST_FAILED_STARTS:
+            raise TargetError(f"not tried again after {len(failed)} failed starts: {failed[-1]}")
+        try:
+            self._up[key] = CellServer(cell, self._log_dir, self._console)
+        except SlobenchError as error:
+            failed.append(error)
+            raise
 
     def _keep_only(self, keys: Sequence[tuple[object, ...]]) -> None:
         with ExitStack() as ending:  # all of them, whatever the end of one says

@@ -140,6 +140,8 @@ class NightlyFile(Strict):
                 ("control",),
                 "sim runs in a time of its own, and shares no machine with a server in real time",
             )
+        if control and control.servers == "together" and control.target == "sim":
+            yield ("control", "servers"), "sim has no server that could stay up"
         for name in self.margins:
             try:
                 if name != EVERY:

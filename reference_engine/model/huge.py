@@ -16,7 +16,10 @@ def zeros(*shape: int) -> torch.Tensor:
     MemoryError where it promises nobody so much."""
     n_bytes = 4 * math.prod(shape)
     if not hasattr(mmap, "MADV_HUGEPAGE") or n_bytes == 0:
-        return torch.zeros(shape)
+        try:
+            return torch.zeros(shape)
+        except RuntimeError as error:
+            raise MemoryError(f"{n_bytes} bytes: {error}") from error
     try:
         memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

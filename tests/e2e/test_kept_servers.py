@@ -1,16 +1,28 @@
 """Servers of cells: one at a time, or two that stay up while the cells of a pair take turns."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 
 from loadgen.cell import Cell
 from loadgen.cell_server import CellServers
+from loadgen.errors import TargetError
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 
 pytestmark = pytest.mark.e2e
+FEW = """\
+# A few requests, equally far apart, whatever else the machine is doing.
+schema: 1
+name: few
+seed: 7
+arrivals: {kind: constant, rate: 10/s}
+requests: {input_tokens: 16, output_tokens: 4}
+phases: {warmup: 0s, measure: 1s, drain: 20s}
+instrument: {lateness: 60s, loop_lag: 60s, read_backlog: 60s, cpu: 100%, run_delay: 100%}
+"""
 
 
 @pytest.fixture
@@ -19,8 +31,9 @@ def servers(tmp_path):
         yield up
 
 
-def cell(name):
-    return Cell(name, load_scenario("quickstart"), "mock", RunOptions(), server=name)
+def cell(name, engine=""):
+    options = RunOptions(engine=engine)
+    return Cell(name, load_scenario("quickstart"), "mock", options, server=name)
 
 
 def is_up(one):
@@ -73,3 +86,39 @@ def test_another_pair_ends_both(servers):
     ]
     servers.open(cell("c"))
     assert not any(map(is_up, up))
+
+
+def test_a_control_that_does_not_start_is_named_and_tried_twice(servers, tmp_path):
+    a, control = cell("a"), cell("a.control", engine=f"unix={tmp_path}/nowhere/socket")
+    said = []
+    for _ in range(3):
+        with pytest.raises(TargetError) as caught:
+            servers.open(a, beside=control)
+        said.append(str(caught.value))
+    assert all(text.startswith("a.control: ") for text in said)
+    assert ["not tried again after 2 failed starts" in text for text in said] == [
+        False, False, True]  # fmt: skip
+
+
+NIGHT = """\
+schema: 1
+targets: [mock]
+scenarios: [few.yaml]
+control: mock
+repeats: 3
+metrics: [p50(tpot)]
+"""
+
+
+def test_a_night_of_pairs_starts_both_servers_for_every_second_pair(cli, tmp_path):
+    (tmp_path / "few.yaml").write_text(FEW)
+    (tmp_path / "nightly.yaml").write_text(NIGHT)
+    done = cli("nightly", "nightly.yaml", "--out", "first", cwd=tmp_path, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "first" / "nightly.json").read_text())
+    assert len(facts["cells"][0]["runs"]) == 3
+    assert facts["cells"][0]["control"]["servers"] == "together"
+    logs = sorted(path.name for path in (tmp_path / "first" / "servers").iterdir())
+    assert logs == [
+        "mock_few_mock", "mock_few_mock-1", "mock_few_mock.control", "mock_few_mock.control-1"
+    ]  # fmt: skip

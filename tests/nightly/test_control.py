@@ -224,6 +224,8 @@ def test_the_key_holds_everything_a_control_declares(tmp_path):
         ("targets: [reference]\ncontrol: sim\n", ":4: control: sim runs in a time of its own"),
         ("targets: [mock]\ncontrol: {target: 'http://h:1', engine: a=b}\n",
          ":4: control.engine: is for a server of ours"),
+        ("targets: [sim]\ncontrol: {target: sim, servers: together}\n",
+         ":4: control.servers: sim has no server that could stay up"),
         ("targets: [reference]\ncontrol: {engine: a=b}\n", ":4: control.target: this key is"),
         ("targets: [reference]\ncontrol: gone.yaml\n", ": control: target file "),
     ],
