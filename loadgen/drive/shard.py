@@ -143,11 +143,17 @@ def prepare() -> None:
     gc.freeze()
 
 
-def serve(task: ShardTask, commands_fd: int, say: Callable[..., None]) -> NoReturn:
+def serve(
+    task: ShardTask,
+    commands_fd: int,
+    say: Callable[..., None],
+    at_end: Callable[[], None] = lambda: None,
+) -> NoReturn:
     """Say `ready`, run the task as the lines on `commands_fd` command, say `done` when the part is
-    written, and end the process."""
+    written, and end the process, `at_end` being its last act."""
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
         runner.run(_serve(task, commands_fd, say))
+        at_end()
         os._exit(0)  # the part is written; taking hundreds of megabytes apart would only take time
 
 

@@ -44,7 +44,7 @@ def main() -> None:
     except (SlobenchError, Bad) as error:
         out.say("refused", reason=str(error))
         return
-    serve(task, 0, out.say)
+    serve(task, 0, out.say, at_end=lambda: clear_up(0, Path(sys.argv[1])))
 
 
 class Outbox:
@@ -90,15 +90,24 @@ def _exactly(fd: int, size: int) -> bytes:
     while len(found) < size:
         data = os.read(fd, size - len(found))
         if not data:
-            raise SystemExit  # the worker is gone before it said all
+            _leave()  # the worker is gone before it said all
         found += data
     return bytes(found)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def clear_up(commands_fd: int, folder: Path) -> None:
+    """Remove `folder` if whoever commanded, and would have asked for its rows, is gone: a killed
+    worker's pipe ends a moment before its death is signalled. The descriptor must not block."""
+    with contextlib.suppress(BlockingIOError):  # it is there, and has nothing to say
+        while os.read(commands_fd, 65536):
+            pass
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave(number: int = 0, frame: FrameType | None = None) -> NoReturn:
     """At once, with what was recorded: nobody is left to ask for it."""
     shutil.rmtree(sys.argv[1], ignore_errors=True)
-    os._exit(128 + number)
+    os._exit(128 + number if number else 0)
 
 
 def _die_with_parent() -> None:
@@ -108,7 +117,7 @@ def _die_with_parent() -> None:
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before we asked
-        raise SystemExit
+        _leave()
 
 
 if __name__ == "__main__":

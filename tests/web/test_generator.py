@@ -1,0 +1,40 @@
+"""The generating process beside a worker: what it leaves when the worker is gone."""
+
+import os
+
+import pytest
+
+from loadgen.web.generator import clear_up
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "shard").mkdir()
+    (tmp_path / "shard" / "log").write_text("said\n")
+    return tmp_path / "shard"
+
+
+@pytest.fixture
+def pipe():
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    yield ours, theirs
+    os.close(ours)
+
+
+@pytest.mark.parametrize("said", [b"", b"STOP 0.0 the end\n"])
+def test_rows_that_a_worker_may_still_ask_for_stay(folder, pipe, said):
+    ours, theirs = pipe
+    os.write(theirs, said)
+    clear_up(ours, folder)
+    assert (folder / "log").read_text() == "said\n"
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("said", [b"", b"STOP 0.0 the end\n"])
+def test_nothing_stays_where_the_worker_is_gone(folder, pipe, said):
+    ours, theirs = pipe
+    os.write(theirs, said)
+    os.close(theirs)
+    clear_up(ours, folder)
+    assert not folder.exists()
