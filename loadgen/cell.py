@@ -54,14 +54,14 @@ class Cell:
 class Turn:
     """One run to be made, or there already. `beside` are the runs it is measured together with: it
     is done when all of them are, for a partner made hours later tells nothing. The server of
-    `up_beside` is up meanwhile. `is_second` of a pair: the other one was right before."""
+    `up_beside` is up meanwhile. One that `starts_anew` finds no server of an earlier pair up."""
 
     cell: Cell
     repeat: int
     directory: Path
     beside: tuple[Path, ...] = ()
     up_beside: Cell | None = None
-    is_second: bool = False
+    starts_anew: bool = False
 
     @property
     def is_done(self) -> bool:

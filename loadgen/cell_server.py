@@ -16,30 +16,28 @@ from loadgen.run import choice_of
 from loadgen.run_directory import free
 from loadgen.target import Server, open_server
 
-MOST_RUNS_OF_A_PAIR = 2
-"""Runs that a server which is up together with another one serves before both are started anew, so
-that what two starts of a server differ by is in what two runs differ by, and not in a night."""
 MOST_FAILED_STARTS = 2
 """A server that did not start so often is not waited for again."""
 
 
 class CellServer:
-    """One server, up until `end`. `n_opened` counts the cells it was given to."""
+    """One server, up until `end`. `is_fresh`: nobody has asked it anything before the cell that it
+    was opened for; what others sent to a URL, nobody knows."""
 
     def __init__(self, cell: Cell, log_dir: Path, console: Console) -> None:
-        self._logs, self._runs, self._stack = (
-            free(log_dir / cell.name),
-            list[ServedRun](),
-            ExitStack(),
-        )
+        self._logs, self._stack = free(log_dir / cell.name), ExitStack()
+        self._runs: list[ServedRun] = []
         opening = open_server(choice_of(cell.target, cell.options), self._logs, console)
         self.server: Server = self._stack.enter_context(opening)
-        self.n_opened = 0
+        self._n_opened = 0
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nobody has asked it anything yet; what others sent to a URL, nobody knows."""
-        return self.n_opened < 2 and self.server.kind != "url"
+        return self._n_opened < 2 and self.server.kind != "url"
+
+    def opened(self) -> CellServer:
+        self._n_opened += 1
+        return self
 
     def served(self, run: ServedRun) -> None:
         self._runs.append(run)
@@ -64,29 +62,21 @@ class CellServers:
     def __exit__(self, *exc: object) -> None:
         self._keep_only(())
 
-    def open(
-        self, cell: Cell, beside: Cell | None = None, *, is_second: bool = False
-    ) -> CellServer:
-        """The server of a cell: the one that is up, or a new one in its place. That of `beside` is
-        up as well then; all others have ended. None of a pair is started anew for its second run
-        because of how many it served.
+    def open(self, cell: Cell, beside: Cell | None = None, *, anew: bool = False) -> CellServer:
+        """The server of a cell: the one that is up, or a new one in its place (always, if `anew`).
+        That of `beside` is up as well then; all others have ended.
 
         Raises what starting one of them raises, with the name of `beside` where that is the one.
         """
         row = [cell] if beside is None else [cell, beside]
-        self._keep_only([one.server_key for one in row])
-        n_most = max((one.n_opened for one in self._up.values()), default=0)
-        if beside is not None and not is_second and n_most >= MOST_RUNS_OF_A_PAIR:
-            self._keep_only(())
+        self._keep_only([] if anew else [one.server_key for one in row])
         self._start(cell)
         if beside is not None:
             try:
                 self._start(beside)
             except SlobenchError as error:
                 raise TargetError(f"{beside.name}: {error}") from error
-        found = self._up[cell.server_key]
-        found.n_opened += 1
-        return found
+        return self._up[cell.server_key].opened()
 
     def _start(self, cell: Cell) -> None:
         key = cell.server_key

@@ -42,6 +42,9 @@ NO_CONTROLS: Mapping[str, Cell] = {}
 Gauge = Callable[[Cell], float | None]
 """How long the machine that a cell's server runs on takes for something fixed, in seconds; None
 where nobody can tell. Asked while nothing is sent."""
+PAIRS_OF_A_SERVER = 2
+"""Pairs that two servers up together serve before both are started anew, so that what two starts of
+a server differ by is in what two pairs differ by, and not in a night."""
 _SEEDS = 2**63
 _PACE = "pace.json"
 
@@ -160,7 +163,7 @@ def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Tur
             places[k],
             beside=tuple(places[:k] + places[k + 1 :]),
             up_beside=row[1 - k] if stay_up else None,
-            is_second=k > 0,
+            starts_anew=stay_up and k == 0 and repeat % PAIRS_OF_A_SERVER == 1,
         )
         for k, cell in enumerate(row)
     ]
@@ -205,7 +208,7 @@ def _run(
         options = replace(options, watch=NOBODY)
         return execute(scenario, cell.target, options, console), ()
     begin_s = time.monotonic()
-    up = servers.open(cell, turn.up_beside, is_second=turn.is_second)
+    up = servers.open(cell, turn.up_beside, anew=turn.starts_anew)
     if not up.is_fresh:
         _settle(up.server, scenario, console, between)
     before = gauge(cell)

@@ -108,6 +108,15 @@ def test_the_server_of_a_control_stays_up_where_it_may(stays_up):
         assert (turn.up_beside.name if turn.up_beside else None) == (partner if stays_up else None)
 
 
+def test_servers_of_a_pair_start_anew_for_every_second_one():
+    cells, beside = with_controls([1])
+    beside = {name: replace(one, stays_up=True) for name, one in beside.items()}
+    found = turns(cells, Path("d"), repeats=4, controls=beside)
+    assert [turn.repeat for turn in found] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [turn.starts_anew for turn in found] == [True, False, False, False] * 2
+    assert not any(turn.starts_anew for turn in turns(cells, Path("d"), repeats=2))
+
+
 @given(SHAPES, st.integers(1, 3), st.integers(0, 2**31))
 def test_a_control_stands_right_beside_its_cell_now_before_and_now_after_it(shape, n_pairs, seed):
     cells, beside = with_controls(shape)

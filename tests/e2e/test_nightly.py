@@ -58,6 +58,25 @@ def test_a_real_server_that_got_slower_is_worse(cli, tmp_path):
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(120)  # six runs
+def test_a_night_of_pairs_starts_both_servers_for_every_second_pair(cli, tmp_path):
+    (tmp_path / "steady.yaml").write_text(SHORT + BUSY)
+    (tmp_path / "nightly.yaml").write_text(
+        "schema: 1\ntargets: [mock]\nscenarios: [steady.yaml]\n"
+        "control: mock\nrepeats: 3\nmetrics: [p50(tpot)]\n"
+    )
+    code, facts = night(cli, tmp_path, "first")
+    assert (code, facts["verdict"]) == (0, "baseline"), facts["cells"][0]["notes"]
+    assert len(facts["cells"][0]["runs"]) == 3
+    assert facts["cells"][0]["control"]["servers"] == "together"
+    logs = sorted(path.name for path in (tmp_path / "first" / "servers").iterdir())
+    assert logs == [
+        "mock_steady_mock", "mock_steady_mock-1",
+        "mock_steady_mock.control", "mock_steady_mock.control-1",
+    ]  # fmt: skip
+
+
+@pytest.mark.e2e
 def test_the_files_of_init_run_as_they_are_but_shorter(cli, tmp_path):
     write_starter(tmp_path)
     steady = tmp_path / "slobench" / "steady.yaml"
