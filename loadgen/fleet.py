@@ -57,6 +57,10 @@ class LocalFleet:
     def pids(self) -> Collection[int]:
         return self._shards.pids
 
+    def await_started(self) -> None:
+        """As `Shards.await_started`."""
+        self._shards.await_started()
+
     def hand_over(self, job: Job) -> None:
         self._shards.hand_over(shard_tasks(job, self._shards.n))
 

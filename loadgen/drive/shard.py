@@ -122,6 +122,7 @@ def main() -> None:
     """The process: reads the pickled task (length first), runs it, exits 0 when its part is
     written. SIGINT is ignored: Ctrl-C reaches the whole process group, the parent decides."""
     prepare()
+    _say("started")
     stdin_fd = 0
     size = int.from_bytes(_read_exactly(stdin_fd, 8, may_end=True), "big")
     plugins, pickled = pickle.loads(_read_exactly(stdin_fd, size))

@@ -33,7 +33,7 @@ class _Child:
     number: int
     process: ShardProcess
     buffer: bytes = b""
-    is_ready: bool = False
+    told: set[str] = field(default_factory=set)
     instrument: dict[str, Any] | None = None
     has_ended: bool = False
 
@@ -112,6 +112,11 @@ class Shards:
     def pids(self) -> list[int]:
         return [child.process.pid for child in self._children]
 
+    def await_started(self) -> None:
+        """Return when every process has imported what it needs and only waits for its task, so that
+        none of that takes a core from something else that is measured meanwhile."""
+        self._await("started")
+
     def hand_over(self, tasks: Sequence[ShardTask]) -> None:
         """Give each shard its task; they get ready by themselves."""
         for child, task in zip(self._children, tasks, strict=True):
@@ -131,7 +136,7 @@ class Shards:
         `on_idle` is called several times a second; `on_death` gets the number of a shard that ended
         before it was done, as soon as its output closes. One that has not ended after `limit_s` is
         killed: nothing hangs."""
-        self._await_ready()
+        self._await("ready")
         outcome = Outcome(epoch_ns=time.monotonic_ns() + self._lead_ns)
         self._tell(b"GO %d\n" % outcome.epoch_ns)
         on_start(outcome.epoch_ns)
@@ -181,14 +186,15 @@ class Shards:
                 f"{child.process.last_words()}"
             ) from None
 
-    def _await_ready(self) -> None:
+    def _await(self, word: str) -> None:
+        """Read until every shard has said it."""
         deadline_s = time.monotonic() + _READY_S
         for child, message in self._messages(deadline_s):
-            child.is_ready = child.is_ready or message["kind"] == "ready"
-            if all(child.is_ready for child in self._children):
+            child.told.add(message["kind"])
+            if all(word in child.told for child in self._children):
                 return
-        child = next(child for child in self._children if not child.is_ready)
-        how = "died at its start" if child.has_ended else f"was not ready within {_READY_S:g} s"
+        child = next(child for child in self._children if word not in child.told)
+        how = "died at its start" if child.has_ended else f"was not {word} within {_READY_S:g} s"
         raise RunInvalid(
             f"load-generating process {child.number} {how}: {child.process.last_words()}"
         )

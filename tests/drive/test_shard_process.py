@@ -11,6 +11,7 @@ import pytest
 from loadgen.drive.copied import may_copy
 from loadgen.drive.shard_process import EarlyShard, ShardProcess
 from loadgen.drive.shards import Shards
+from loadgen.errors import RunInvalid
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere none is started early, and `/proc` is Linux'"
@@ -120,6 +121,20 @@ def test_an_early_process_ends_where_its_log_has_no_place(tmp_path):
     ):
         pass
     assert children() == before
+
+
+def test_processes_that_have_started_lack_nothing_but_their_tasks(tmp_path):
+    with Shards(2, tmp_path) as shards:
+        shards.await_started()
+        for pid in shards.pids:
+            assert "uvloop" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_process_that_dies_before_it_has_started_is_told(tmp_path):
+    with Shards(2, tmp_path) as shards:
+        os.kill(shards.pids[1], signal.SIGKILL)
+        with pytest.raises(RunInvalid, match="process 1 died at its start: exit status -9"):
+            shards.await_started()
 
 
 def test_an_early_process_is_a_copy_of_this_one_and_ends_with_its_input():
