@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from loadgen.cell import Cell, check_cells, definition, differing
-from loadgen.cells import Between, CellFailure, CellRun, repeated, run_cells, turns
+from loadgen.cell_run import Between, CellFailure, CellRun, repeated
+from loadgen.cells import run_cells, turns
 from loadgen.errors import UsageError
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario

@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.cells import Between, run_cells
+from loadgen.cell_run import Between
+from loadgen.cells import run_cells
 from loadgen.errors import UsageError
 from loadgen.measure.comparable import promises_of
 from loadgen.measure.judgement import Options, exit_code, plain

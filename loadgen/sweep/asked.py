@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from loadgen.cell import Cell
-from loadgen.cells import BETWEEN, Between
+from loadgen.cell_run import BETWEEN, Between
 from loadgen.document import Document, parse_document, write_document
 from loadgen.errors import UsageError
 from loadgen.measure.measures import Measure, measure

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.cell import Cell
-from loadgen.cells import CellFailure, CellRun
+from loadgen.cell_run import CellFailure, CellRun
 from loadgen.measure.measures import Measured, measure
 from loadgen.measure.over_runs import Estimate, estimate, over_runs
 from loadgen.measure.pareto import Point, Quantity, front

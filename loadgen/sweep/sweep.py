@@ -17,7 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.cell import Turn, check_cells
-from loadgen.cells import CellFailure, run_cells, turns
+from loadgen.cell_run import CellFailure
+from loadgen.cells import run_cells, turns
 from loadgen.errors import UsageError
 from loadgen.manifest import version, without_key
 from loadgen.run import SIMULATED

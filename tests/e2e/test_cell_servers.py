@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from loadgen.cell import Cell
-from loadgen.cells import CellRun, run_cells
+from loadgen.cell_run import CellRun
+from loadgen.cells import run_cells
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import scenario_from_flags
 
