@@ -1,10 +1,16 @@
-"""One run of a cell, made on a server that may have served others before."""
+"""The turns of cells, taken: one by itself, or those of a pair one right after the other.
+
+The machine drifts within seconds, so all that can be done before the first request of a pair is
+done then (both servers have passed their preflight, both load-generating processes wait), and what
+is made of its runs is made when the last answer of the second is in.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +18,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from loadgen.cell import Cell, Turn
-from loadgen.cell_server import CellServers
+from loadgen.cell_server import CellServer, CellServers
 from loadgen.drive.engine_logs import ServedRun
+from loadgen.errors import SlobenchError, TargetError
 from loadgen.records import Run
-from loadgen.run import SIMULATED, Finished, execute
-from loadgen.run_options import NOBODY
+from loadgen.run import SIMULATED, finished, prepared
+from loadgen.run_options import NOBODY, RunOptions
 from loadgen.target import Server, finish, tell
 from loadgen.workload.scenario import Scenario
 from targets.preflight import Check
@@ -69,32 +76,150 @@ class CellFailure:
     reason: str
 
 
-def run_turn(
-    turn: Turn, servers: CellServers, console: Console, between: Between, gauge: Gauge
-) -> tuple[Finished, tuple[float, ...]]:
-    """The run, and what the gauge said before and after it."""
-    cell = turn.cell
-    scenario = repeated(cell.scenario, turn.repeat)
-    options = replace(
-        cell.options, out_dir=turn.directory, force=False, name=f"{cell.name}-r{turn.repeat}"
-    )
-    if cell.target == SIMULATED:  # a new engine every time, in a time that nobody can watch
-        options = replace(options, watch=NOBODY)
-        return execute(scenario, cell.target, options, console), ()
-    begin_s = time.monotonic()
-    up = servers.open(cell, turn.up_beside, anew=turn.starts_anew)
-    if not up.is_fresh:
-        _settle(up.server, scenario, console, between)
-    before = gauge(cell)
-    finished = execute(scenario, cell.target, options, console, up.server)
-    paces = tuple(pace for pace in (before, gauge(cell)) if pace is not None)
-    if paces:
-        _keep_paces(turn.directory, paces)
-    said = finished.run.manifest
-    up.served(
-        ServedRun(turn.directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
-    )
-    return finished, paces
+@dataclass(frozen=True)
+class _Ready:
+    """A turn that lacks nothing but its requests; `up` is its server, None where it is simulated.
+    Nothing of it was under way before `begin_s`. `ending` ends what is there for it alone."""
+
+    turn: Turn
+    options: RunOptions
+    up: CellServer | None
+    begin_s: float
+    record: Callable[[], Run]
+    ending: ExitStack
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A turn of which nothing but the summary and the page is missing."""
+
+    turn: Turn
+    options: RunOptions
+    run: Run
+    paces: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Taker:
+    """Takes turns on `servers`. The `gauge` is read before and after each run."""
+
+    servers: CellServers
+    console: Console
+    between: Between
+    gauge: Gauge
+
+    def take(self, row: Sequence[tuple[str, Turn]]) -> list[CellRun | CellFailure]:
+        """What came of a turn, or of those of a pair, each with its title.
+
+        Raises KeyboardInterrupt when interrupted; what is recorded has its summary and its page
+        then, too.
+        """
+        found: list[_Recorded | CellFailure] = []
+        try:
+            self._record(row, found)
+        finally:
+            concluded = [
+                self._concluded(one) if isinstance(one, _Recorded) else one for one in found
+            ]
+        return concluded
+
+    def _record(
+        self, row: Sequence[tuple[str, Turn]], found: list[_Recorded | CellFailure]
+    ) -> None:
+        with ExitStack() as endings:
+            ready: list[tuple[str, _Ready]] = []
+            for title, turn in row:
+                self.console.print(title, style="bold", markup=False, soft_wrap=True)
+                try:
+                    one = self._ready(turn)
+                except SlobenchError as error:
+                    found.append(self._failure(title, turn, error))
+                    continue
+                ready.append((title, one))
+                endings.enter_context(one.ending)
+            for title, one in ready:
+                if len(row) > 1:
+                    self._tell(f"measuring {one.turn.cell.name}")
+                try:
+                    with one.ending:
+                        recorded = self._recorded(one, is_later=one is not ready[0][1])
+                except SlobenchError as error:
+                    found.append(self._failure(title, one.turn, error))
+                    continue
+                found.append(recorded)
+                if recorded.run.manifest["ended"] == "interrupted":
+                    raise KeyboardInterrupt
+
+    def _ready(self, turn: Turn) -> _Ready:
+        cell = turn.cell
+        moved = turn.make_room()
+        if moved is not None:
+            self._tell(f"an unfinished run was moved to {moved}")
+        scenario = repeated(cell.scenario, turn.repeat)
+        options = replace(
+            cell.options, out_dir=turn.directory, force=False, name=f"{cell.name}-r{turn.repeat}"
+        )
+        begin_s = time.monotonic()
+        if cell.target == SIMULATED:  # a new engine every time, in a time that nobody can watch
+            up, options = None, replace(options, watch=NOBODY)
+        else:
+            up = self.servers.open(cell, turn.up_beside, anew=turn.starts_anew)
+            if not up.is_fresh:
+                self._settle(up.server, scenario)
+        with ExitStack() as opening:
+            server = None if up is None else up.server
+            record = opening.enter_context(
+                prepared(scenario, cell.target, options, self.console, server)
+            )
+            return _Ready(turn, options, up, begin_s, record, opening.pop_all())
+
+    def _recorded(self, ready: _Ready, *, is_later: bool) -> _Recorded:
+        """`is_later`: another run was measured since it was ready."""
+        turn, up = ready.turn, ready.up
+        if up is None:
+            return _Recorded(turn, ready.options, ready.record(), ())
+        if (how := up.server.ended()) is not None:
+            raise TargetError(how)
+        if is_later and up.server.kind == "url":  # both may be one
+            self._settle(up.server, turn.cell.scenario)
+        before = self.gauge(turn.cell)
+        run = ready.record()
+        paces = tuple(pace for pace in (before, self.gauge(turn.cell)) if pace is not None)
+        if paces:
+            _keep_paces(turn.directory, paces)
+        name, epoch_s = run.manifest["run"], run.manifest["epoch_monotonic_s"]
+        end_s = time.monotonic()
+        up.served(ServedRun(turn.directory, name, epoch_s, ready.begin_s, end_s))
+        return _Recorded(turn, ready.options, run, paces)
+
+    def _concluded(self, one: _Recorded) -> CellRun | CellFailure:
+        turn = one.turn
+        try:
+            summary = finished(one.run, turn.directory, one.options).summary
+        except SlobenchError as error:
+            return self._failure(f"{turn.cell.name}, repeat {turn.repeat}", turn, error)
+        return CellRun(turn.cell, turn.repeat, turn.directory, one.run, summary, False, one.paces)
+
+    def _failure(self, title: str, turn: Turn, error: SlobenchError) -> CellFailure:
+        self.console.print(f"{title} failed: {error}", style="red", markup=False)
+        return CellFailure(turn.cell, turn.repeat, str(error))
+
+    def _settle(self, server: Server, scenario: Scenario) -> None:
+        checks = finish(
+            settle(
+                server.endpoint,
+                drain_s=self.between.drain_s,
+                resets_cache=self.between.resets_cache,
+            )
+        )
+        for check in checks:
+            tell(check, self.console)
+        is_reset = any(check.check == "cache_reset" and check.ok for check in checks)
+        if not is_reset:
+            tell(_unprotected(scenario), self.console)
+
+    def _tell(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
 
 
 def repeated(scenario: Scenario, repeat: int) -> Scenario:
@@ -102,17 +227,6 @@ def repeated(scenario: Scenario, repeat: int) -> Scenario:
     with the seed after."""
     seed = (scenario.seed + repeat - 1) % _SEEDS
     return Scenario.model_validate(scenario.resolved() | {"seed": seed})
-
-
-def _settle(server: Server, scenario: Scenario, console: Console, between: Between) -> None:
-    checks = finish(
-        settle(server.endpoint, drain_s=between.drain_s, resets_cache=between.resets_cache)
-    )
-    for check in checks:
-        tell(check, console)
-    is_reset = any(check.check == "cache_reset" and check.ok for check in checks)
-    if not is_reset:
-        tell(_unprotected(scenario), console)
 
 
 def kept_paces(directory: Path, console: Console) -> tuple[float, ...]:

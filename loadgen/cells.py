@@ -27,11 +27,11 @@ from loadgen.cell_run import (
     CellFailure,
     CellRun,
     Gauge,
+    Taker,
     kept_paces,
-    run_turn,
 )
 from loadgen.cell_server import CellServers
-from loadgen.errors import SlobenchError
+from loadgen.run import finished
 from loadgen.workload.scenario import Scenario
 
 NO_CONTROLS: Mapping[str, Cell] = {}
@@ -116,39 +116,44 @@ def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Tur
     ]
 
 
+def _rows(todo: Sequence[Turn]) -> list[list[Turn]]:
+    """What is measured in one go: a turn, or the two of a pair whose servers are both up."""
+    rows = list[list[Turn]]()
+    for turn in todo:
+        if turn.up_beside is not None and rows and rows[-1][-1].directory in turn.beside:
+            rows[-1].append(turn)
+        else:
+            rows.append([turn])
+    return rows
+
+
 def _run_cells(
     todo: Sequence[Turn], directory: Path, console: Console, between: Between, gauge: Gauge
 ) -> Generator[CellRun | CellFailure]:
     done = {turn.directory for turn in todo if turn.is_done}  # asked before any is made anew
+    titles = {
+        turn.directory: f"[{n}/{len(todo)}] {turn.cell.name}, repeat {turn.repeat}"
+        for n, turn in enumerate(todo, start=1)
+    }
     with CellServers(directory / "servers", console) as servers:
-        for n, turn in enumerate(todo, start=1):
-            where = f"[{n}/{len(todo)}] {turn.cell.name}, repeat {turn.repeat}"
-            if turn.directory in done:
-                yield _reused(turn, console)
-                continue
-            console.print(where, style="bold", markup=False, soft_wrap=True)
-            try:
-                moved = turn.make_room()
-                if moved is not None:
-                    console.print(f"an unfinished run was moved to {moved}", markup=False)
-                finished, paces = run_turn(turn, servers, console, between, gauge)
-            except SlobenchError as error:
-                console.print(f"{where} failed: {error}", style="red", markup=False)
-                yield CellFailure(turn.cell, turn.repeat, str(error))
-                continue
-            if finished.was_interrupted:
-                raise KeyboardInterrupt
-            yield CellRun(
-                turn.cell, turn.repeat, turn.directory, finished.run, finished.summary, False, paces
-            )
+        taker = Taker(servers, console, between, gauge)
+        for row in _rows(todo):
+            if row[0].directory in done:
+                yield from (_reused(turn, console) for turn in row)
+            else:
+                yield from taker.take([(titles[turn.directory], turn) for turn in row])
 
 
 def _reused(turn: Turn, console: Console) -> CellRun:
+    """A run that is there; the page and the summary are made where an interrupt left none."""
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
 
-    run = read_run(turn.directory)
-    summary = summarize(run, confidence=turn.cell.options.confidence)
+    run, options = read_run(turn.directory), turn.cell.options
+    if (turn.directory / "report.html").exists():
+        summary = summarize(run, confidence=options.confidence)
+    else:
+        summary = finished(run, turn.directory, options).summary
     paces = kept_paces(turn.directory, console)
     return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, True, paces)
 

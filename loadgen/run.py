@@ -5,6 +5,8 @@ What is not needed before the first request is imported while the preflight wait
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,12 +83,38 @@ def execute(
         else:
             fleet = open_fleet or partial(_local_fleet, options, early)
             recorded = _measured(scenario, plan, target, options, directory, console, server, fleet)
-        from loadgen.conclusion import summarized  # imported by the warm-up
+        return finished(recorded, directory, options)
 
-        summary = summarized(
-            recorded, directory, None, options.confidence, options.cache_dir, read_story(directory)
-        )
-        return Finished(recorded, summary, directory)
+
+@contextmanager
+def prepared(
+    scenario: Scenario, target: str, options: RunOptions, console: Console, server: Server | None
+) -> Iterator[Callable[[], Run]]:
+    """All of `execute` that can be done before the first request, so that runs can follow each
+    other at once. What is given records the run, which is then still to be `finished`. `server` is
+    up and left up; None for the simulator."""
+    plan = make_plan(scenario)
+    with run_directory(scenario.name, options.out_dir, options.force) as directory:
+        if server is None:
+            assert target == SIMULATED, f"no server for {target}"
+            yield partial(_simulated, scenario, plan, options, directory, console)
+            return
+        fleet = _local_fleet(options, None, scenario, plan, directory / "logs")
+        with _opened(
+            scenario, plan, target, options, directory, console, server, lambda *_: fleet
+        ) as record:
+            fleet.await_started()
+            yield record
+
+
+def finished(recorded: Run, directory: Path, options: RunOptions) -> Finished:
+    """A recorded run with its summary and its page, which are written beside it."""
+    from loadgen.conclusion import summarized  # imported by the warm-up
+
+    summary = summarized(
+        recorded, directory, None, options.confidence, options.cache_dir, read_story(directory)
+    )
+    return Finished(recorded, summary, directory)
 
 
 def read_story(directory: Path) -> ReadStory | None:
@@ -109,16 +137,34 @@ def _measured(
     server: Server | None,
     open_fleet: OpenFleet,
 ) -> Run:
+    with _opened(scenario, plan, target, options, directory, console, server, open_fleet) as record:
+        recorded = record()
+    said = recorded.manifest
+    served = ServedRun(directory, said["run"], said["epoch_monotonic_s"])
+    adopt_engine_logs(directory / "logs", [served])
+    return recorded
+
+
+@contextmanager
+def _opened(
+    scenario: Scenario,
+    plan: Plan,
+    target: str,
+    options: RunOptions,
+    directory: Path,
+    console: Console,
+    server: Server | None,
+    open_fleet: OpenFleet,
+) -> Iterator[Callable[[], Run]]:
+    """The load-generating processes and a server that passed its preflight, while what is given
+    records the run."""
     choice = choice_of(target, options)
     logs, warm_up = directory / "logs", WarmUp(surroundings)
     with (
         open_fleet(scenario, plan, logs) as fleet,  # its processes import during the preflight
         open_target(choice, scenario, plan.schedule, logs, console, warm_up, server) as opened,
     ):
-        recorded = _record(scenario, plan, opened, options, directory, console, fleet)
-    said = recorded.manifest
-    adopt_engine_logs(logs, [ServedRun(directory, said["run"], said["epoch_monotonic_s"])])
-    return recorded
+        yield partial(_record, scenario, plan, opened, options, directory, console, fleet)
 
 
 def choice_of(target: str, options: RunOptions) -> Choice:

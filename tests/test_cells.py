@@ -265,3 +265,13 @@ def test_who_leaves_early_goes_on_from_there(tmp_path):
     running.close()
     again = all_of(cells, tmp_path)
     assert [f.cell.name for f in again if f.was_reused] == seen
+
+
+def test_the_page_of_a_run_that_an_interrupt_left_without_is_made_when_it_goes_on(tmp_path):
+    (first,) = all_of([cell("a")], tmp_path)
+    for name in ("report.html", "summary.json"):
+        (first.directory / name).unlink()
+    (again,) = all_of([cell("a")], tmp_path)
+    assert again.was_reused
+    assert "a-r1" in (first.directory / "report.html").read_text()
+    assert json.loads((first.directory / "summary.json").read_text())["verdict"]
