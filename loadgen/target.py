@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 OURS = ("reference", "mock")
 _PATIENCE_S = 30.0
 _TOLD_EVERY_S = 30.0  # how a launch is getting on, where there is no terminal
+_PREFLIGHT = b"preflight"  # the salt of its prompts
 _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 
 
@@ -93,20 +95,29 @@ def open_target(
     server: Server | None = None,
 ) -> Iterator[Target]:
     """Start what has to be started, probe it, and yield it; ends what it started. A `server` that
-    is up already is probed and left up, and only what is wrong with it is told: it is probed before
-    each of many runs. `warm_up` has its time while the probe waits for answers.
+    is up already is left up, and only what is wrong with it is told, for it serves many runs; where
+    it was started by us and found fit by a probe that asked the same, it is not probed again.
+    `warm_up` has its time while a probe waits for answers.
 
     Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
     """
     opening = open_server(choice, log_dir, console) if server is None else nullcontext(server)
-    tells_all = server is None
+    is_kept = server is not None
     with opening as server:
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        found = _probed(
-            server.kind, endpoint, choice, scenario, schedule, console, warm_up, tells_all
-        )
+        asked = _asked(choice, scenario, schedule) if is_kept else ()
+        found = server.known.get(asked)
+        if found is not None:
+            found = replace(found, prompts=Prompts(scenario.prompts, scenario.seed, _PREFLIGHT))
+        else:
+            found = _probed(
+                server.kind, endpoint, choice, scenario, schedule, console, warm_up, not is_kept
+            )
+            is_good = all(check["ok"] is not False for check in found.checks)
+            if is_good and server.kind != "url":  # what became of that meanwhile, nobody knows
+                server.known[asked] = found
         yield replace(found, ended=server.ended)
 
 
@@ -122,12 +133,14 @@ def launch_line(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
 
 @dataclass(frozen=True)
 class Server:
-    """Something that answers; `name` is what to call it."""
+    """Something that answers; `name` is what to call it. `known` is what its probes found
+    that found nothing wrong, by what they asked for."""
 
     kind: str
     endpoint: Endpoint
     name: str
     ended: Callable[[], str | None] = lambda: None
+    known: dict[tuple[object, ...], Target] = field(default_factory=dict, repr=False)
 
 
 @contextmanager
@@ -223,7 +236,7 @@ def _probed(
     warm_up: WarmUp | None,
     tells_all: bool,
 ) -> Target:
-    prompts = Prompts(scenario.prompts, scenario.seed, b"preflight")
+    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
     warm_up = warm_up or WarmUp()
     probing = preflight(
@@ -253,6 +266,22 @@ def _probed(
         checks=[{"check": c.check, "ok": c.ok, "detail": c.detail} for c in checks],
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
+    )
+
+
+def _asked(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[object, ...]:
+    """What a probe asks for, but for the seed: two of one server that ask for the same find the
+    same."""
+    inputs = schedule["context"].astype(np.uint64) << np.uint64(32) | schedule["input_tokens"]
+    lengths = np.unique(inputs).tobytes(), np.unique(schedule["prefix_tokens"]).tobytes()
+    longest, timeout_s = int(schedule["output_tokens"].max()), scenario.limits.timeout
+    return (
+        choice.model,
+        choice.scrape,
+        scenario.prompts.model_dump_json(),
+        timeout_s,
+        longest,
+        lengths,
     )
 
 
