@@ -13,8 +13,8 @@ from rig.queues import Queue
 
 from loadgen.measure.capacity.answer import Capacity
 from loadgen.measure.capacity.clear import clear
-from loadgen.measure.capacity.curve import posterior
-from loadgen.measure.capacity.dispersion import dispersion
+from loadgen.measure.capacity.curve import Posterior, posterior
+from loadgen.measure.capacity.dispersion import Dispersion, dispersion
 from loadgen.measure.capacity.probe import N_BLOCKS, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.search import Ask, Question, judge, next_probe
 
@@ -106,6 +106,18 @@ def test_independent_requests_are_worth_themselves_and_clumps_of_25_a_25th():
         met = np.array([float(p.n_met) for p in drawn])
         found = dispersion(drawn, met, 0.9 * ones, ones, ones)
         assert found.effect == pytest.approx(clump, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("slope", "seen", "remembered"),
+    [(23.02585, 10, 80), (23.02585, 60, 200), (23.02585, 300, 300), (2.302585, 3, 3)],
+)
+def test_a_steep_curve_remembers_more_than_short_probes_show(slope, seen, remembered):
+    """1 − ρ is ln 10 / slope at 90 %: 0.1 and 1, which is forgotten within 200 and 2 requests."""
+    one = np.ones(1)
+    spread = Dispersion(effect=2.0, memory=seen)
+    found = Posterior(one, np.array([slope]), one.reshape(1, 1), spread, one, one)
+    assert found.memory(0.9) == pytest.approx(remembered, rel=1e-6)
 
 
 def test_a_search_without_scatter_ends_at_the_crossing():
@@ -233,6 +245,23 @@ def test_the_interval_covers_a_known_capacity(queue):
         widths.append(state.half_width)
     assert covered >= 16
     assert max(widths) <= 0.1
+
+
+@pytest.mark.slow
+def test_a_queue_that_remembers_long_is_not_taken_for_better_than_it_is():
+    # The mean error of ten searches, of 2 % each, is within 1.5 % in 98 of 100 such tests. It was
+    # +2.3 % when the length of probes followed what short ones show of the queue's memory.
+    queue = Queue(service=1, limit_s=20.0)
+    truth, errors = queue.capacity(0.9), []
+    for seed in range(10):
+        rng = np.random.default_rng([seed, 2026])
+        start = truth * math.exp(rng.uniform(-1.5, 0.5))
+        question = Question(0.9, start, precision=0.1, warmup_s=5, measure_s=20)
+        state, probes = queues.search(queue, question, rng)
+        assert len(probes) < 60
+        assert state.value is not None
+        errors.append(math.log(state.value / truth))
+    assert abs(float(np.mean(errors))) < 0.015
 
 
 @pytest.mark.parametrize("budget_s", [500.0, 2000.0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ _REACH_LOGIT, _REACH_SD = 0.8, 3.0
 _WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
 _PASSES = 3
 _MOST_LOGIT = 2.5
+_MOST_UNSEEN = 8.0  # times what is seen of a memory is believed to be unseen
 _LEAST_NEAR = 6
 
 
@@ -34,7 +36,8 @@ class Posterior:
     slopes: Array
     joint: Array  # [levels, slopes], sums to 1
     dispersion: Dispersion
-    relevance: Array  # of each probe, 0 to 1
+    relevance: Array  # of each probe, 0 to 1: how near it is, and less where it is short
+    nearness: Array  # of each probe, 0 to 1
 
     @property
     def weights(self) -> Array:
@@ -60,6 +63,20 @@ class Posterior:
         """The median slope: by how many log-odds attainment falls per e-fold load."""
         cumulative = np.cumsum(self.joint.sum(axis=0))
         return float(self.slopes[min(int(np.searchsorted(cumulative, 0.5)), len(self.slopes) - 1)])
+
+    def memory(self, target: float) -> float:
+        """How many requests a queue may remember: what the probes showed, or what a queue of this
+        slope does, up to eight times as many, as probes shorter than it cannot show it.
+
+        In heavy traffic a queue's ln(1/miss) is θ(1 − ρ), ρ the load over the one at which it grows
+        for ever, so at the target 1 − ρ = ln(1/miss)/slope; and it forgets within 2σ²/(1 − ρ)²
+        requests, σ² the sum of the squared cv of gaps and of work, here taken as 1.
+
+        Source: L. Kleinrock, Queueing Systems 2 (1976), §2.7–2.8 (diffusion approximation).
+        """
+        seen = self.dispersion.memory
+        by_slope = 2 * (self.slope / math.log(1 / (1 - target))) ** 2
+        return max(seen, min(by_slope, _MOST_UNSEEN * seen))
 
     def band(self, levels: Array, target: float, confidence: float) -> tuple[Array, Array, Array]:
         """(low, middle, high) of attainment at each level."""
@@ -93,16 +110,16 @@ def posterior(probes: Sequence[Probe], target: float, low: float, high: float) -
     Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
     """
     levels = np.linspace(math.log(low), math.log(high), _N_LEVELS)
-    ones = np.ones(len(probes))
+    alike = _Weights(*np.ones((3, len(probes))))
     slopes = np.geomspace(_LEAST_SLOPE, _MOST_SLOPE, _N_SLOPES)
-    found = _on_grid(probes, target, levels, slopes, ones, ones)
+    found = _on_grid(probes, target, levels, slopes, alike)
     for _ in range(_PASSES):
         first, last = (math.log(found.quantile(share)) for share in (0.001, 0.999))
         margin = max(0.25 * (last - first), 1e-3)
         begin, end = max(math.log(low), first - margin), min(math.log(high), last + margin)
         levels = np.linspace(begin, end, _N_LEVELS)
         slopes = _slopes_of(found)
-        found = _on_grid(probes, target, levels, slopes, *_relevance(probes, target, found))
+        found = _on_grid(probes, target, levels, slopes, _weights(probes, target, found))
     return found
 
 
@@ -115,8 +132,15 @@ def _slopes_of(found: Posterior) -> Array:
     return np.geomspace(max(_LEAST_SLOPE, low), min(_MOST_SLOPE, high), _N_SLOPES)
 
 
-def _relevance(probes: Sequence[Probe], target: float, found: Posterior) -> tuple[Array, Array]:
-    """How much each probe counts, and its relative design effect."""
+class _Weights(NamedTuple):
+    """Of each probe: how near it is, how much it counts, and its relative design effect."""
+
+    nearness: Array
+    relevance: Array
+    scale: Array
+
+
+def _weights(probes: Sequence[Probe], target: float, found: Posterior) -> _Weights:
     level = np.array([probe.level for probe in probes])
     away = np.log(level) - math.log(found.quantile(0.5))
     reach = max(
@@ -125,12 +149,12 @@ def _relevance(probes: Sequence[Probe], target: float, found: Posterior) -> tupl
     near = np.exp(-0.5 * np.square(away / reach))
     n = np.array([probe.n_due for probe in probes], np.float64)
     warmed = n * np.array([probe.warmup_s / probe.measured_s for probe in probes])
-    memory = found.dispersion.memory
+    memory = found.memory(target)
     lengths = np.minimum(1.0, warmed / (_WARM_REQUESTS * memory)) * np.minimum(
         1.0, n / (_LEAST_REQUESTS * memory)
     )
     miss = 1 / (1 + np.exp(np.clip(logit(target) - found.slope * away, -9.0, 9.0)))
-    return np.maximum(near * lengths**2, 1e-6), relative(miss, target)
+    return _Weights(near, np.maximum(near * lengths**2, 1e-6), relative(miss, target))
 
 
 def _bounded(due: Array, met: Array, target: float) -> Array:
@@ -154,22 +178,22 @@ def _on_grid(
     target: float,
     log_levels: Array,
     slopes: Array,
-    relevance: Array,
-    scale: Array,
+    weights: _Weights,
 ) -> Posterior:
     x = np.log([probe.level for probe in probes])
     due, met = (values.sum(axis=1) for values in counts(probes))
     met = _bounded(due, met, target)
-    weights = relevance / scale
+    counted = weights.relevance / weights.scale
     gap = x[None, None, :] - log_levels[:, None, None]
     eta = np.clip(-slopes[None, :, None] * gap, -_MOST_LOGIT, _MOST_LOGIT) + logit(target)
     missed = np.logaddexp(0, eta)  # −ln(1 − A); −ln A is that less eta
-    deviance = 2 * ((missed - eta) @ (weights * met) + missed @ (weights * (due - met)))
+    deviance = 2 * ((missed - eta) @ (counted * met) + missed @ (counted * (due - met)))
     best = np.unravel_index(int(np.argmin(deviance)), deviance.shape)
     expected = 1 / (1 + np.exp(-eta[best]))
-    spread = dispersion(probes, met, expected, relevance, scale)
+    spread = dispersion(probes, met, expected, weights.relevance, weights.scale)
     prior = -0.5 * np.square(np.log(slopes / _USUAL_SLOPE) / _SLOPE_SD)
     above = (deviance - deviance.min()) / (spread.df * spread.effect)
     log_joint = -(spread.df + 1) / 2 * np.log1p(above) + prior
     joint = np.exp(log_joint - log_joint.max())
-    return Posterior(log_levels, slopes, joint / joint.sum(), spread, relevance)
+    joint /= joint.sum()
+    return Posterior(log_levels, slopes, joint, spread, weights.relevance, weights.nearness)

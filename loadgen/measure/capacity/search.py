@@ -186,11 +186,10 @@ def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> 
     what the whole interval needs, but longer from one to the next, and never so short that its
     requests are worth less than ten."""
     target, slope = question.target, found.slope
-    effect, memory = found.dispersion.effect, found.dispersion.memory
+    effect, memory = found.dispersion.effect, found.memory(target)
     z = NormalDist().inv_cdf((1 + question.confidence) / 2)
     needed = effect / (target * (1 - target)) * (z / (slope * question.precision)) ** 2
-    n_refined = float(found.relevance.sum())
-    least = _first_requests(question) * min(_LENGTHENS**n_refined, _LONGEST)
+    least = _first_requests(question) * min(_LENGTHENS ** found.nearness.sum(), _LONGEST)
     longest = _GROWTH * max(probe.n_due for probe in usable)
     n = max(least, min(max(needed / _PARTS, _LEAST_WORTH * memory), longest))
     apart = max(min(_APART_LOGIT / slope, _APART_MOST), found.sd)
