@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from loadgen.errors import UsageError
 from reference_engine.executors.base import (
     Caps,
     Executor,
@@ -18,9 +15,9 @@ from reference_engine.executors.base import (
     StepBatch,
     StepResult,
 )
+from reference_engine.executors.torch_blocks import asked_for
 from reference_engine.model.attention import flatten
 from reference_engine.model.filler import padding_rows
-from reference_engine.model.huge import physical_bytes
 from reference_engine.model.llama import Llama
 from reference_engine.model.sampling import sample_with_logprobs
 from reference_engine.model.weights import load
@@ -45,26 +42,14 @@ class TorchCpuExecutor(ExecutorKind):
         config = site.model.config
         weights = load(site.model, self.seed)
         block_bytes = config.kv_bytes_per_token() * site.block_tokens
-        with _asked_for("kv_blocks", site.n_blocks, block_bytes):
+        with asked_for("kv_blocks", site.n_blocks, block_bytes):
             # One block more than the engine knows of: where padding is written.
             model = Llama(config, weights, site.n_blocks + 1, site.block_tokens, site.max_model_len)
-        with _asked_for("swap_blocks", site.n_host_blocks, block_bytes):
+        with asked_for("swap_blocks", site.n_host_blocks, block_bytes):
             host = model.host_memory(site.n_host_blocks)
         return _TorchCpu(
             model, host, site, Caps(site.n_host_blocks, block_bytes / _COPY_BYTES_PER_S)
         )
-
-
-@contextmanager
-def _asked_for(option: str, n_blocks: int, block_bytes: int) -> Iterator[None]:
-    """Name the option that asks for more memory than there is."""
-    try:
-        yield
-    except MemoryError as error:
-        raise UsageError(
-            f"{option}: {n_blocks} blocks need {n_blocks * block_bytes / 1e9:.1f} GB of memory, "
-            f"which the system refuses; this machine has {physical_bytes() / 1e9:.1f} GB"
-        ) from error
 
 
 class _TorchCpu:

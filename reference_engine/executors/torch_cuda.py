@@ -31,6 +31,7 @@ from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.buckets import blocks_that_fit, bucket_of, buckets
 from reference_engine.executors.torch_arena import Arena, aligned
 from reference_engine.executors.torch_asks import Asks, AsksOnDevice, asks_of, choose
+from reference_engine.executors.torch_blocks import asked_for
 from reference_engine.executors.torch_lane import CpuLane, CudaLane, Lane
 from reference_engine.executors.torch_step import (
     DECODE_FIELDS,
@@ -118,9 +119,11 @@ class TorchCuda:
         self._model, self._ops, self._lane = model, chosen, lane
         self._size, self._most = site.block_tokens, site.max_model_len
         self._scratch = n_blocks
-        # One block more than the engine knows of: where padding is written.
-        model.cache = model.memory(n_blocks + 1)
-        self._host = HostKv(model.cache, site.n_host_blocks, lane.is_pinning)
+        with asked_for("kv_blocks", n_blocks, model.block_bytes):
+            # One block more than the engine knows of: where padding is written.
+            model.cache = model.memory(n_blocks + 1)
+        with asked_for("swap_blocks", site.n_host_blocks, model.block_bytes):
+            self._host = HostKv(model.cache, site.n_host_blocks, lane.is_pinning)
         copy_s = model.block_bytes / _COPY_BYTES_PER_S
         self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, lane.gpu)
         config = model.config

@@ -13,17 +13,17 @@ import torch
 
 def zeros(*shape: int) -> torch.Tensor:
     """float32; in pages of 2 MiB where the system gives them to who asks (Linux). Raises
-    MemoryError where it promises nobody so much."""
+    MemoryError, saying what there is, where it promises nobody so much."""
     n_bytes = 4 * math.prod(shape)
     if not hasattr(mmap, "MADV_HUGEPAGE") or n_bytes == 0:
         try:
             return torch.zeros(shape)
         except RuntimeError as error:
-            raise MemoryError(f"{n_bytes} bytes: {error}") from error
+            raise MemoryError(_there_is()) from error
     try:
         memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"{n_bytes} bytes: {error}") from error
+        raise MemoryError(_there_is()) from error
     with suppress(OSError):  # a system without large pages refuses: small ones do as well
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32).view(shape)
@@ -32,3 +32,7 @@ def zeros(*shape: int) -> torch.Tensor:
 def physical_bytes() -> int:
     """The memory of this machine, used or not."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _there_is() -> str:
+    return f"this machine has {physical_bytes() / 1e9:.1f} GB"

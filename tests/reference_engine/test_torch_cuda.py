@@ -133,6 +133,21 @@ def test_kv_blocks_follow_their_bytes(kv_dtype, n_blocks):
     assert built.caps.n_blocks == n_blocks
 
 
+@pytest.mark.parametrize("n_blocks", [10**12, 10**18])  # beyond any address, any number
+@pytest.mark.parametrize("option", ["kv_blocks", "swap_blocks"])
+def test_blocks_beyond_memory_are_told_by_the_option_that_asks_for_them(option, n_blocks):
+    asked = {"kv_blocks": 8, "swap_blocks": 0} | {option: n_blocks}
+    site = Site(
+        resolve("nano"), asked["kv_blocks"], 16, 64, lambda s: None, asked["swap_blocks"], 4
+    )
+    with pytest.raises(UsageError) as refused:
+        EXECUTORS.build({"kind": "torch_cuda", **ON_CPU, "graphs": False}).build(site)
+    gigabytes = {10**12: "8192000.0", 10**18: "8192000000000.0"}[n_blocks]  # 8 KiB each
+    said = f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which is refused: "
+    assert str(refused.value).startswith(said)
+    assert len(str(refused.value)) > len(said)
+
+
 def test_log_probabilities_are_those_of_the_cpu_executor():
     def logprobs(engine: Rig) -> list[float]:
         asks = request("asks", range(20), 6, sampling=Sampling(0.7, seed=3, top_k=9, logprobs=True))
