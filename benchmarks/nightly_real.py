@@ -1,13 +1,13 @@
 """Whether `slobench nightly` tells a 10 % slower engine from an equal one, on real sockets and the
 real CPU engine.
 
-    python benchmarks/nightly_real.py [--delay 10%] [--nights 2] [--repeats 24] [--measure 6s]
+    python benchmarks/nightly_real.py [--delay 10%] [--nights 2] [--repeats 48] [--measure 3s]
         [--no-control] [--keep]
 
 Equal nights make the baseline and are judged against it, all but the first; then a night with
 `step_delay`, which makes every step of the engine so much longer. Expected are same or inconclusive
 (exit code 0) of the equal ones and worse (exit code 1) of the last. Each command is what a user
-types. It takes 25 minutes, half of them for the control beside every run; without one
+types. It takes 35 minutes, half of them for the control beside every run; without one
 (`--no-control`) a machine that is fast in one night and slow in the next gets the blame for it.
 Exits 1 where a verdict is not as expected.
 """
@@ -33,6 +33,7 @@ seed: 7
 arrivals: {{kind: constant, rate: 3/s}}
 requests: {{input_tokens: 128, output_tokens: 32}}
 phases: {{warmup: 1s, measure: {measure}, drain: 10s}}
+instrument: {{lateness: 50ms, loop_lag: 50ms}}
 """
 NIGHTLY = """\
 schema: 1
@@ -91,8 +92,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--delay", default="10%")
     parser.add_argument("--nights", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=24)
-    parser.add_argument("--measure", default="6s")
+    parser.add_argument("--repeats", type=int, default=48)
+    parser.add_argument("--measure", default="3s")
     parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
