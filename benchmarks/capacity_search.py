@@ -41,6 +41,7 @@ SERVERS = {
     "md1-loose": Queue(limit_s=6.0),
     "mm1": Queue(service=1),
     "mm8": Queue(servers=8, service=1, limit_s=1.0),
+    "mm8-loose": Queue(servers=8, service=1, limit_s=4.0),
     "md64": Queue(servers=64, limit_s=0.3),
     "lognormal": Queue(service=2, limit_s=6.0),
 }

@@ -110,10 +110,10 @@ def test_independent_requests_are_worth_themselves_and_clumps_of_25_a_25th():
 
 @pytest.mark.parametrize(
     ("slope", "seen", "remembered"),
-    [(23.02585, 10, 80), (23.02585, 60, 200), (23.02585, 300, 300), (2.302585, 3, 3)],
+    [(25.58428, 10, 80), (25.58428, 60, 200), (25.58428, 300, 300), (2.558428, 3, 3)],
 )
 def test_a_steep_curve_remembers_more_than_short_probes_show(slope, seen, remembered):
-    """1 − ρ is ln 10 / slope at 90 %: 0.1 and 1, which is forgotten within 200 and 2 requests."""
+    """1 − ρ is ln 10 / (0.9 · slope) at 90 %: 0.1 and 1, forgotten within 200 and 2 requests."""
     one = np.ones(1)
     spread = Dispersion(effect=2.0, memory=seen)
     found = Posterior(one, np.array([slope]), one.reshape(1, 1), spread, one, one)
@@ -280,6 +280,26 @@ def test_the_interval_covers_a_known_capacity_also_where_the_time_was_up(budget_
             covered += state.low <= truth <= state.high
     assert n_answers >= 36
     assert covered >= 0.9 * n_answers
+
+
+class Cliff:
+    """Keeps every promise up to 7.3 requests per second, and none from there on."""
+
+    def arrive(self, rate, horizon_s, rng):
+        instants_s = np.sort(rng.uniform(0, horizon_s, rng.poisson(rate * horizon_s)))
+        return instants_s, np.full(len(instants_s), rate <= 7.3)
+
+
+def test_a_cliff_is_settled_although_its_probes_end_early():
+    for seed in range(5):
+        rng = np.random.default_rng([seed, 99])
+        question = Question(0.99, 7.3 * math.exp(rng.uniform(-2.0, 0.2)), warmup_s=2, measure_s=20)
+        state, probes = queues.search(Cliff(), question, rng)  # type: ignore[arg-type]  # its arrivals
+        assert state.outcome == "found", seed
+        assert state.low is not None
+        assert state.high is not None
+        assert state.low <= 7.3 <= state.high
+        assert len(probes) < 60
 
 
 def test_a_narrow_answer_cut_off_early_does_not_ask_to_be_narrower():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadgen.measure.capacity.dispersion import Dispersion, dispersion, relative
+from loadgen.measure.capacity.dispersion import USUAL, Dispersion, dispersion, relative
 from loadgen.measure.capacity.probe import Array, Probe, counts
 
 _N_LEVELS = 121
@@ -66,17 +66,19 @@ class Posterior:
 
     def memory(self, target: float) -> float:
         """How many requests a queue may remember: what the probes showed, or what a queue of this
-        slope does, up to eight times as many, as probes shorter than it cannot show it.
+        slope does, up to eight times what they showed or what is usual, as probes shorter than it
+        cannot show it.
 
         In heavy traffic a queue's ln(1/miss) is θ(1 − ρ), ρ the load over the one at which it grows
-        for ever, so at the target 1 − ρ = ln(1/miss)/slope; and it forgets within 2σ²/(1 − ρ)²
-        requests, σ² the sum of the squared cv of gaps and of work, here taken as 1.
+        for ever; then the slope is θρ over the attainment, and 1 − ρ is ln(1/miss) over their
+        product. It forgets within 2σ²/(1 − ρ)² requests, σ² the sum of the squared cv of gaps and
+        of work. That is taken as 1: too much where both are even, which the eight bounds.
 
         Source: L. Kleinrock, Queueing Systems 2 (1976), §2.7–2.8 (diffusion approximation).
         """
         seen = self.dispersion.memory
-        by_slope = 2 * (self.slope / math.log(1 / (1 - target))) ** 2
-        return max(seen, min(by_slope, _MOST_UNSEEN * seen))
+        by_slope = 2 * (self.slope * target / math.log(1 / (1 - target))) ** 2
+        return max(seen, min(by_slope, _MOST_UNSEEN * max(seen, USUAL)))
 
     def band(self, levels: Array, target: float, confidence: float) -> tuple[Array, Array, Array]:
         """(low, middle, high) of attainment at each level."""
@@ -149,7 +151,8 @@ def _weights(probes: Sequence[Probe], target: float, found: Posterior) -> _Weigh
     near = np.exp(-0.5 * np.square(away / reach))
     n = np.array([probe.n_due for probe in probes], np.float64)
     warmed = n * np.array([probe.warmup_s / probe.measured_s for probe in probes])
-    memory = found.memory(target)
+    # Half believed here: those of a cliff end early, and would never count.
+    memory = math.sqrt(found.dispersion.memory * found.memory(target))
     lengths = np.minimum(1.0, warmed / (_WARM_REQUESTS * memory)) * np.minimum(
         1.0, n / (_LEAST_REQUESTS * memory)
     )

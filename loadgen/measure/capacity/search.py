@@ -25,6 +25,7 @@ _MOST_STEPS = 10  # of a factor two, in search of a bracket
 _GROWTH = 4.0
 _LENGTHENS, _LONGEST = 1.6, 16.0  # over the first, from one refining probe to the next
 _LONG, _LEAST_LONG = 5.0, 2.0  # two of the probes near the target are as long as five first ones
+_LONG_FOR = 6.0  # … and as so many times what a queue may remember
 _UNCONFIRMED = 0.1  # by so much too high may be what short probes alone say
 _LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # requests over D, of a probe and of its warm-up
 _PARTS = 8.0
@@ -64,7 +65,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """The next probe: at which level, how long to warm up and to measure, and the design effect to
-    judge its early end by."""
+    judge its early end by: all that its queue may remember."""
 
     level: float
     warmup_s: float
@@ -150,7 +151,8 @@ def _n_long(question: Question, usable: Sequence[Probe], found: Posterior) -> fl
     """The long probes near the target, each counted by its relevance. Short ones of a server just
     above its capacity end before its queue shows, so that all of them together look like a cliff at
     too high a load; long ones must have been asked, too."""
-    least = 0.0 if question.is_fixed else _LONG * _first_requests(question)
+    least = max(_LONG * _first_requests(question), _LONG_FOR * found.memory(question.target))
+    least = 0.0 if question.is_fixed else least
     long = [r for p, r in zip(usable, found.relevance, strict=True) if p.n_due >= least]
     return float(sum(long))
 
@@ -178,7 +180,7 @@ def _bracketing(question: Question, usable: Sequence[Probe]) -> Ask:
         is_fine = usable[0].attainment >= question.target
         level = max(levels) * 2 if is_fine else min(levels) / 2
     level = _within(question, level)
-    return _ask(question, usable, level, _first_requests(question), USUAL, USUAL)
+    return _ask(question, usable, level, _first_requests(question), USUAL)
 
 
 def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> Ask:
@@ -195,7 +197,7 @@ def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> 
     apart = max(min(_APART_LOGIT / slope, _APART_MOST), found.sd)
     turn = _TURNS[len(usable) % len(_TURNS)]
     level = _within(question, found.quantile(0.5) * math.exp(turn * apart))
-    return _ask(question, usable, level, n, effect, memory)
+    return _ask(question, usable, level, n, memory)
 
 
 def _ask(
@@ -203,17 +205,16 @@ def _ask(
     usable: Sequence[Probe],
     level: float,
     n: float,
-    effect: float,
     memory: float,
 ) -> Ask:
     if question.is_fixed:
-        return Ask(level, question.warmup_s, question.measure_s, effect)
+        return Ask(level, question.warmup_s, question.measure_s, memory)
     per_s = _requests_per_s(usable, level, question.is_integer)
     if per_s is None:
-        return Ask(level, question.warmup_s, question.measure_s, effect)
+        return Ask(level, question.warmup_s, question.measure_s, memory)
     measure_s = max(question.measure_s, n / per_s)
     warmup_s = max(question.warmup_s, min(_WARM_WORTH * memory / per_s, measure_s / 2))
-    return Ask(level, warmup_s, measure_s, effect)
+    return Ask(level, warmup_s, measure_s, memory)
 
 
 def _requests_per_s(usable: Sequence[Probe], level: float, is_integer: bool) -> float | None:
