@@ -119,10 +119,10 @@ class TorchCuda:
         self._model, self._ops, self._lane = model, chosen, lane
         self._size, self._most = site.block_tokens, site.max_model_len
         self._scratch = n_blocks
-        with asked_for("kv_blocks", n_blocks, model.block_bytes):
+        with asked_for("kv_blocks", n_blocks, model.block_bytes, RuntimeError):
             # One block more than the engine knows of: where padding is written.
             model.cache = model.memory(n_blocks + 1)
-        with asked_for("swap_blocks", site.n_host_blocks, model.block_bytes):
+        with asked_for("swap_blocks", site.n_host_blocks, model.block_bytes, RuntimeError):
             self._host = HostKv(model.cache, site.n_host_blocks, lane.is_pinning)
         copy_s = model.block_bytes / _COPY_BYTES_PER_S
         self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, lane.gpu)
