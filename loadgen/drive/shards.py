@@ -193,7 +193,10 @@ class Shards:
             child.told.add(message["kind"])
             if all(word in child.told for child in self._children):
                 return
-        child = next(child for child in self._children if word not in child.told)
+            if child.has_ended and word not in child.told:
+                break
+        late = [child for child in self._children if word not in child.told]
+        child = next((child for child in late if child.has_ended), late[0])
         how = "died at its start" if child.has_ended else f"was not {word} within {_READY_S:g} s"
         raise RunInvalid(
             f"load-generating process {child.number} {how}: {child.process.last_words()}"

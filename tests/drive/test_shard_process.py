@@ -130,7 +130,8 @@ def test_processes_that_have_started_lack_nothing_but_their_tasks(tmp_path):
             assert "uvloop" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_process_that_dies_before_it_has_started_is_told(tmp_path):
+@pytest.mark.timeout(30)  # one that is slow has a minute
+def test_a_process_that_dies_before_it_has_started_is_told_at_once(tmp_path):
     with Shards(2, tmp_path) as shards:
         os.kill(shards.pids[1], signal.SIGKILL)
         with pytest.raises(RunInvalid, match="process 1 died at its start: exit status -9"):
