@@ -27,7 +27,7 @@ from loadgen.run_options import NOBODY, RunOptions
 from loadgen.target import Server, finish, tell
 from loadgen.workload.scenario import Scenario
 from targets.preflight import Check
-from targets.settle import settle
+from targets.settle import settle, unreachable
 
 if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
@@ -111,9 +111,10 @@ class Taker:
     def take(self, row: Sequence[tuple[str, Turn]]) -> list[CellRun | CellFailure]:
         """What came of a turn, or of those of a pair, each with its title.
 
-        Raises KeyboardInterrupt when interrupted; what is recorded has its summary and its page
-        then, too.
+        Raises KeyboardInterrupt when interrupted; runs that had ended before have their summary and
+        their page then, too.
         """
+        names = [turn.cell.name for _, turn in row]
         found: list[_Recorded | CellFailure] = []
         try:
             self._record(row, found)
@@ -121,7 +122,7 @@ class Taker:
             concluded = [
                 self._concluded(one) if isinstance(one, _Recorded) else one for one in found
             ]
-        return concluded
+        return sorted(concluded, key=lambda one: names.index(one.cell.name))
 
     def _record(
         self, row: Sequence[tuple[str, Turn]], found: list[_Recorded | CellFailure]
@@ -133,7 +134,7 @@ class Taker:
                 try:
                     one = self._ready(turn)
                 except SlobenchError as error:
-                    found.append(self._failure(title, turn, error))
+                    found.append(failure(title, turn, error, self.console))
                     continue
                 ready.append((title, one))
                 endings.enter_context(one.ending)
@@ -144,7 +145,7 @@ class Taker:
                     with one.ending:
                         recorded = self._recorded(one, is_later=one is not ready[0][1])
                 except SlobenchError as error:
-                    found.append(self._failure(title, one.turn, error))
+                    found.append(failure(title, one.turn, error, self.console))
                     continue
                 found.append(recorded)
                 if recorded.run.manifest["ended"] == "interrupted":
@@ -180,8 +181,10 @@ class Taker:
             return _Recorded(turn, ready.options, ready.record(), ())
         if (how := up.server.ended()) is not None:
             raise TargetError(how)
-        if is_later and up.server.kind == "url":  # both may be one
+        if is_later and up.server.kind == "url":  # nobody knows what it became, and both may be one
             self._settle(up.server, turn.cell.scenario)
+            if why := finish(unreachable(up.server.endpoint)):
+                raise TargetError(f"{up.server.name} ended while its partner was measured: {why}")
         before = self.gauge(turn.cell)
         run = ready.record()
         paces = tuple(pace for pace in (before, self.gauge(turn.cell)) if pace is not None)
@@ -197,12 +200,8 @@ class Taker:
         try:
             summary = finished(one.run, turn.directory, one.options).summary
         except SlobenchError as error:
-            return self._failure(f"{turn.cell.name}, repeat {turn.repeat}", turn, error)
+            return failure(f"{turn.cell.name}, repeat {turn.repeat}", turn, error, self.console)
         return CellRun(turn.cell, turn.repeat, turn.directory, one.run, summary, False, one.paces)
-
-    def _failure(self, title: str, turn: Turn, error: SlobenchError) -> CellFailure:
-        self.console.print(f"{title} failed: {error}", style="red", markup=False)
-        return CellFailure(turn.cell, turn.repeat, str(error))
 
     def _settle(self, server: Server, scenario: Scenario) -> None:
         checks = finish(
@@ -220,6 +219,12 @@ class Taker:
 
     def _tell(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
+
+
+def failure(title: str, turn: Turn, error: SlobenchError, console: Console) -> CellFailure:
+    """That a turn came to nothing, told under its title."""
+    console.print(f"{title} failed: {error}", style="red", markup=False)
+    return CellFailure(turn.cell, turn.repeat, str(error))
 
 
 def repeated(scenario: Scenario, repeat: int) -> Scenario:

@@ -28,16 +28,18 @@ from loadgen.cell_run import (
     CellRun,
     Gauge,
     Taker,
+    failure,
     kept_paces,
 )
 from loadgen.cell_server import CellServers
+from loadgen.errors import SlobenchError
 from loadgen.run import finished
 from loadgen.workload.scenario import Scenario
 
 NO_CONTROLS: Mapping[str, Cell] = {}
-PAIRS_OF_A_SERVER = 2
-"""Pairs that two servers up together serve before both are started anew, so that what two starts of
-a server differ by is in what two pairs differ by, and not in a night."""
+ROUNDS_OF_A_SERVER = 2
+"""Rounds after which servers that are up together are started anew, so that what two starts of a
+server differ by is in what two pairs differ by, and not in a night."""
 
 
 def turns(
@@ -110,7 +112,7 @@ def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Tur
             places[k],
             beside=tuple(places[:k] + places[k + 1 :]),
             up_beside=row[1 - k] if stay_up else None,
-            starts_anew=stay_up and k == 0 and repeat % PAIRS_OF_A_SERVER == 1,
+            starts_anew=stay_up and k == 0 and repeat % ROUNDS_OF_A_SERVER == 1,
         )
         for k, cell in enumerate(row)
     ]
@@ -139,12 +141,12 @@ def _run_cells(
         taker = Taker(servers, console, between, gauge)
         for row in _rows(todo):
             if row[0].directory in done:
-                yield from (_reused(turn, console) for turn in row)
+                yield from (_reused(turn, titles[turn.directory], console) for turn in row)
             else:
                 yield from taker.take([(titles[turn.directory], turn) for turn in row])
 
 
-def _reused(turn: Turn, console: Console) -> CellRun:
+def _reused(turn: Turn, title: str, console: Console) -> CellRun | CellFailure:
     """A run that is there; the page and the summary are made where an interrupt left none."""
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
@@ -153,7 +155,10 @@ def _reused(turn: Turn, console: Console) -> CellRun:
     if (turn.directory / "report.html").exists():
         summary = summarize(run, confidence=options.confidence)
     else:
-        summary = finished(run, turn.directory, options).summary
+        try:
+            summary = finished(run, turn.directory, options).summary
+        except SlobenchError as error:
+            return failure(title, turn, error, console)
     paces = kept_paces(turn.directory, console)
     return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, True, paces)
 

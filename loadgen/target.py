@@ -115,8 +115,7 @@ def open_target(
             found = _probed(
                 server.kind, endpoint, choice, scenario, schedule, console, warm_up, not is_kept
             )
-            is_good = all(check["ok"] is not False for check in found.checks)
-            if is_good and server.kind != "url":  # what became of that meanwhile, nobody knows
+            if server.kind != "url" and _is_certain(found):  # nobody knows what a URL became since
                 server.known[asked] = found
         yield replace(found, ended=server.ended)
 
@@ -140,7 +139,7 @@ class Server:
     endpoint: Endpoint
     name: str
     ended: Callable[[], str | None] = lambda: None
-    known: dict[tuple[object, ...], Target] = field(default_factory=dict, repr=False)
+    known: dict[tuple[object, ...], Target] = field(default_factory=dict, repr=False, compare=False)
 
 
 @contextmanager
@@ -267,6 +266,12 @@ def _probed(
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
     )
+
+
+def _is_certain(found: Target) -> bool:
+    """Whether a probe would find the same again: nothing wrong, and no length estimated."""
+    oks = {check["check"]: check["ok"] for check in found.checks}
+    return False not in oks.values() and oks.get("prompt_fit", True) is True
 
 
 def _asked(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[object, ...]:

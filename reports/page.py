@@ -47,10 +47,13 @@ def render_page(
 
 
 def write_page(path: Path, text: str) -> None:
-    """A page into a file. Raises UsageError where it cannot be written."""
+    """A page into a file, whole or not at all. Raises UsageError where it cannot be written."""
+    partial = path.with_name(f"{path.name}.partial")
     try:
-        path.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
+        partial.rename(path)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 

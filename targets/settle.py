@@ -38,6 +38,17 @@ async def settle(endpoint: Endpoint, *, drain_s: float, resets_cache: bool) -> l
     return checks
 
 
+async def unreachable(endpoint: Endpoint) -> str:
+    """Why nobody answers there, whatever the answer; "" where somebody does."""
+    async with Session(endpoint.route) as session:
+        url = endpoint.address.http_url + "/v1/models"
+        try:
+            async with session.request("GET", url, endpoint.request_headers(), b"", _TIMEOUT_S):
+                return ""
+        except OSError as error:
+            return reason(error, endpoint)
+
+
 async def _drained(endpoint: Endpoint, limit_s: float) -> Check:
     """Whether the server's own metrics say that nothing is in flight."""
     sources = [Source(url, endpoint) for url in endpoint.metrics_urls()]

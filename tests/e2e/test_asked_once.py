@@ -6,9 +6,12 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
+from loadgen.records import Status
+from loadgen.run import execute
+from loadgen.run_options import RunOptions
 from loadgen.target import Choice, open_server, open_target
 from loadgen.workload.prompts import Prompts
-from loadgen.workload.scenario import scenario_from_flags
+from loadgen.workload.scenario import Scenario, scenario_from_flags
 from loadgen.workload.schedule import make_plan
 
 pytestmark = pytest.mark.e2e
@@ -62,3 +65,17 @@ def test_a_url_is_asked_before_every_run_for_nobody_knows_what_became_of_it(aske
 def test_what_was_found_wrong_is_asked_about_again(asked):
     uncounted = {"engine": "usage=off"}
     assert asked(scenario(), scenario(seed=1), **uncounted) == 2 * asked(scenario(), **uncounted)
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_server_that_did_not_answer_everything_well_has_to_pass_again(tmp_path, cancels):
+    values = scenario(output_len=200).resolved()
+    if cancels:
+        values["requests"]["cancel"] = {"share": "100%", "after": "1ms"}
+    one = Scenario.model_validate(values)
+    with open_server(Choice("mock"), tmp_path / "logs", QUIET) as mock:
+        for number in range(2):
+            options = RunOptions(out_dir=tmp_path / str(number))
+            run = execute(one, "mock", options, QUIET, mock).run
+            assert (run.request_rows["status"] == Status.ok).all() != cancels
+        assert bool(mock.known) != cancels

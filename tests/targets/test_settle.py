@@ -2,12 +2,13 @@
 
 import asyncio
 import http.server
+import socket
 import threading
 
 import pytest
 
 from targets.endpoint import Endpoint, read_target
-from targets.settle import settle
+from targets.settle import settle, unreachable
 
 BUSY = "vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
@@ -119,3 +120,12 @@ def test_both_carry_the_endpoints_key_and_the_cache_can_be_kept(server):
     assert list(settled(endpoint, resets_cache=False)) == ["drained"]
     settled(endpoint)
     assert {key for _, key in server.asked} == {"Bearer k"}
+
+
+def test_who_answers_anything_can_be_reached_and_who_is_gone_cannot(server):
+    there = Endpoint(url=server.url)
+    assert asyncio.run(unreachable(there)) == ""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        gone = Endpoint(url=f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert asyncio.run(unreachable(gone)).startswith("cannot connect to 127.0.0.1:")
