@@ -15,15 +15,9 @@ from loadgen.cell_run import CellFailure, CellRun
 from loadgen.cells import run_cells
 from loadgen.run_options import RunOptions
 from loadgen.workload.scenario import scenario_from_flags
+from tests.e2e.lenient import LENIENT
 
 pytestmark = pytest.mark.e2e
-LENIENT = {
-    "instrument.lateness": "60s",
-    "instrument.loop_lag": "60s",
-    "instrument.cpu": "100%",
-    "instrument.run_delay": "100%",
-    "stop_when": "never",
-}
 
 
 @pytest.fixture
