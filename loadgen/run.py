@@ -83,7 +83,13 @@ def execute(
             recorded = _simulated(scenario, plan, options, directory, console)
         else:
             fleet = open_fleet or partial(_local_fleet, options, early)
-            recorded = _measured(scenario, plan, target, options, directory, console, server, fleet)
+            with _opened(
+                scenario, plan, target, options, directory, console, server, fleet
+            ) as record:
+                recorded = record()
+            said = recorded.manifest
+            served = ServedRun(directory, said["run"], said["epoch_monotonic_s"])
+            adopt_engine_logs(directory / "logs", [served])
         return finished(recorded, directory, options)
 
 
@@ -126,24 +132,6 @@ def read_story(directory: Path) -> ReadStory | None:
     from loadgen.lab.engine_story import engine_story
 
     return engine_story
-
-
-def _measured(
-    scenario: Scenario,
-    plan: Plan,
-    target: str,
-    options: RunOptions,
-    directory: Path,
-    console: Console,
-    server: Server | None,
-    open_fleet: OpenFleet,
-) -> Run:
-    with _opened(scenario, plan, target, options, directory, console, server, open_fleet) as record:
-        recorded = record()
-    said = recorded.manifest
-    served = ServedRun(directory, said["run"], said["epoch_monotonic_s"])
-    adopt_engine_logs(directory / "logs", [served])
-    return recorded
 
 
 @contextmanager
