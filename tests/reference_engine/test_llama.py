@@ -121,11 +121,12 @@ def test_stale_memory_does_not_leak_into_a_new_request():
     torch.testing.assert_close(again, fresh, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("on_intel", [False, True])
 @pytest.mark.parametrize("shape", [(640, 384), (384, 1024), (128, 128), (1100, 64)])
-def test_a_matrix_gives_the_product_whatever_order_it_is_kept_in(shape):
+def test_a_matrix_gives_the_product_whatever_order_it_is_kept_in(shape, on_intel):
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(shape, generator=generator)
-    matrix = linear.Linear(weight)
+    matrix = linear.Linear(weight, on_intel)
     for n_tokens in (1, 2, 17, 300):
         x = torch.randn(n_tokens, shape[1], generator=generator)
         expected = (x.double() @ weight.double().t()).float()
