@@ -20,10 +20,10 @@ from loadgen.measure.capacity.search import Ask, Question, judge, next_probe
 
 
 def probe(level, share, n=1600, warmup_s=1e6, grade="measured"):
-    """A probe whose blocks all have the same share."""
+    """A probe whose blocks all have the same share, as far as whole requests can."""
     due = n // N_BLOCKS
-    kept = round(share * due)
-    return Probe(level, (due,) * N_BLOCKS, (kept,) * N_BLOCKS, warmup_s, 10.0, 10.0, grade)
+    kept = np.diff(np.rint(share * due * np.arange(N_BLOCKS + 1))).astype(int)
+    return Probe(level, (due,) * N_BLOCKS, tuple(kept.tolist()), warmup_s, 10.0, 10.0, grade)
 
 
 def on_curve(levels, capacity, slope, target=0.9, n=16_000):
@@ -41,7 +41,7 @@ def ask_until_done(question, answer, most=60):
     probes: list[Probe] = []
     while (ask := next_probe(question, probes)) is not None:
         assert len(probes) < most
-        probes.append(answer(ask))
+        probes.append(replace(answer(ask), measured_s=ask.measure_s))
     return judge(question, probes), probes
 
 
@@ -110,7 +110,7 @@ def test_independent_requests_are_worth_themselves_and_clumps_of_25_a_25th():
 
 @pytest.mark.parametrize(
     ("slope", "seen", "remembered"),
-    [(25.58428, 10, 80), (25.58428, 60, 200), (25.58428, 300, 300), (2.558428, 3, 3)],
+    [(25.58428, 3, 96), (25.58428, 60, 200), (25.58428, 300, 300), (2.558428, 3, 3)],
 )
 def test_a_steep_curve_remembers_more_than_short_probes_show(slope, seen, remembered):
     """1 − ρ is ln 10 / (0.9 · slope) at 90 %: 0.1 and 1, forgotten within 200 and 2 requests."""
@@ -140,6 +140,32 @@ def test_a_cliff_is_found_from_above_and_from_below():
         )
         assert state.outcome == "found"
         assert state.low <= 12.0 <= state.high
+
+
+def test_probes_far_below_do_not_confirm_an_answer():
+    # A search of the bundled simulator, whose capacity is 58.7: short probes looked like a cliff at
+    # 66. The last one, at 41, is long and fine, but that nobody had doubted.
+    none = (0,) * N_BLOCKS
+
+    def at(level, due, warmup_s, measured_s, met=None):
+        return Probe(level, due, met or due, warmup_s, measured_s, warmup_s + measured_s)
+
+    slow = (90, 87, 87, 77, 86, 71, 70, 78, 88, 79, 77, 87, 84, 87, 87, 88)
+    fast = (84, 62, 74, 77, 66, 76, 80, 87, 82, 78, 71, 62, 63, 67, 69, 65)
+    probes = [
+        at(5, (14, 12, 12, 13, 14, 11, 17, 6, 15, 13, 13, 15, 12, 8, 13, 6), 2, 40),
+        at(10, (10, 12, 14, 17, 14, 8, 14, 14, 10, 12, 13, 12, 11, 7, 11, 9), 2, 20.619),
+        at(20, (15, 15, 16, 13, 14, 8, 24, 11, 1, 12, 11, 11, 13, 12, 21, 16), 2, 10.968),
+        at(40, (10, 9, 12, 9, 6, 13, 5, 16, 12, 5, 15, 16, 13, 7, 12, 12), 2, 5.149),
+        at(80, (29, 31, 33, 22, 22, 20, 18, 28, 27, 22, 26, 30, 35, 27, 20, 37), 2, 5, none),
+        at(65.73, slow, 2, 21.244, (*slow[:-1], 56)),
+        at(71.6936, (36,) * N_BLOCKS, 4.7382, 8.23901, none),
+        at(66.7302, fast, 2.184, 17.9963, (73, 58, 61, *none[3:])),
+        at(78.88, (194,) * N_BLOCKS, 2, 38.003, none),
+        at(41.4374, (234,) * N_BLOCKS, 3.065, 92.472),
+    ]  # fmt: skip
+    state = judge(Question(0.9, 5.0, warmup_s=2.0, measure_s=20.0), probes)
+    assert state.outcome == "unsettled"
 
 
 def test_users_are_whole_numbers():
@@ -184,6 +210,40 @@ def test_a_search_goes_on_where_it_was_interrupted():
         assert again is not None
         assert again.level == whole[n].level
     assert next_probe(question, whole) is None
+
+
+def test_one_long_probe_does_not_silence_all_the_others():
+    # 13 probes of 320 requests around 1, and one of 32 000 whose blocks tell of a slow queue: they
+    # are short beside it, but alone it knows no slope.
+    near = on_curve(np.geomspace(0.7, 1.4, 13).tolist(), 1.0, 20.0, n=320)
+    kept = [2000] * N_BLOCKS
+    for block, n in ((4, 400), (5, 300), (9, 1800), (10, 100)):
+        kept[block] = n
+    long = Probe(0.97, (2000,) * N_BLOCKS, tuple(kept), 600.0, 2000.0, 2600.0)
+    found = posterior([*(replace(one, warmup_s=2.0) for one in near), long], 0.9, 0.3, 3.0)
+    assert found.relevance[-1] > 0.9
+    assert found.relevance[:-1].sum() > 0.9
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 2**32 - 1))
+def test_nothing_is_asked_where_every_probe_has_said_the_same(seed):
+    question = Question(0.9, start=4.0, precision=0.1, warmup_s=5, measure_s=20)
+    queue = Queue(servers=8, service=1, limit_s=4.0)
+    _, probes = queues.search(queue, question, np.random.default_rng(seed), budget_s=1000.0)
+    for n in range(1, len(probes)):
+        fine = [p.level for p in probes[:n] if p.attainment >= 0.9]
+        missed = [p.level for p in probes[:n] if p.attainment < 0.9]
+        if fine and missed:
+            least, most = sorted((max(fine), min(missed)))
+            assert least / 1.2 < probes[n].level < most * 1.2
+
+
+@pytest.mark.parametrize("warmup_s", [0.0, 30.0])
+def test_a_fixed_window_is_taken_as_it_is_with_or_without_a_warm_up(warmup_s):
+    question = Question(0.9, 0.5, warmup_s=warmup_s, measure_s=2000.0, is_fixed=True)
+    state, _ = queues.search(Queue(), question, np.random.default_rng(0))
+    assert state.outcome == "found"
 
 
 def test_a_fixed_window_is_never_shortened():
@@ -290,10 +350,13 @@ class Cliff:
         return instants_s, np.full(len(instants_s), rate <= 7.3)
 
 
-def test_a_cliff_is_settled_although_its_probes_end_early():
+@pytest.mark.parametrize("target", [0.9, 0.99])
+def test_a_cliff_is_settled_although_its_probes_end_early(target):
     for seed in range(5):
         rng = np.random.default_rng([seed, 99])
-        question = Question(0.99, 7.3 * math.exp(rng.uniform(-2.0, 0.2)), warmup_s=2, measure_s=20)
+        question = Question(
+            target, 7.3 * math.exp(rng.uniform(-2.0, 0.2)), warmup_s=2, measure_s=20
+        )
         state, probes = queues.search(Cliff(), question, rng)  # type: ignore[arg-type]  # its arrivals
         assert state.outcome == "found", seed
         assert state.low is not None

@@ -22,9 +22,11 @@ _N_SLOPES, _LEAST_SLOPE, _MOST_SLOPE = 31, 0.4, 400.0
 _USUAL_SLOPE, _SLOPE_SD = 8.0, 1.5  # of the prior, log-normal: 95 % between 0.4 and 150
 _REACH_LOGIT, _REACH_SD = 0.8, 3.0
 _WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
+_LEAST_COUNTED = 2.0  # of the probes' nearness, however short they all are
+_SHORTER = 1.25  # a step from the memory to the one that probes can stand for
 _PASSES = 3
 _MOST_LOGIT = 2.5
-_MOST_UNSEEN = 8.0  # times what is seen of a memory is believed to be unseen
+_MOST_UNSEEN = 32.0  # times what is seen of a memory is believed to be unseen
 _LEAST_NEAR = 6
 
 
@@ -66,13 +68,13 @@ class Posterior:
 
     def memory(self, target: float) -> float:
         """How many requests a queue may remember: what the probes showed, or what a queue of this
-        slope does, up to eight times what they showed or what is usual, as probes shorter than it
+        slope does, up to 32 times what they showed or what is usual, as probes shorter than it
         cannot show it.
 
         In heavy traffic a queue's ln(1/miss) is θ(1 − ρ), ρ the load over the one at which it grows
         for ever; then the slope is θρ over the attainment, and 1 − ρ is ln(1/miss) over their
         product. It forgets within 2σ²/(1 − ρ)² requests, σ² the sum of the squared cv of gaps and
-        of work. That is taken as 1: too much where both are even, which the eight bounds.
+        of work. That is taken as 1: too much where both are even, which the 32 bounds.
 
         Source: L. Kleinrock, Queueing Systems 2 (1976), §2.7–2.8 (diffusion approximation).
         """
@@ -101,13 +103,17 @@ def logit(share: float) -> float:
     return math.log(share / (1 - share))
 
 
-def posterior(probes: Sequence[Probe], target: float, low: float, high: float) -> Posterior:
+def posterior(
+    probes: Sequence[Probe], target: float, low: float, high: float, is_fixed: bool = False
+) -> Posterior:
     """The posterior from usable probes (one or more), prior flat in ln(level) from `low` to `high`.
 
     The line only holds nearby, so each pass weighs a probe by how near the pass before found the
     target: exp(−(ln level − ln capacity)² / 2r²), r the largest of 0.8 log-odds, three standard
     deviations of what is known, and what takes in six probes, a fine and a missed one among them. A
-    probe whose warm-up or window was short for queues this slow counts less.
+    probe whose warm-up or window was short for queues this slow counts less, beside those that were
+    longer: where nearly all were short, the longer ones of them count. `is_fixed`: the window is
+    what is asked for, and none is too short.
     The likelihood is the binomial one with D for its scale, integrated over what D leaves open: a
     Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
     """
@@ -121,7 +127,8 @@ def posterior(probes: Sequence[Probe], target: float, low: float, high: float) -
         begin, end = max(math.log(low), first - margin), min(math.log(high), last + margin)
         levels = np.linspace(begin, end, _N_LEVELS)
         slopes = _slopes_of(found)
-        found = _on_grid(probes, target, levels, slopes, _weights(probes, target, found))
+        weights = _weights(probes, target, found, is_fixed)
+        found = _on_grid(probes, target, levels, slopes, weights)
     return found
 
 
@@ -142,22 +149,39 @@ class _Weights(NamedTuple):
     scale: Array
 
 
-def _weights(probes: Sequence[Probe], target: float, found: Posterior) -> _Weights:
+def _weights(probes: Sequence[Probe], target: float, found: Posterior, is_fixed: bool) -> _Weights:
     level = np.array([probe.level for probe in probes])
     away = np.log(level) - math.log(found.quantile(0.5))
     reach = max(
         _REACH_LOGIT / found.slope, _REACH_SD * found.sd, _least_reach(probes, away, target)
     )
     near = np.exp(-0.5 * np.square(away / reach))
-    n = np.array([probe.n_due for probe in probes], np.float64)
-    warmed = n * np.array([probe.warmup_s / probe.measured_s for probe in probes])
     # Half believed here: those of a cliff end early, and would never count.
     memory = math.sqrt(found.dispersion.memory * found.memory(target))
-    lengths = np.minimum(1.0, warmed / (_WARM_REQUESTS * memory)) * np.minimum(
-        1.0, n / (_LEAST_REQUESTS * memory)
-    )
+    counted = near if is_fixed else near * _enough(probes, near, memory)
     miss = 1 / (1 + np.exp(np.clip(logit(target) - found.slope * away, -9.0, 9.0)))
-    return _Weights(near, np.maximum(near * lengths**2, 1e-6), relative(miss, target))
+    return _Weights(near, np.maximum(counted, 1e-6), relative(miss, target))
+
+
+def _enough(probes: Sequence[Probe], near: Array, memory: float) -> Array:
+    """How far each probe was long enough for what a queue remembers, 0 to 1: the square of what
+    its window and its warm-up are of six and of one and a half memories.
+
+    A memory that leaves less than two near probes in the count is taken for as much shorter: once
+    a single long probe shows a slow queue, all others would be nothing, and it knows no slope.
+    """
+    n = np.array([probe.n_due for probe in probes], np.float64)
+    warmed = n * np.array([probe.warmup_s / probe.measured_s for probe in probes])
+
+    def enough(memory: float) -> Array:
+        window = np.minimum(1.0, n / (_LEAST_REQUESTS * memory))
+        shares: Array = window * np.minimum(1.0, warmed / (_WARM_REQUESTS * memory))
+        return shares**2
+
+    least = min(_LEAST_COUNTED, float(near[warmed > 0].sum()) / 2)
+    while near @ enough(memory) < least:
+        memory /= _SHORTER
+    return enough(memory)
 
 
 def _bounded(due: Array, met: Array, target: float) -> Array:

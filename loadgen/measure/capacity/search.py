@@ -26,10 +26,12 @@ _GROWTH = 4.0
 _LENGTHENS, _LONGEST = 1.6, 16.0  # over the first, from one refining probe to the next
 _LONG, _LEAST_LONG = 5.0, 2.0  # two of the probes near the target are as long as five first ones
 _LONG_FOR = 6.0  # … and as so many times what a queue may remember
+_AT_THE_ANSWER, _REACH_LOGIT = 2.0, 0.8  # times the precision, or so many log-odds
 _UNCONFIRMED = 0.1  # by so much too high may be what short probes alone say
 _LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # requests over D, of a probe and of its warm-up
-_PARTS = 8.0
+_PARTS = 6.0
 _APART_LOGIT, _APART_MOST = 0.5, 0.12
+_APART_LEAST = 0.5  # of the precision
 _TURNS = (0.0, -1.0, 1.0)
 
 Outcome = Literal["found", "misses", "at_least", "unsettled"]
@@ -104,12 +106,13 @@ def judge(question: Question, probes: Sequence[Probe]) -> State:
     if not fine or not missed:
         return State("unsettled", None, None, max(fine, default=None), min(missed, default=None))
     levels = [probe.level for probe in usable]
-    found = posterior(usable, question.target, min(levels) / 2, max(levels) * 2)
+    reach = (min(levels) / 2, max(levels) * 2)
+    found = posterior(usable, question.target, *reach, is_fixed=question.is_fixed)
     tail = (1 - question.confidence) / 2
     value, low, high = (found.quantile(share) for share in (0.5, tail, 1 - tail))
     if max(fine) < min(missed):  # a cliff, for all that is known: it may stand anywhere between
         low, high = min(low, max(fine)), max(high, min(missed))
-    n_long = _n_long(question, usable, found)
+    n_long = _n_long(question, usable, found, value)
     settled = _state("found", question, found, (value, low, high))
     assert settled.low is not None
     assert settled.high is not None
@@ -147,14 +150,19 @@ def _first_requests(question: Question) -> float:
     return max(_FIRST_REQUESTS, _MISSES_TO_SEE / (1 - question.target))
 
 
-def _n_long(question: Question, usable: Sequence[Probe], found: Posterior) -> float:
-    """The long probes near the target, each counted by its relevance. Short ones of a server just
-    above its capacity end before its queue shows, so that all of them together look like a cliff at
-    too high a load; long ones must have been asked, too."""
+def _n_long(question: Question, usable: Sequence[Probe], found: Posterior, value: float) -> float:
+    """The long probes at the answer, each counted by its relevance and by how near it is. Short
+    ones of a server just above its capacity end before its queue shows, so that all of them
+    together look like a cliff at too high a load; long ones must have been asked, too, and where it
+    looks like a cliff: that a far lower load is fine was never in doubt."""
     least = max(_LONG * _first_requests(question), _LONG_FOR * found.memory(question.target))
     least = 0.0 if question.is_fixed else least
-    long = [r for p, r in zip(usable, found.relevance, strict=True) if p.n_due >= least]
-    return float(sum(long))
+    reach = max(_AT_THE_ANSWER * question.precision, _REACH_LOGIT / found.slope)
+    return math.fsum(
+        relevance * math.exp(-0.5 * (math.log(probe.level / value) / reach) ** 2)
+        for probe, relevance in zip(usable, found.relevance.tolist(), strict=True)
+        if probe.n_due >= least
+    )
 
 
 def _can_go_down(question: Question, missed: Sequence[float]) -> bool:
@@ -184,7 +192,7 @@ def _bracketing(question: Question, usable: Sequence[Probe]) -> Ask:
 
 
 def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> Ask:
-    """Around the middle of what is known, in turns below and above it, for as long as an eighth of
+    """Around the middle of what is known, in turns below and above it, for as long as a sixth of
     what the whole interval needs, but longer from one to the next, and never so short that its
     requests are worth less than ten."""
     target, slope = question.target, found.slope
@@ -194,10 +202,23 @@ def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> 
     least = _first_requests(question) * min(_LENGTHENS ** found.nearness.sum(), _LONGEST)
     longest = _GROWTH * max(probe.n_due for probe in usable)
     n = max(least, min(max(needed / _PARTS, _LEAST_WORTH * memory), longest))
-    apart = max(min(_APART_LOGIT / slope, _APART_MOST), found.sd)
-    turn = _TURNS[len(usable) % len(_TURNS)]
-    level = _within(question, found.quantile(0.5) * math.exp(turn * apart))
-    return _ask(question, usable, level, n, memory)
+    # Never much nearer than the answer has to be, nor between two such probes: promises kept and
+    # broken at what is all but one load look like a queue that remembers for ever.
+    least_apart = _APART_LEAST * question.precision
+    apart = max(min(_APART_LOGIT / slope, _APART_MOST), found.sd, least_apart)
+    turns = _TURNS if apart > least_apart else _TURNS[1:]
+    turn = turns[len(usable) % len(turns)]
+    level = found.quantile(0.5) * math.exp(turn * apart)
+    return _ask(question, usable, _within(question, _in_doubt(question, usable, level)), n, memory)
+
+
+def _in_doubt(question: Question, usable: Sequence[Probe], level: float) -> float:
+    """A level not far outside of those between the highest fine and the lowest missed one: beyond
+    them, every probe said the same, whatever a curve through a few of them leaves open."""
+    fine = max(p.level for p in usable if p.attainment >= question.target)
+    missed = min(p.level for p in usable if p.attainment < question.target)
+    beyond = math.exp(_APART_MOST)
+    return min(max(level, min(fine, missed) / beyond), max(fine, missed) * beyond)
 
 
 def _ask(
