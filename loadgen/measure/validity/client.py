@@ -20,6 +20,7 @@ OTHERS_SHARE = 0.10  # of the time of the client's cores
 IDLE_SHARE = 0.05  # with as much, there is a core to wake up on
 ENCODED_LATE_SHARE = 0.01
 STOLEN_SHARE = 0.01
+EXPLAINED_SHARE = 0.5  # of what the client stalled for, where the host took less than that
 
 
 def lateness(
@@ -151,22 +152,34 @@ def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) ->
 
 
 def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
-    """What a host that took the machine's time away did; "" where it did not, or is not known."""
+    """What a host that took the machine's time away did; "" where it did not, or is not known, and
+    where what it took was little and is less than half of what a client stalled for."""
     share = max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
-    if share <= STOLEN_SHARE:
+    if share <= STOLEN_SHARE and not any(map(_stalled_as_stolen, shards)):
         return ""
     return f"the host of this virtual machine gave {say_share(share)} of its time to others (steal)"
+
+
+def _stalled_as_stolen(shard: Mapping[str, Any]) -> bool:
+    """The clock of stolen time is a mean over the processors, while the client stalls on one."""
+    spans = (shard.get("stalls") or {}).get("spans_s") or []
+    stalled_s = sum(float(until_s) - float(from_s) for from_s, until_s, _ in spans)
+    n_processors = int((shard.get("cores") or {}).get("online") or 1)
+    window_s = float(shard.get("window_s") or 0.0)
+    stolen_s = float(shard.get("stolen_share") or 0.0) * window_s * n_processors
+    return stolen_s > 0 and stolen_s >= EXPLAINED_SHARE * stalled_s > 0
 
 
 def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
     """No gate: what it does to the client, lateness and the event loop's lag show."""
     if all(shard.get("stolen_share") is None for shard in shards):
         return Check("steal", None, "not recorded on this platform")
-    told = _stolen(shards)
     share = max(float(s.get("stolen_share") or 0.0) for s in shards)
     limit = f"limit {say_share(STOLEN_SHARE)}"
+    if share > STOLEN_SHARE:
+        return Check("steal", False, f"{_stolen(shards)}; {limit}")
     detail = f"{say_share(share)} of the machine's time was taken by its host; {limit}"
-    return Check("steal", not told, f"{told}; {limit}" if told else detail)
+    return Check("steal", True, detail)
 
 
 def stalls_of_our_own(found: Stalls | None, n_due: int) -> Check:
