@@ -2,7 +2,7 @@
 known."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -43,6 +43,17 @@ def ask_until_done(question, answer, most=60):
         assert len(probes) < most
         probes.append(replace(answer(ask), measured_s=ask.measure_s))
     return judge(question, probes), probes
+
+
+@dataclass(frozen=True)
+class Cliff(Queue):
+    """Keeps every promise up to a load, and none from there on."""
+
+    last: float = 7.3
+
+    def arrive(self, rate, horizon_s, rng):
+        instants_s = np.sort(rng.uniform(0, horizon_s, rng.poisson(rate * horizon_s)))
+        return instants_s, np.full(len(instants_s), rate <= self.last)
 
 
 instants = st.lists(st.floats(0, 10, exclude_max=True), min_size=1, max_size=50)
@@ -182,6 +193,41 @@ def test_users_are_whole_numbers():
     assert isinstance(state.value, int)
 
 
+@pytest.mark.parametrize(("users", "precision"), [(1, 0.05), (2, 0.05), (3, 0.05), (6, 0.01)])
+def test_few_users_are_settled_at_the_highest_whole_number_that_keeps_the_promise(users, precision):
+    # Between two of them nothing can be asked.
+    question = Question(0.9, 4.0, precision, warmup_s=2.0, measure_s=20.0, is_integer=True)
+    state, probes = queues.search(Cliff(last=users), question, np.random.default_rng(1))
+    assert (state.outcome, state.value, state.low) == ("found", users, users)
+    assert len(probes) < 20
+
+
+def test_a_curve_between_two_numbers_of_users_is_answered_with_the_lower_one():
+    def answer(ask):
+        odds = math.log(9) - 8.0 * math.log(ask.level / 2.8)
+        return probe(ask.level, 1 / (1 + math.exp(-odds)), asked_for(ask))
+
+    state, _ = ask_until_done(Question(0.9, 4.0, measure_s=20.0, is_integer=True), answer)
+    assert state.value == 2
+
+
+@pytest.mark.parametrize(("level", "share"), [(3.0, 0.95), (0.25, 0.8), (0.4, 0.0)])
+def test_one_probe_that_told_wrong_does_not_keep_the_others_away(level, share):
+    # A first probe that looked fine at three times the capacity, or missed at a quarter of it: with
+    # walls around what every probe said alike, 76 000 s of probes at a capacity of 0.69 per second.
+    queue, capacity = Queue(), Queue().capacity(0.9)
+    question = Question(0.9, level * capacity, precision=0.1, warmup_s=10.0, measure_s=20.0)
+    wrong = probe(level * capacity, share, 208)
+    lasted_s = 208 / (level * capacity)
+    probes = [replace(wrong, warmup_s=10.0, measured_s=lasted_s, spent_s=lasted_s + 10)]
+    rng = np.random.default_rng(5)
+    while (ask := next_probe(question, probes)) is not None:
+        probes.append(queues.probe(queue, ask, 0.9, rng))
+    state = judge(question, probes)
+    assert state.value == pytest.approx(capacity, rel=0.1)
+    assert sum(one.spent_s for one in probes) < 60_000
+
+
 def test_a_server_that_always_misses_has_no_capacity():
     question = Question(0.9, start=8.0, low=1.0, high=16.0)
     state, probes = ask_until_done(question, lambda ask: probe(ask.level, 0.3))
@@ -223,20 +269,6 @@ def test_one_long_probe_does_not_silence_all_the_others():
     found = posterior([*(replace(one, warmup_s=2.0) for one in near), long], 0.9, 0.3, 3.0)
     assert found.relevance[-1] > 0.9
     assert found.relevance[:-1].sum() > 0.9
-
-
-@settings(deadline=None, max_examples=10)
-@given(st.integers(0, 2**32 - 1))
-def test_nothing_is_asked_where_every_probe_has_said_the_same(seed):
-    question = Question(0.9, start=4.0, precision=0.1, warmup_s=5, measure_s=20)
-    queue = Queue(servers=8, service=1, limit_s=4.0)
-    _, probes = queues.search(queue, question, np.random.default_rng(seed), budget_s=1000.0)
-    for n in range(1, len(probes)):
-        fine = [p.level for p in probes[:n] if p.attainment >= 0.9]
-        missed = [p.level for p in probes[:n] if p.attainment < 0.9]
-        if fine and missed:
-            least, most = sorted((max(fine), min(missed)))
-            assert least / 1.2 < probes[n].level < most * 1.2
 
 
 @pytest.mark.parametrize("warmup_s", [0.0, 30.0])
@@ -342,14 +374,6 @@ def test_the_interval_covers_a_known_capacity_also_where_the_time_was_up(budget_
     assert covered >= 0.9 * n_answers
 
 
-class Cliff:
-    """Keeps every promise up to 7.3 requests per second, and none from there on."""
-
-    def arrive(self, rate, horizon_s, rng):
-        instants_s = np.sort(rng.uniform(0, horizon_s, rng.poisson(rate * horizon_s)))
-        return instants_s, np.full(len(instants_s), rate <= 7.3)
-
-
 @pytest.mark.parametrize("target", [0.9, 0.99])
 def test_a_cliff_is_settled_although_its_probes_end_early(target):
     for seed in range(5):
@@ -357,7 +381,7 @@ def test_a_cliff_is_settled_although_its_probes_end_early(target):
         question = Question(
             target, 7.3 * math.exp(rng.uniform(-2.0, 0.2)), warmup_s=2, measure_s=20
         )
-        state, probes = queues.search(Cliff(), question, rng)  # type: ignore[arg-type]  # its arrivals
+        state, probes = queues.search(Cliff(), question, rng)
         assert state.outcome == "found", seed
         assert state.low is not None
         assert state.high is not None

@@ -131,7 +131,7 @@ def _state(
 ) -> State:
     value, low, high = ends
     if question.is_integer:
-        value, low, high = max(1, round(value)), max(0, math.floor(low)), math.ceil(high)
+        value, low, high = max(1, math.floor(value)), max(0, math.floor(low)), math.ceil(high)
     return State(outcome, found, value, low, high)
 
 
@@ -158,6 +158,9 @@ def _n_long(question: Question, usable: Sequence[Probe], found: Posterior, value
     least = max(_LONG * _first_requests(question), _LONG_FOR * found.memory(question.target))
     least = 0.0 if question.is_fixed else least
     reach = max(_AT_THE_ANSWER * question.precision, _REACH_LOGIT / found.slope)
+    if question.is_integer:  # of a cliff between two whole levels, nothing nearer can be asked
+        whole = max(1.0, math.floor(value))
+        reach = max(reach, math.log((whole + 1) / whole))
     return math.fsum(
         relevance * math.exp(-0.5 * (math.log(probe.level / value) / reach) ** 2)
         for probe, relevance in zip(usable, found.relevance.tolist(), strict=True)
@@ -208,17 +211,8 @@ def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> 
     apart = max(min(_APART_LOGIT / slope, _APART_MOST), found.sd, least_apart)
     turns = _TURNS if apart > least_apart else _TURNS[1:]
     turn = turns[len(usable) % len(turns)]
-    level = found.quantile(0.5) * math.exp(turn * apart)
-    return _ask(question, usable, _within(question, _in_doubt(question, usable, level)), n, memory)
-
-
-def _in_doubt(question: Question, usable: Sequence[Probe], level: float) -> float:
-    """A level not far outside of those between the highest fine and the lowest missed one: beyond
-    them, every probe said the same, whatever a curve through a few of them leaves open."""
-    fine = max(p.level for p in usable if p.attainment >= question.target)
-    missed = min(p.level for p in usable if p.attainment < question.target)
-    beyond = math.exp(_APART_MOST)
-    return min(max(level, min(fine, missed) / beyond), max(fine, missed) * beyond)
+    level = _within(question, found.quantile(0.5) * math.exp(turn * apart))
+    return _ask(question, usable, level, n, memory)
 
 
 def _ask(
