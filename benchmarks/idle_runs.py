@@ -23,7 +23,6 @@ from typing import Any
 
 from rig.machine import keep, machine_line
 
-from loadgen.measure.validity.client import STOLEN_SHARE
 from targets.truth_server import truth_server
 
 IDLE_SHARE = 0.005  # of a second in which some task waited for a core
@@ -107,7 +106,7 @@ def main() -> int:
         one
         for one in invalid
         if (one["waiting_share_before"] or 0) < IDLE_SHARE
-        and (one["stolen_share"] or 0) <= STOLEN_SHARE
+        and not any("(steal)" in detail for detail in one["detail"])
     ]
     print(f"INVALID: {len(invalid)} of {len(runs)}; of them on a machine that was idle just before"
           f" and that its host left alone: {len(alarms)}")  # fmt: skip

@@ -23,6 +23,7 @@ class Used(NamedTuple):
 
 
 Cpu = Mapping[int, Used]  # by process
+_STEAL = 7  # the clock of it among a processor's eight
 _COMM_END = ") "  # a program's name may hold anything, also blanks and parentheses
 
 
@@ -61,6 +62,15 @@ def core_times(proc_stat: str, cores: Collection[int]) -> CoreTimes | None:
     programs, waiting = user + nice + system, idle + iowait
     times = (waiting, programs, programs + waiting + sum(rest))
     return CoreTimes(*(n_ticks / TICKS_PER_S for n_ticks in times))
+
+
+def most_stolen_s(proc_stat: str, before: str, cores: Collection[int]) -> float | None:
+    """What the host of a virtual machine took of that one of these cores of which it took most, s,
+    between two readings of `/proc/stat`; None where one of them does not list a core."""
+    now, then = processor_ticks(proc_stat), processor_ticks(before)
+    if not cores or not (now.keys() & then.keys()) >= set(cores):
+        return None
+    return max(now[core][_STEAL] - then[core][_STEAL] for core in cores) / TICKS_PER_S
 
 
 def cores_of_thread() -> frozenset[int]:

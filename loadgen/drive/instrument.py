@@ -13,7 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadgen.drive.core_use import TICKS_PER_S, core_times, cores_of_thread, processor_ticks
+from loadgen.drive.core_use import (
+    TICKS_PER_S,
+    core_times,
+    cores_of_thread,
+    most_stolen_s,
+    processor_ticks,
+)
 
 _WAKE_UP_S = 50e-6
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
@@ -64,7 +70,13 @@ class Meter:
         if now is None or then is None:
             return None
         spent = {name: round(value, 6) for name, value in now.since(then)._asdict().items()}
-        return {"allowed": sorted(cores), "online": os.cpu_count(), "own_s": own_s, **spent}
+        return {
+            "allowed": sorted(cores),
+            "online": os.cpu_count(),
+            "own_s": own_s,
+            **spent,
+            "most_stolen_s": most_stolen_s(stat, self._stat_before, cores),
+        }
 
     def summary(self) -> dict[str, Any]:
         return dict(self._shares)

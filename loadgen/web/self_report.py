@@ -29,6 +29,7 @@ class Cores(_Fields, frozen=True):
     idle_s: float
     programs_s: float
     total_s: float
+    most_stolen_s: Seconds | None
 
 
 class LoopLag(_Fields, frozen=True):

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.drive.core_use import TICKS_PER_S, Used, core_times, family_cpu, family_cpu_s
+from loadgen.drive.core_use import (
+    TICKS_PER_S,
+    Used,
+    core_times,
+    family_cpu,
+    family_cpu_s,
+    most_stolen_s,
+)
 
 #        user nice system idle iowait irq softirq steal guest
 STAT = """\
@@ -23,6 +30,14 @@ def test_the_clocks_of_the_asked_cores_are_added():
     tick_s = 1 / TICKS_PER_S
     assert core_times(STAT, {0}) == pytest.approx((550 * tick_s, 150 * tick_s, 733 * tick_s))
     assert core_times(STAT, {0, 1}) == pytest.approx((550 * tick_s, 410 * tick_s, 1005 * tick_s))
+
+
+def test_of_stolen_time_the_core_counts_that_lost_most():
+    later = STAT.replace(" 30 7 0", " 90 7 0").replace("4 5 0 0", "4 8 0 0")
+    assert most_stolen_s(later, STAT, {0, 1}) == pytest.approx(60 / TICKS_PER_S)
+    assert most_stolen_s(later, STAT, {1}) == pytest.approx(3 / TICKS_PER_S)
+    assert most_stolen_s(later, STAT, {2}) is None
+    assert most_stolen_s(later, "", {0}) is None
 
 
 @pytest.mark.parametrize(

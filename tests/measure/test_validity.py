@@ -106,16 +106,25 @@ def test_a_host_that_takes_the_machine_away_is_named_as_the_cause() -> None:
     assert summarize(with_shard(measured_run(), stolen_share=0.12)).validity.trusted
 
 
-@pytest.mark.parametrize(("stolen_share", "cause"), [(0.0015, "steal"), (0.0005, "was blocked")])
-def test_little_stolen_time_is_the_cause_of_stalls_that_are_no_longer(
-    stolen_share: float, cause: str
+@pytest.mark.parametrize(
+    ("most_stolen_s", "cause"),
+    [
+        (0.2, "took 200 ms of one core's time (steal), and the client stalled for 300 ms"),
+        (0.1, "was blocked"),
+        (None, "was blocked"),
+    ],
+)
+def test_what_little_the_host_took_is_the_cause_of_stalls_that_are_not_much_longer(
+    most_stolen_s: float | None, cause: str
 ) -> None:
-    # 32 s on four processors: 0.19 and 0.06 s of stolen time; the client stalled for 0.3 s.
+    run = measured_run()
+    cores = run.instrument["shards"][0]["cores"] | {"most_stolen_s": most_stolen_s}
     run = with_shard(
-        measured_run(),
+        run,
         loop_lag_s={"n": 320, "p50": 0.0, "p99": 0.01, "max": 0.1},
         stalls={"over_s": 0.005, "spans_s": [[4.0, 4.1, 0.1], [9.0, 9.2, 0.2]]},
-        stolen_share=stolen_share,
+        stolen_share=0.002,
+        cores=cores,
     )
     assert cause in check(run, "event loop").detail
     assert check(run, "steal").ok is True

@@ -14,7 +14,7 @@ def self_report(shard=0, broken=""):
         "shard": shard, "broken": broken, "window_s": 4.0, "cpu_share": 0.1,
         "run_delay_share": 0.0, "throttled_share": None, "stolen_share": None,
         "cores": {"allowed": [0, 1], "online": 2, "own_s": 0.4, "idle_s": 7.0, "programs_s": 0.9,
-                  "total_s": 8.0},
+                  "total_s": 8.0, "most_stolen_s": 0.0},
         "loop_lag_s": {"n": 100, "p50": 1e-5, "p99": 1e-4, "max": 1e-3},
         "stalls": {"over_s": 0.05, "spans_s": [[1.0, 1.2, 0.1]]},
         "backlog": None,

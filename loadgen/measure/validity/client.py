@@ -155,19 +155,24 @@ def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
     """What a host that took the machine's time away did; "" where it did not, or is not known, and
     where what it took was little and is less than half of what a client stalled for."""
     share = max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
-    if share <= STOLEN_SHARE and not any(map(_stalled_as_stolen, shards)):
-        return ""
-    return f"the host of this virtual machine gave {say_share(share)} of its time to others (steal)"
+    if share > STOLEN_SHARE:
+        given = f"gave {say_share(share)} of its time to others (steal)"
+        return f"the host of this virtual machine {given}"
+    told = [of_one for shard in shards if (of_one := _stalled_as_stolen(shard))]
+    return told[0] if told else ""
 
 
-def _stalled_as_stolen(shard: Mapping[str, Any]) -> bool:
-    """The clock of stolen time is a mean over the processors, while the client stalls on one."""
+def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
+    """A client stalls on one core at a time; what the host took of all, on average, says less."""
     spans = (shard.get("stalls") or {}).get("spans_s") or []
     stalled_s = sum(float(until_s) - float(from_s) for from_s, until_s, _ in spans)
-    n_processors = int((shard.get("cores") or {}).get("online") or 1)
-    window_s = float(shard.get("window_s") or 0.0)
-    stolen_s = float(shard.get("stolen_share") or 0.0) * window_s * n_processors
-    return stolen_s > 0 and stolen_s >= EXPLAINED_SHARE * stalled_s > 0
+    stolen_s = float((shard.get("cores") or {}).get("most_stolen_s") or 0.0)
+    if not spans or stolen_s < EXPLAINED_SHARE * stalled_s:
+        return ""
+    return (
+        f"the host of this virtual machine took {say(stolen_s, 's')} of one core's time (steal),"
+        f" and the client stalled for {say(stalled_s, 's')}"
+    )
 
 
 def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
