@@ -8,12 +8,18 @@ import pytest
 
 PAGE = resource.getpagesize()
 KEEP = """
-import resource, sys
+import resource, sys, time
 from loadgen.drive.memory import memory_for
 n = int(sys.argv[1])
 held = memory_for(n) if sys.argv[2] == "ahead" else []
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-reads = [bytes(250) for _ in range(n)]
+kept = []
+for _ in range(n // 64):  # requests, as the client keeps their reads
+    parts, times = [], []
+    for _ in range(64):
+        times.append(time.monotonic_ns())
+        parts.append(bytes(258))
+    kept.append((parts, times))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
