@@ -20,7 +20,9 @@ from loadgen.measure.capacity.probe import Array, Probe, counts
 _N_LEVELS = 121
 _N_SLOPES, _LEAST_SLOPE, _MOST_SLOPE = 31, 0.4, 400.0
 _USUAL_SLOPE, _SLOPE_SD = 8.0, 1.5  # of the prior, log-normal: 95 % between 0.4 and 150
-_REACH_LOGIT, _REACH_SD = 0.8, 3.0
+REACH_LOGIT = 0.8
+"""How far from the answer, in log-odds, a probe is still near it."""
+_REACH_SD = 3.0
 _WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
 _LEAST_COUNTED = 2.0  # of the probes' nearness, however short they all are
 _SHORTER = 1.25  # a step from the memory to the one that probes can stand for
@@ -152,9 +154,7 @@ class _Weights(NamedTuple):
 def _weights(probes: Sequence[Probe], target: float, found: Posterior, is_fixed: bool) -> _Weights:
     level = np.array([probe.level for probe in probes])
     away = np.log(level) - math.log(found.quantile(0.5))
-    reach = max(
-        _REACH_LOGIT / found.slope, _REACH_SD * found.sd, _least_reach(probes, away, target)
-    )
+    reach = max(REACH_LOGIT / found.slope, _REACH_SD * found.sd, _least_reach(probes, away, target))
     near = np.exp(-0.5 * np.square(away / reach))
     # Half believed here: those of a cliff end early, and would never count.
     memory = math.sqrt(found.dispersion.memory * found.memory(target))

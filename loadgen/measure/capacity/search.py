@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from loadgen.measure.capacity.curve import Posterior, posterior
+from loadgen.measure.capacity.curve import REACH_LOGIT, Posterior, posterior
 from loadgen.measure.capacity.dispersion import USUAL
 from loadgen.measure.capacity.probe import Probe
 
@@ -26,7 +26,7 @@ _GROWTH = 4.0
 _LENGTHENS, _LONGEST = 1.6, 16.0  # over the first, from one refining probe to the next
 _LONG, _LEAST_LONG = 5.0, 2.0  # two of the probes near the target are as long as five first ones
 _LONG_FOR = 6.0  # … and as so many times what a queue may remember
-_AT_THE_ANSWER, _REACH_LOGIT = 2.0, 0.8  # times the precision, or so many log-odds
+_AT_THE_ANSWER = 2.0  # times the precision, where that is more than `REACH_LOGIT`
 _UNCONFIRMED = 0.1  # by so much too high may be what short probes alone say
 _LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # requests over D, of a probe and of its warm-up
 _PARTS = 6.0
@@ -157,7 +157,7 @@ def _n_long(question: Question, usable: Sequence[Probe], found: Posterior, value
     looks like a cliff: that a far lower load is fine was never in doubt."""
     least = max(_LONG * _first_requests(question), _LONG_FOR * found.memory(question.target))
     least = 0.0 if question.is_fixed else least
-    reach = max(_AT_THE_ANSWER * question.precision, _REACH_LOGIT / found.slope)
+    reach = max(_AT_THE_ANSWER * question.precision, REACH_LOGIT / found.slope)
     if question.is_integer:  # of a cliff between two whole levels, nothing nearer can be asked
         whole = max(1.0, math.floor(value))
         reach = max(reach, math.log((whole + 1) / whole))

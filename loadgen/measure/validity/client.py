@@ -154,12 +154,15 @@ def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) ->
 def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
     """What a host that took the machine's time away did; "" where it did not, or is not known, and
     where what it took was little and is less than half of what a client stalled for."""
-    share = max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
-    if share > STOLEN_SHARE:
+    if (share := _stolen_share(shards)) > STOLEN_SHARE:
         given = f"gave {say_share(share)} of its time to others (steal)"
         return f"the host of this virtual machine {given}"
     told = [of_one for shard in shards if (of_one := _stalled_as_stolen(shard))]
     return told[0] if told else ""
+
+
+def _stolen_share(shards: Sequence[Mapping[str, Any]]) -> float:
+    return max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
 
 
 def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
@@ -179,7 +182,7 @@ def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
     """No gate: what it does to the client, lateness and the event loop's lag show."""
     if all(shard.get("stolen_share") is None for shard in shards):
         return Check("steal", None, "not recorded on this platform")
-    share = max(float(s.get("stolen_share") or 0.0) for s in shards)
+    share = _stolen_share(shards)
     limit = f"limit {say_share(STOLEN_SHARE)}"
     if share > STOLEN_SHARE:
         return Check("steal", False, f"{_stolen(shards)}; {limit}")
