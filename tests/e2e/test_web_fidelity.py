@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from web_fidelity import SIDES, goals, judged
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "web_fidelity.py"
 
 
+@pytest.mark.e2e
+@pytest.mark.alone
+@pytest.mark.timeout(240)
 def test_a_read_page_moves_no_percentile(truth_cache, tmp_path):
     """The best of at most three rounds of four seconds; the full size is a benchmark."""
     done = subprocess.run(
@@ -20,3 +23,31 @@ def test_a_read_page_moves_no_percentile(truth_cache, tmp_path):
         pytest.skip(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "met    schedules are identical" in done.stdout
+
+
+LATE, MIDDLE, TAIL, TPOT = "lateness p99 ms", "TTFT p50 ms", "TTFT p99 ms", "TPOT p99 ms"
+QUIET = {LATE: 0.4, MIDDLE: 20.1, TAIL: 23.0, "TPOT p50 ms": 5.0, TPOT: 5.2}
+
+
+def of(alike, web):
+    """What is said of the last round, with all those without Locust."""
+    return judged(goals(dict(zip(SIDES, (alike[-1], web), strict=True)), are_equal=True), alike)
+
+
+def test_a_tail_that_only_locust_has_is_missed():
+    assert of([QUIET, QUIET], QUIET | {TAIL: 25.5}) == (1, "")
+    assert of([QUIET, QUIET], QUIET | {LATE: 3.5}) == (1, "")
+    assert of([QUIET, QUIET], QUIET) == (0, "")
+
+
+def test_nobody_can_tell_where_rounds_without_locust_are_as_far_apart():
+    """As seen: 29.6, 39.1 and 88.9 ms without Locust, 21.8 ms with it."""
+    alike = [QUIET | {TAIL: 29.6, TPOT: 5.3}, QUIET | {TAIL: 39.1}, QUIET | {TAIL: 88.9, TPOT: 6.6}]
+    assert of(alike, QUIET | {TAIL: 21.8}) == (
+        3, "so far apart are rounds without Locust (TTFT p99 ms apart)",
+    )  # fmt: skip
+
+
+def test_a_quiet_tail_does_not_excuse_late_requests():
+    alike = [QUIET, QUIET | {TAIL: 88.9}]
+    assert of(alike, QUIET | {TAIL: 21.8, LATE: 3.5}) == (1, "")
