@@ -20,7 +20,7 @@ from loadgen.measure.capacity.probe import Array, Probe, counts
 _N_LEVELS = 121
 _N_SLOPES, _LEAST_SLOPE, _MOST_SLOPE = 31, 0.4, 400.0
 _USUAL_SLOPE, _SLOPE_SD = 8.0, 1.5  # of the prior, log-normal: 95 % between 0.4 and 150
-REACH_LOGIT = 0.8
+REACH_LOGIT = 1.1
 """How far from the answer, in log-odds, a probe is still near it."""
 _REACH_SD = 3.0
 _WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
@@ -111,7 +111,7 @@ def posterior(
     """The posterior from usable probes (one or more), prior flat in ln(level) from `low` to `high`.
 
     The line only holds nearby, so each pass weighs a probe by how near the pass before found the
-    target: exp(−(ln level − ln capacity)² / 2r²), r the largest of 0.8 log-odds, three standard
+    target: exp(−(ln level − ln capacity)² / 2r²), r the largest of 1.1 log-odds, three standard
     deviations of what is known, and what takes in six probes, a fine and a missed one among them. A
     probe whose warm-up or window was short for queues this slow counts less, beside those that were
     longer: where nearly all were short, the longer ones of them count. `is_fixed`: the window is
