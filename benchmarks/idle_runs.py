@@ -6,8 +6,8 @@
 the machine is given up to ten seconds to become idle (`/proc/pressure/cpu`, what tasks waited for a
 core); how idle it was is kept beside the verdict of the instrument check, so that a run that failed
 on a busy machine is not taken for a false alarm. So is the share of its time that the host of a
-virtual machine took meanwhile, as nothing in it looks busy then. Exit status 1 where a run was
-INVALID.
+virtual machine took meanwhile, and how long the processor was slow, as nothing looks busy then.
+Exit status 1 where a run was INVALID.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from targets.truth_server import truth_server
 
 IDLE_SHARE = 0.005  # of a second in which some task waited for a core
 MOST_WAIT_S = 10.0
+OF_THE_HOST = ("(steal)", "of its usual speed")  # in what the check says
 
 
 def waited_s() -> float | None:
@@ -76,6 +77,7 @@ def one_run(folder: Path, rate_per_s: float, duration_s: float) -> dict[str, Any
         "loop_lag_p99_ms": 1e3 * shard["loop_lag_s"]["p99"],
         "run_delay_share": shard["run_delay_share"],
         "stolen_share": shard["stolen_share"],
+        "slow_s": (shard["processor"] or {}).get("slow_s"),
         "read_backlog_ms": 1e3 * (shard["backlog"] or {}).get("wait_mean_s", float("nan")),
         "stalls": len(shard["stalls"]["spans_s"]),
         "detail": [c["detail"] for c in validity["checks"] if c["is_gate"] and c["ok"] is False],
@@ -100,13 +102,13 @@ def main() -> int:
             said = "fine" if last["trusted"] else f"INVALID ({', '.join(last['failed'])})"
             print(f"{number + 1:3}  {said}; {idle}; lag p99 {last['loop_lag_p99_ms']:.2f} ms, run "
                   f"delay {last['run_delay_share'] or 0:.2%}, stalls {last['stalls']}, host took "
-                  f"{last['stolen_share'] or 0:.2%}")  # fmt: skip
+                  f"{last['stolen_share'] or 0:.2%}, slow {last['slow_s'] or 0:.2f} s")  # fmt: skip
     invalid = [one for one in runs if not one["trusted"]]
     alarms = [
         one
         for one in invalid
         if (one["waiting_share_before"] or 0) < IDLE_SHARE
-        and not any("(steal)" in detail for detail in one["detail"])
+        and not any(word in detail for word in OF_THE_HOST for detail in one["detail"])
     ]
     print(f"INVALID: {len(invalid)} of {len(runs)}; of them on a machine that was idle just before"
           f" and that its host left alone: {len(alarms)}")  # fmt: skip

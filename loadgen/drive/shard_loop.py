@@ -18,6 +18,7 @@ from loadgen.drive.instrument import GcPauses, Meter
 from loadgen.drive.loop_probe import LoopProbe
 from loadgen.drive.memory import memory_for
 from loadgen.drive.payloads import Payloads
+from loadgen.drive.processor_speed import ProcessorSpeed
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
@@ -79,8 +80,9 @@ class Shard:
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
         self._meter, self._gc, self._backlog = Meter(), GcPauses(), Backlog(client.in_flight)
+        self._speed = ProcessorSpeed()
         self._probe_timer = make_quiet_timer(loop)
-        self._probe = LoopProbe(self._probe_timer, self._backlog.look)
+        self._probe = LoopProbe(self._probe_timer, self._look)
         self._recorder = ShardRecorder(
             task.schedule,
             task.adapter,
@@ -141,6 +143,7 @@ class Shard:
             **self._meter.summary(),
             **self._probe.summary(),
             "backlog": self._backlog.summary(self._recorder.n_reads, self._meter.window_s),
+            "processor": self._speed.summary(),
             "gc": self._gc.summary(),
             "decoding": decoding,
             "connections": {
@@ -151,6 +154,11 @@ class Shard:
             "encoded_late": self._payloads.n_late,
             "spilled_bytes": self._recorder.spilled_bytes,
         }
+
+    def _look(self) -> None:
+        """With each probe of the loop."""
+        self._backlog.look()
+        self._speed.look(self._probe_timer.now_s())
 
     def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An error in a callback: nothing measured from now on could be trusted, but what was

@@ -52,6 +52,13 @@ class Backlog(_Fields, frozen=True):
     wait_mean_s: Seconds
 
 
+class Processor(_Fields, frozen=True):
+    looks: Count
+    usual_s: Seconds
+    slow_s: Seconds
+    slow_speed: Share | None
+
+
 class Gc(_Fields, frozen=True):
     collections: Count
     pause_max_s: Seconds
@@ -81,6 +88,7 @@ class SelfReport(_Fields, frozen=True):
     loop_lag_s: LoopLag
     stalls: Stalls
     backlog: Backlog | None
+    processor: Processor | None
     gc: Gc
     decoding: Decoding
     connections: Connections

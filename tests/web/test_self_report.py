@@ -18,6 +18,7 @@ def self_report(shard=0, broken=""):
         "loop_lag_s": {"n": 100, "p50": 1e-5, "p99": 1e-4, "max": 1e-3},
         "stalls": {"over_s": 0.05, "spans_s": [[1.0, 1.2, 0.1]]},
         "backlog": None,
+        "processor": {"looks": 400, "usual_s": 1e-6, "slow_s": 0.02, "slow_speed": 0.1},
         "gc": {"collections": 0, "pause_max_s": 0.0},
         "decoding": {"cpu_s": 0.01, "wall_s": 0.01},
         "connections": {"opened": 3, "reused": 9, "known": ["127.0.0.1"], "not_opened_ahead": 0},
@@ -27,7 +28,7 @@ def self_report(shard=0, broken=""):
 
 def test_a_whole_one_is_taken():
     check_self_report(self_report(), 0)
-    check_self_report(self_report() | {"cores": None, "cpu_share": None}, 0)
+    check_self_report(self_report() | {"cores": None, "cpu_share": None, "processor": None}, 0)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from loadgen.measure.validity.client import (
     share_of_time,
     shared_cores,
     stalls_of_our_own,
-    steal,
 )
+from loadgen.measure.validity.machine import processor_speed, steal
 from loadgen.measure.validity.sent import client_limits, record, stimulus
 from loadgen.measure.validity.served import cache, grown_load, input_lengths, output_lengths
 from loadgen.records import Run
@@ -73,6 +73,7 @@ def checks(
             float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
         ),
         steal(shards),
+        processor_speed(shards),
         stimulus(run),
         stalls_of_our_own(stalls(run, columns, due), int(np.count_nonzero(due))),
         grown_load(load),

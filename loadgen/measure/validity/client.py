@@ -12,6 +12,7 @@ from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed
 from loadgen.measure.stats import nearest_rank
 from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.machine import taken
 from loadgen.measure.wording import say, say_count, say_share
 from loadgen.records import Run
 
@@ -19,8 +20,6 @@ LEAST_WAITING = 20  # connections seen waiting, before their share says anything
 OTHERS_SHARE = 0.10  # of the time of the client's cores
 IDLE_SHARE = 0.05  # with as much, there is a core to wake up on
 ENCODED_LATE_SHARE = 0.01
-STOLEN_SHARE = 0.01
-EXPLAINED_SHARE = 0.5  # of what the client stalled for, where the host took less than that
 
 
 def lateness(
@@ -43,7 +42,7 @@ def lateness(
         f" max {say(float(late_s[-1]), 's')}; limit p99 {say(limit_s, 's')}"
     )
     if p99 > limit_s:
-        cause = _stolen(shards) or "the load generator fell behind its own schedule"
+        cause = taken(shards) or "the load generator fell behind its own schedule"
         detail = f"client-bound: {detail}; {cause}"
     return Check("lateness", p99 <= limit_s, detail, is_gate=True)
 
@@ -82,7 +81,7 @@ def loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
     )
     ok = float(lag["p99"]) <= limit_s
     if not ok:
-        cause = _stolen(shards) or "the client's event loop was blocked"
+        cause = taken(shards) or "the client's event loop was blocked"
         detail = f"client-bound: {detail}; {cause}"
     return Check("event loop", ok, detail, is_gate=True)
 
@@ -149,45 +148,6 @@ def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) ->
     if not ok:
         detail = f"client-bound: {detail}; another program never left the client's {whose} alone"
     return Check(name, ok, detail, is_gate=True)
-
-
-def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
-    """What a host that took the machine's time away did; "" where it did not, or is not known, and
-    where what it took was little and is less than half of what a client stalled for."""
-    if (share := _stolen_share(shards)) > STOLEN_SHARE:
-        given = f"gave {say_share(share)} of its time to others (steal)"
-        return f"the host of this virtual machine {given}"
-    told = [of_one for shard in shards if (of_one := _stalled_as_stolen(shard))]
-    return told[0] if told else ""
-
-
-def _stolen_share(shards: Sequence[Mapping[str, Any]]) -> float:
-    return max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
-
-
-def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
-    """A client stalls on one core at a time; what the host took of all, on average, says less."""
-    spans = (shard.get("stalls") or {}).get("spans_s") or []
-    stalled_s = sum(float(until_s) - float(from_s) for from_s, until_s, _ in spans)
-    stolen_s = float((shard.get("cores") or {}).get("most_stolen_s") or 0.0)
-    if not spans or stolen_s < EXPLAINED_SHARE * stalled_s:
-        return ""
-    return (
-        f"the host of this virtual machine took {say(stolen_s, 's')} of one core's time (steal),"
-        f" and the client stalled for {say(stalled_s, 's')}"
-    )
-
-
-def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
-    """No gate: what it does to the client, lateness and the event loop's lag show."""
-    if all(shard.get("stolen_share") is None for shard in shards):
-        return Check("steal", None, "not recorded on this platform")
-    share = _stolen_share(shards)
-    limit = f"limit {say_share(STOLEN_SHARE)}"
-    if share > STOLEN_SHARE:
-        return Check("steal", False, f"{_stolen(shards)}; {limit}")
-    detail = f"{say_share(share)} of the machine's time was taken by its host; {limit}"
-    return Check("steal", True, detail)
 
 
 def stalls_of_our_own(found: Stalls | None, n_due: int) -> Check:

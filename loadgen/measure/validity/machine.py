@@ -1,0 +1,102 @@
+"""What the machine under the client took from it: a host's time, or a processor's speed.
+
+No gates: what they do to the client, lateness and the event loop's lag show, and name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadgen.measure.validity.check import Check
+from loadgen.measure.wording import say, say_share
+
+STOLEN_SHARE = 0.01
+SLOW_SHARE = 0.01
+EXPLAINED_SHARE = 0.5  # of what the client stalled for, where the machine took less than those
+
+
+def taken(shards: Sequence[Mapping[str, Any]]) -> str:
+    """What the machine under the client took from it; "" where it did not, or is not known."""
+    return _stolen(shards) or _slowed(shards)
+
+
+def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
+    if all(shard.get("stolen_share") is None for shard in shards):
+        return Check("steal", None, "not recorded on this platform")
+    share = _stolen_share(shards)
+    limit = f"limit {say_share(STOLEN_SHARE)}"
+    if share > STOLEN_SHARE:
+        return Check("steal", False, f"{_stolen(shards)}; {limit}")
+    detail = f"{say_share(share)} of the machine's time was taken by its host; {limit}"
+    return Check("steal", True, detail)
+
+
+def processor_speed(shards: Sequence[Mapping[str, Any]]) -> Check:
+    slowest = _slowest(shards)
+    if slowest is None:
+        return Check("processor speed", None, "the client did not look at it")
+    share, _ = slowest
+    limit = f"limit {say_share(SLOW_SHARE)}"
+    if share > SLOW_SHARE:
+        detail = f"{_slowed(shards)}, {say_share(share)} of the run; {limit}"
+        return Check("processor speed", False, detail)
+    detail = f"slower than a third of the usual for {say_share(share)} of the run; {limit}"
+    return Check("processor speed", True, detail)
+
+
+def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
+    """What a host that took the machine's time away did; "" where it did not, or is not known, and
+    where what it took was little and is less than half of what a client stalled for."""
+    if (share := _stolen_share(shards)) > STOLEN_SHARE:
+        given = f"gave {say_share(share)} of its time to others (steal)"
+        return f"the host of this virtual machine {given}"
+    told = [of_one for shard in shards if (of_one := _stalled_as_stolen(shard))]
+    return told[0] if told else ""
+
+
+def _stolen_share(shards: Sequence[Mapping[str, Any]]) -> float:
+    return max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
+
+
+def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
+    """A client stalls on one core at a time; what the host took of all, on average, says less."""
+    stalled_s = _stalled_s(shard)
+    stolen_s = float((shard.get("cores") or {}).get("most_stolen_s") or 0.0)
+    if not stalled_s or stolen_s < EXPLAINED_SHARE * stalled_s:
+        return ""
+    return (
+        f"the host of this virtual machine took {say(stolen_s, 's')} of one core's time (steal),"
+        f" and the client stalled for {say(stalled_s, 's')}"
+    )
+
+
+def _slowed(shards: Sequence[Mapping[str, Any]]) -> str:
+    """What a processor did that was slowed down for more than 1 % of the run, or for at least half
+    of what a client stalled for."""
+    slowest = _slowest(shards)
+    if slowest is None:
+        return ""
+    share, shard = slowest
+    slow_s, stalled_s = share * float(shard["window_s"]), _stalled_s(shard)
+    if share <= SLOW_SHARE and not 0 < EXPLAINED_SHARE * stalled_s <= slow_s:
+        return ""
+    speed = say_share(float(shard["processor"]["slow_speed"]))
+    return (
+        f"the processor ran at {speed} of its usual speed for {say(slow_s, 's')} (throttled for"
+        " heat or power, or by the host of a virtual machine)"
+    )
+
+
+def _slowest(
+    shards: Sequence[Mapping[str, Any]],
+) -> tuple[float, Mapping[str, Any]] | None:
+    """The largest share of its run that a client's processor was slow for; None: not recorded."""
+    known = [s for s in shards if s.get("processor") and float(s.get("window_s") or 0.0) > 0]
+    shares = [(float(s["processor"]["slow_s"]) / float(s["window_s"]), s) for s in known]
+    return max(shares, key=lambda one: one[0], default=None)
+
+
+def _stalled_s(shard: Mapping[str, Any]) -> float:
+    spans = (shard.get("stalls") or {}).get("spans_s") or []
+    return sum(float(until_s) - float(from_s) for from_s, until_s, _ in spans)
