@@ -30,7 +30,7 @@ _AT_THE_ANSWER = 2.0  # times the precision, where that is more than `REACH_LOGI
 _UNCONFIRMED = 0.1  # by so much too high may be what short probes alone say
 _LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # requests over D, of a probe and of its warm-up
 _PARTS = 6.0
-_APART_LOGIT, _APART_MOST = 0.75, 0.12
+_APART_LOGIT, _APART_MOST = 0.5, 0.12
 _APART_LEAST = 0.5  # of the precision
 _TURNS = (0.0, -1.0, 1.0)
 
