@@ -135,15 +135,16 @@ class Shard:
             "cpu_s": time.thread_time() - before_s,
             "wall_s": time.monotonic() - started_s,
         }
+        probed = self._probe.summary()
         self._gc.stop()  # only now: decoding makes no cycles, and collecting would double its time
         self._report()
         return {
             "shard": self._number,
             "broken": self._broken,
             **self._meter.summary(),
-            **self._probe.summary(),
+            **probed,
             "backlog": self._backlog.summary(self._recorder.n_reads, self._meter.window_s),
-            "processor": self._speed.summary(),
+            "processor": self._speed.summary(probed["stalls"]["spans_s"]),
             "gc": self._gc.summary(),
             "decoding": decoding,
             "connections": {

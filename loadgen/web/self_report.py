@@ -56,6 +56,7 @@ class Processor(_Fields, frozen=True):
     looks: Count
     usual_s: Seconds
     slow_s: Seconds
+    slow_in_stalls_s: Seconds
     slow_speed: Share | None
 
 

@@ -5,12 +5,12 @@ import pytest
 from loadgen.drive.processor_speed import ProcessorSpeed
 
 
-def seen(took_us, every_s=0.01):
+def seen(took_us, every_s=0.01, stalls=()):
     works = iter(took_us)
     speed = ProcessorSpeed(lambda: next(works) * 1e-6)
     for number in range(len(took_us)):
         speed.look(number * every_s)
-    return speed.summary()
+    return speed.summary(stalls)
 
 
 def test_looks_that_take_three_times_as_long_are_slow_time():
@@ -23,28 +23,43 @@ def test_looks_that_take_three_times_as_long_are_slow_time():
 
 def test_an_even_speed_is_none():
     told = seen([1.0, 1.9, 1.1, 2.9])
-    assert (told["slow_s"], told["slow_speed"]) == (0.0, None)
+    assert (told["slow_s"], told["slow_in_stalls_s"], told["slow_speed"]) == (0.0, 0.0, None)
 
 
-def test_a_slow_look_after_a_stall_stands_for_all_of_it():
-    works = iter([1e-6, 1e-6, 9e-6, 1e-6])
+@pytest.mark.parametrize(("takes_s", "slow_s"), [([1, 1, 9, 1], 0.02), ([1, 9, 9, 1, 1], 0.51)])
+def test_of_a_long_gap_all_is_slow_where_both_its_ends_are(takes_s, slow_s):
+    works = iter(takes_s)
     speed = ProcessorSpeed(lambda: next(works))
-    for now_s in (0.0, 0.01, 0.51, 0.52):
+    for now_s in (0.0, 0.01, 0.51, 0.52, 0.53)[: len(takes_s)]:
         speed.look(now_s)
     told = speed.summary()
     assert told is not None
-    assert told["slow_s"] == pytest.approx(0.5)
+    assert told["slow_s"] == pytest.approx(slow_s)
 
 
-def test_one_look_says_nothing():
-    assert seen([1.0]) is None
+def test_slow_time_in_stalls_is_what_both_share():
+    """Slow from 50 to 100 ms; stalled for 10 ms of it, and at other times."""
+    took_us = [1.0] * 6 + [9.0] * 5 + [1.0] * 30
+    stalls = [[0.0, 0.02, 0.1], [0.045, 0.055, 0.1], [0.095, 0.2, 0.1], [0.3, 0.31, 0.1]]
+    told = seen(took_us, stalls=stalls)
+    assert told["slow_s"] == pytest.approx(0.05)
+    assert told["slow_in_stalls_s"] == pytest.approx(0.01)
+
+
+def test_one_stall_may_hold_several_slow_phases():
+    took_us = [1.0, 9.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0]
+    assert seen(took_us, stalls=[[0.0, 1.0, 0.1]])["slow_in_stalls_s"] == pytest.approx(0.02)
+
+
+def test_two_looks_say_nothing():
+    assert seen([1.0, 9.0]) is None
     assert seen([]) is None
 
 
 def test_the_work_is_timed_where_nothing_else_is_given():
     speed = ProcessorSpeed()
-    speed.look(0.0)
-    speed.look(0.01)
+    for number in range(3):
+        speed.look(number * 0.01)
     told = speed.summary()
     assert told is not None
     assert 0 < told["usual_s"] < 1e-3

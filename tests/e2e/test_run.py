@@ -74,6 +74,14 @@ def test_every_request_and_token_is_recorded(plain):
     assert list(run.requests.status.cat.categories) == [status.name for status in Status]
 
 
+def test_the_client_looked_at_its_loop_and_its_processor_a_hundred_times_a_second(plain):
+    _, directory = plain
+    (shard,) = read_run(directory).instrument["shards"]
+    assert shard["loop_lag_s"]["n"] >= shard["processor"]["looks"] > 50
+    assert 0 <= shard["processor"]["slow_s"] <= shard["window_s"]
+    assert 1e-8 < shard["processor"]["usual_s"] < 1e-4
+
+
 def test_client_and_server_instants_are_in_causal_order(plain):
     """Both clocks are CLOCK_MONOTONIC of one machine: sent before read, written before received."""
     run = read_run(plain[1])

@@ -5,6 +5,7 @@ No gates: what they do to the client, lateness and the event loop's lag show, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from loadgen.measure.validity.check import Check
 from loadgen.measure.wording import say, say_share
 
 STOLEN_SHARE = 0.01
-SLOW_SHARE = 0.01
 EXPLAINED_SHARE = 0.5  # of what the client stalled for, where the machine took less than those
 
 
@@ -33,15 +33,13 @@ def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
 
 
 def processor_speed(shards: Sequence[Mapping[str, Any]]) -> Check:
-    slowest = _slowest(shards)
-    if slowest is None:
+    known = [shard for shard in shards if shard.get("processor")]
+    if not known:
         return Check("processor speed", None, "the client did not look at it")
-    share, _ = slowest
-    limit = f"limit {say_share(SLOW_SHARE)}"
-    if share > SLOW_SHARE:
-        detail = f"{_slowed(shards)}, {say_share(share)} of the run; {limit}"
-        return Check("processor speed", False, detail)
-    detail = f"slower than a third of the usual for {say_share(share)} of the run; {limit}"
+    if told := _slowed(shards):
+        return Check("processor speed", False, told)
+    slow_s = max(float(shard["processor"]["slow_s"]) for shard in known)
+    detail = f"below a third of the usual for {say(slow_s, 's')}; no cause of the client's stalls"
     return Check("processor speed", True, detail)
 
 
@@ -72,29 +70,19 @@ def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
 
 
 def _slowed(shards: Sequence[Mapping[str, Any]]) -> str:
-    """What a processor did that was slowed down for more than 1 % of the run, or for at least half
-    of what a client stalled for."""
-    slowest = _slowest(shards)
-    if slowest is None:
+    """What processors did that were slowed down for at least half of what the clients stalled for;
+    "" where they were not, or are not known."""
+    known = [shard for shard in shards if shard.get("processor")]
+    stalled_s = math.fsum(map(_stalled_s, shards))
+    slow_s = math.fsum(float(shard["processor"]["slow_in_stalls_s"]) for shard in known)
+    speeds = [float(shard["processor"]["slow_speed"] or 1.0) for shard in known]
+    if not stalled_s or slow_s < EXPLAINED_SHARE * stalled_s:
         return ""
-    share, shard = slowest
-    slow_s, stalled_s = share * float(shard["window_s"]), _stalled_s(shard)
-    if share <= SLOW_SHARE and not 0 < EXPLAINED_SHARE * stalled_s <= slow_s:
-        return ""
-    speed = say_share(float(shard["processor"]["slow_speed"]))
     return (
-        f"the processor ran at {speed} of its usual speed for {say(slow_s, 's')} (throttled for"
-        " heat or power, or by the host of a virtual machine)"
+        f"the processor ran at {say_share(min(speeds))} of its usual speed for {say(slow_s, 's')}"
+        f" of the {say(stalled_s, 's')} for which the client stalled (throttled for heat or power,"
+        " clocked down, or slowed by the host of a virtual machine)"
     )
-
-
-def _slowest(
-    shards: Sequence[Mapping[str, Any]],
-) -> tuple[float, Mapping[str, Any]] | None:
-    """The largest share of its run that a client's processor was slow for; None: not recorded."""
-    known = [s for s in shards if s.get("processor") and float(s.get("window_s") or 0.0) > 0]
-    shares = [(float(s["processor"]["slow_s"]) / float(s["window_s"]), s) for s in known]
-    return max(shares, key=lambda one: one[0], default=None)
 
 
 def _stalled_s(shard: Mapping[str, Any]) -> float:
