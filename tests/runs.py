@@ -77,6 +77,13 @@ INSTRUMENT: dict[str, Any] = {
                 "programs_s": 7.6,
                 "total_s": 64.0,
             },
+            "processor": {
+                "looks": 3200,
+                "usual_s": 1e-6,
+                "slow_s": 0.0,
+                "slow_in_stalls_s": 0.0,
+                "slow_speed": None,
+            },
             "gc": {"collections": 3, "pause_max_s": 0.0004},
             "connections": {"opened": 12, "reused": 188},
             "encoded_late": 0,
