@@ -212,18 +212,13 @@ def main() -> int:
     show(f"{RATE_PER_S} requests/s, {len(rounds['run'])} rounds of {for_s} s: median [min, max]",
          SIDES, table)  # fmt: skip
     if not asked.quick:
-        medians = {
-            side: {name: one["median"] for name, one in table[side].items()} for side in SIDES
-        }
-        reached = goals(medians, are_equal)
+        found = {side: {name: one["median"] for name, one in table[side].items()} for side in SIDES}
+        reached = goals(found, are_equal)
     print(*reached, sep="\n")
     if asked.write:
         found_all = {"ms": table, "goals": [goal.to_json() for goal in reached]}
         print(f"\n{keep('web_fidelity', vars(asked), found_all)}")
-    ours = (
-        rounds["web"][-1] if asked.quick else {n: one["median"] for n, one in table["web"].items()}
-    )
-    status, why = judged(reached, rounds["run"], ours)
+    status, why = judged(reached, rounds["run"], found["web"])
     if why:
         print(f"this machine is too busy: {why}")
     return status

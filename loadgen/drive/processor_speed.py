@@ -18,7 +18,7 @@ from typing import Any
 
 SLOW = 3.0
 """Times as long as usual; a neighbour on the other thread of a core costs less than two."""
-LEAST_LOOKS = 3
+_LEAST_LOOKS = 3
 _TRIES = 3  # the fastest of which counts: what interrupts one of them is no slowness
 _WORK = range(100)  # 1.2 µs, without touching memory
 _STANDS_FOR_S = 0.02  # a slow look beside one that was not
@@ -44,7 +44,7 @@ class ProcessorSpeed:
         while the loop was stalled (`slow_in_stalls_s`; `stalls` are [from, until, …] by time); and
         how fast the processor was then, over its usual speed (`slow_speed`). None of less than
         three looks."""
-        if len(self._works_s) < LEAST_LOOKS:
+        if len(self._works_s) < _LEAST_LOOKS:
             return None
         usual_s = statistics.median(self._works_s)
         spans = self._slow_spans(SLOW * usual_s)
