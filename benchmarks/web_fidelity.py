@@ -5,8 +5,10 @@
 The same scenario and seed, 200 requests/s against targets/truth, in turn by `slobench run` and by
 `slobench web` with a worker of its own process and two readers of its page, each of whom asks for
 statistics, live facts and the report every 0.6 s. Both record; the same lines read both records.
-Goals: with the page, send lateness p99 < 3 ms; TTFT p99 within 2 ms of the run without; schedules
-equal; p50 and p99 of TTFT and TPOT within 1 ms or 5 %. A figure is the median over rounds.
+The page and its readers have the machine's cores in common with the server, too: what that was late
+by, says its own log, and is taken from TTFT and TPOT (`as measured` has it). Goals: with the page,
+send lateness p99 < 3 ms; TTFT p99 within 2 ms of the run without; schedules equal; p50 and p99 of
+TTFT and TPOT within 1 ms or 5 %. A figure is the median over rounds.
 `--quick`: rounds of 4 s, at most three, until the goals are met in one.
 Exit status 1 where a goal is missed, 3 where the machine is too busy to judge: rounds without
 Locust miss every goal that was missed (the first one in each round, the others among themselves),
@@ -34,10 +36,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rig.machine import Goal, keep, machine_line, show, spreads
 
 from loadgen.drive.store import read_run
 from loadgen.records import Phase, Run, Status
+from targets.truth_log import TruthLog
 from targets.truth_server import truth_server
 
 RATE_PER_S, TOKENS, TTFT_S, ITL_S = 200, 16, 0.02, 0.005
@@ -138,20 +142,35 @@ def _until(page: str, holds: Callable[[Mapping[str, Any]], bool], most_s: float 
     raise SystemExit(f"{page}: it did not come to that within {most_s:g} s")
 
 
-def figures(run: Run) -> Figures:
-    """Of the measured window, in ms, from the recorded instants."""
+def figures(run: Run, log: TruthLog) -> Figures:
+    """Of the measured window, in ms, from the recorded instants and the server's."""
     rows = run.request_rows[run.schedule_rows["phase"] == Phase.measure]
     if not (rows["status"] == Status.ok).all():
         raise SystemExit(f"{np.count_nonzero(rows['status'] != Status.ok)} requests failed")
-    values = {
-        "lateness": rows["sent_s"] - rows["released_s"],
-        "TTFT": rows["first_token_s"] - rows["released_s"],
-        "TPOT": (rows["last_token_s"] - rows["first_token_s"]) / (rows["output_tokens"] - 1),
-    }
+    values = times_s(rows, log.of(rows["request_id"]), run.manifest["epoch_monotonic_s"])
     return {
         f"{name} p{q} ms": float(np.percentile(value, q)) * 1e3
         for name, value in values.items()
         for q in (50, 99)
+    }
+
+
+def times_s(
+    rows: NDArray[np.void], truth: NDArray[np.void], epoch_s: float
+) -> dict[str, NDArray[np.float64]]:
+    """Seconds per request. From having been sent to the first token's write, and from there to the
+    last one's, the server's script tells what it should take; more or less is the server's own."""
+    gaps = rows["output_tokens"] - 1
+    first_s, last_s = (truth[name] * 1e-9 - epoch_s for name in ("first_ns", "last_ns"))
+    server_late_s = first_s - rows["sent_s"] - TTFT_S
+    ttft_s = rows["first_token_s"] - rows["released_s"]
+    tpot_s = (rows["last_token_s"] - rows["first_token_s"]) / gaps
+    return {
+        "lateness": rows["sent_s"] - rows["released_s"],
+        "server late": server_late_s,
+        "TTFT as measured": ttft_s,
+        "TTFT": ttft_s - server_late_s,
+        "TPOT": tpot_s - (last_s - first_s) / gaps + ITL_S,
     }
 
 
@@ -178,8 +197,9 @@ def one_round(folder: Path, number: int, sides: Sequence[str]) -> tuple[dict[str
             ttft_s=TTFT_S, itl_s=ITL_S,
         ) as server:  # fmt: skip
             (by_run if side == "run" else by_web)(folder, server.url, out)
+            log = server.finish()
         run = read_run(folder / out)
-        found[side] = figures(run)
+        found[side] = figures(run, log)
         hashes.add(run.schedule_rows.tobytes())
     return found, len(hashes) == 1
 

@@ -4,8 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from web_fidelity import goals, judged
+from web_fidelity import goals, judged, times_s
+
+from loadgen.records import REQUESTS
+from targets.truth_log import TRUTH
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "web_fidelity.py"
 
@@ -65,3 +69,22 @@ def test_late_requests_are_excused_where_all_rounds_without_locust_have_as_late_
 def test_other_schedules_are_never_excused():
     late = QUIET | {LATE: 3.1}
     assert of([late, late], late, are_equal=False) == (1, "")
+
+
+def test_what_the_server_was_late_by_is_not_the_clients():
+    """Sent 1 ms late; the server took 27 ms instead of 20, 16 tokens 90 ms instead of 75; the first
+    was read 0.5 ms after its write, the last 2 ms."""
+    rows, truth = np.zeros(1, REQUESTS), np.zeros(1, TRUTH)
+    rows["released_s"], rows["sent_s"], rows["output_tokens"] = 2.0, 2.001, 16
+    rows["first_token_s"], rows["last_token_s"] = 2.0285, 2.120
+    truth["first_ns"], truth["last_ns"] = 102_028_000_000, 102_118_000_000
+    found = {name: 1e3 * value[0] for name, value in times_s(rows, truth, 100.0).items()}
+    assert found == pytest.approx(
+        {
+            "lateness": 1.0,
+            "server late": 7.0,
+            "TTFT as measured": 28.5,
+            "TTFT": 21.5,
+            "TPOT": 5.1,
+        }
+    )
