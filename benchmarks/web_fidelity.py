@@ -10,9 +10,9 @@ by, says its own log, and is taken from TTFT and TPOT (`as measured` has it). Go
 send lateness p99 < 3 ms; TTFT p99 within 2 ms of the run without; schedules equal; p50 and p99 of
 TTFT and TPOT within 1 ms or 5 %. A figure is the median over rounds.
 `--quick`: rounds of 4 s, at most three, until the goals are met in one.
-Exit status 1 where a goal is missed, 3 where the machine is too busy to judge: rounds without
-Locust miss every goal that was missed (the first one in each round, the others among themselves),
-and one of them did as badly.
+Exit status 1 where a goal is missed, 3 where the machine cannot judge: rounds without Locust miss
+every goal that was missed (the first one in each round, the others among themselves), and one of
+them did as badly; or the processor was slowed down for more than 1 % of the time with Locust.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ ASKED = ("/stats/requests", "/slo/live.json", "/stats/report")
 POLL_S, READERS = 0.6, 2  # an open page asks every second for one and every other for the rest
 LATENESS, MOST_LATE_MS = "lateness p99 ms", 3.0
 TAIL, MOST_APART_MS = "TTFT p99 ms", 2.0
+SLOW, MOST_SLOW = "processor slow %", 1.0  # of the time: what a p99 leaves out
+SAME = "schedules are identical"
 APART, READ = " apart", " with the page read"
 SCENARIO = """# Steady traffic of short answers, for a comparison of two clients.
 schema: 1
@@ -148,7 +150,9 @@ def figures(run: Run, log: TruthLog) -> Figures:
     if not (rows["status"] == Status.ok).all():
         raise SystemExit(f"{np.count_nonzero(rows['status'] != Status.ok)} requests failed")
     values = times_s(rows, log.of(rows["request_id"]), run.manifest["epoch_monotonic_s"])
-    return {
+    shards = run.instrument["shards"]
+    slow = sum(shard["processor"]["slow_s"] / shard["window_s"] for shard in shards) / len(shards)
+    return {SLOW: 100 * slow} | {
         f"{name} p{q} ms": float(np.percentile(value, q)) * 1e3
         for name, value in values.items()
         for q in (50, 99)
@@ -178,7 +182,7 @@ def goals(found: Mapping[str, Figures], are_equal: bool) -> list[Goal]:
     ours, theirs = found["web"], found["run"]
     named = [
         Goal(f"{LATENESS}{READ}", ours[LATENESS], MOST_LATE_MS, "ms"),
-        Goal("schedules are identical", float(are_equal), 1.0, is_floor=True),
+        Goal(SAME, float(are_equal), 1.0, is_floor=True),
     ]
     for name in ("TTFT p50 ms", TAIL, "TPOT p50 ms", "TPOT p99 ms"):
         limit = max(1.0, 0.05 * theirs[name])
@@ -240,15 +244,18 @@ def main() -> int:
         print(f"\n{keep('web_fidelity', vars(asked), found_all)}")
     status, why = judged(reached, rounds["run"], found["web"])
     if why:
-        print(f"this machine is too busy: {why}")
+        print(f"this machine cannot judge: {why}")
     return status
 
 
 def judged(reached: Sequence[Goal], alike: Sequence[Figures], ours: Figures) -> tuple[int, str]:
-    """The exit status, and why nobody can tell: what rounds without Locust did themselves."""
+    """The exit status, and why nobody can tell: what rounds without Locust did themselves, or what
+    the processor did."""
     missed = [goal for goal in reached if not goal.met]
     if missed and all(_is_noise(goal, alike, ours) for goal in missed):
         return 3, f"rounds without Locust are as bad ({missed[0].name})"
+    if missed and ours[SLOW] > MOST_SLOW and SAME not in {goal.name for goal in missed}:
+        return 3, f"the processor was slowed down for {ours[SLOW]:.1f} % of the time"
     return int(bool(missed)), ""
 
 

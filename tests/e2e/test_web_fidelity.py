@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from web_fidelity import goals, judged, times_s
+from web_fidelity import SLOW, goals, judged, times_s
 
 from loadgen.records import REQUESTS
 from targets.truth_log import TRUTH
@@ -30,7 +30,7 @@ def test_a_read_page_moves_no_percentile(truth_cache, tmp_path):
 
 
 LATE, MIDDLE, TAIL, TPOT = "lateness p99 ms", "TTFT p50 ms", "TTFT p99 ms", "TPOT p99 ms"
-QUIET = {LATE: 0.4, MIDDLE: 20.1, TAIL: 23.0, "TPOT p50 ms": 5.0, TPOT: 5.2}
+QUIET = {SLOW: 0.1, LATE: 0.4, MIDDLE: 20.1, TAIL: 23.0, "TPOT p50 ms": 5.0, TPOT: 5.2}
 
 
 def of(alike, web, are_equal=True):
@@ -66,8 +66,16 @@ def test_late_requests_are_excused_where_all_rounds_without_locust_have_as_late_
     assert of([late, late], QUIET) == (0, "")
 
 
+def test_a_tail_cannot_be_judged_on_a_processor_that_was_slowed_down():
+    """As seen: 8 % of its speed for 20 ms at a time, and a tail of 28 ms instead of 21."""
+    told = "the processor was slowed down for 3.2 % of the time"
+    assert of([QUIET, QUIET], QUIET | {TAIL: 28.4, SLOW: 3.2}) == (3, told)
+    assert of([QUIET, QUIET], QUIET | {TAIL: 28.4, SLOW: 0.9}) == (1, "")
+    assert of([QUIET, QUIET], QUIET | {SLOW: 3.2}) == (0, "")
+
+
 def test_other_schedules_are_never_excused():
-    late = QUIET | {LATE: 3.1}
+    late = QUIET | {LATE: 3.1, SLOW: 3.2}
     assert of([late, late], late, are_equal=False) == (1, "")
 
 
