@@ -22,6 +22,7 @@ class StandIn:
         )
 
     def Stream(self, device):
+        self.asked.append("a stream")
         return SimpleNamespace(name="side", wait_stream=lambda other: self._wait("side", other))
 
     def current_stream(self, device):
@@ -34,8 +35,9 @@ class StandIn:
         self.asked.append(f"off {stream.name}")
 
     @contextmanager
-    def graph(self, graph, pool) -> Iterator[None]:
-        self.asked.append(f"capture into {pool}")
+    def graph(self, graph, pool=None, stream=None) -> Iterator[None]:
+        where = "" if stream is None else f" on {stream.name}"
+        self.asked.append(f"capture into {pool}{where}")
         yield
         self.asked.append("captured")
 

@@ -35,11 +35,18 @@ def test_a_graph_is_captured_after_a_trial_on_another_stream(lane):
     again, result = lane.capture(work)
     assert lane._cuda.asked == [
         "side waits for own", "on side", "work", "off side", "own waits for side",
-        "capture into pool", "work", "captured",
+        "capture into pool on side", "work", "captured",
     ]  # fmt: skip
     again()
     assert lane._cuda.asked[-1] == "replay"
     assert result.tolist() == [1, 1]
+
+
+def test_all_graphs_come_from_one_stream(lane):
+    """A library keeps a workspace for each stream that it was called on, up to 32 MiB."""
+    for _ in range(20):
+        lane.capture(lambda: torch.ones(2))
+    assert lane._cuda.asked.count("a stream") == 1
 
 
 def test_the_end_of_a_step_is_an_event(lane):
@@ -52,7 +59,7 @@ def test_the_end_of_a_step_is_an_event(lane):
 
 def test_a_lane_knows_its_gpu(lane):
     assert (lane.gpu, lane.n_processors, lane.is_pinning) == ("GPU-4f5e", 132, False)
-    assert lane._cuda.asked == ["enter cpu"]
+    assert lane._cuda.asked == ["enter cpu", "a stream"]
 
 
 def test_kv_is_what_is_left_beside_others_and_the_largest_step(lane):
