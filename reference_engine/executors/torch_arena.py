@@ -15,6 +15,7 @@ class Arena:
     read) before the next step is written."""
 
     def __init__(self, size: int, device: torch.device, is_pinned: bool) -> None:
+        self._is_pinned = is_pinned
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=is_pinned)
         self._array = self._host.numpy()
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
@@ -26,6 +27,13 @@ class Arena:
 
     def clear(self) -> None:
         self._used = 0
+
+    def emptied(self, size: int) -> Arena:
+        """It, or a larger one where `size` numbers do not fit."""
+        if size > self.size:
+            return Arena(2 * size, self._device.device, self._is_pinned)
+        self.clear()
+        return self
 
     def put(self, numbers: NDArray[np.int32]) -> torch.Tensor:
         """Where `numbers` will be on the device after `send`, in their shape."""

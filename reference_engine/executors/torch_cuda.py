@@ -165,7 +165,7 @@ class TorchCuda:
         everything = list(batch.all_rows())
         fillers = padding_rows(padding, self._scratch, self._size, self._most)
         if not everything and not fillers:
-            return StepResult
+            return self._answer(torch.empty(0), []) if batch.copies else StepResult
         return self._compute(everything, fillers)
 
     # --- decode steps
@@ -185,10 +185,11 @@ class TorchCuda:
         on_device = self._decode_arena.put(numbers)
         self._decode_arena.send()
         places = list(range(len(decodes)))
-        asks = self._asked(places, decodes)
+        asked = self._asked(places, decodes)
         again, tokens = self._graphs[bucket]
         again()
-        return self._answer(tokens, places, asks, Draws.of(*on_device[5:]))
+        draws = None if asked is None else Draws.of(*on_device[5:])
+        return self._answer(tokens, places, asked, draws)
 
     @torch.inference_mode()
     def _capture(self) -> None:
@@ -212,18 +213,18 @@ class TorchCuda:
     def _compute(self, rows: list[Row], fillers: list[Row]) -> Tokens:
         made = mixed([*rows, *fillers], len(fillers), self._tables, self._size, self._group)
         self._update_tables()
-        self._mixed_arena = self._emptied(self._mixed_arena, made.size(aligned(1)))
+        self._mixed_arena = self._mixed_arena.emptied(made.size(aligned(1)))
         step, draws = made.put(
             self._mixed_arena, self._device_tables, self._n_splits(made.reads.shape[1])
         )
         # Back from the order of the step to that of the rows.
         places = sorted(range(len(made.wanted)), key=made.wanted.__getitem__)
-        asks = self._asked(places, [rows[made.wanted[place]].request for place in places])
+        asked = self._asked(places, [rows[made.wanted[place]].request for place in places])
         logits = self._model.forward(step, self._logits)
         if not places:
-            return self._answer(torch.empty(0), [], None, draws)
+            return self._answer(torch.empty(0), [])
         tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
-        return self._answer(tokens, places, asks, draws)
+        return self._answer(tokens, places, asked, draws)
 
     # --- both
 
@@ -235,19 +236,21 @@ class TorchCuda:
         asks = asks_of(places, requests, self._model.config.vocab_size)
         if asks is None:
             return None
-        self._ask_arena = self._emptied(self._ask_arena, asks.size)
+        self._ask_arena = self._ask_arena.emptied(asks.size)
         return asks, asks.put(self._ask_arena)
 
     def _answer(
         self,
         tokens: torch.Tensor,
         places: list[int],
-        asked: tuple[Asks, AsksOnDevice] | None,
-        draws: Draws,
+        asked: tuple[Asks, AsksOnDevice] | None = None,
+        draws: Draws | None = None,
     ) -> Tokens:
-        """Send for the tokens; `places[i]` is where the i-th answer is."""
+        """Send for the tokens; `places[i]` is where the i-th answer is. `draws` are those of the
+        step where anything is `asked`."""
         logprobs: torch.Tensor | None = None
         if asked is not None:
+            assert draws is not None, "asked without draws"
             on_device = asked[1]
             chosen, logprobs = choose(self._logits, draws, on_device, self._ops.sample)
             tokens.index_copy_(0, on_device.rows, chosen)
@@ -270,18 +273,11 @@ class TorchCuda:
 
         return wait
 
-    def _emptied(self, arena: Arena, size: int) -> Arena:
-        """It, or a larger one where `size` numbers do not fit."""
-        if size > arena.size:
-            return Arena(2 * size, self._lane.device, self._lane.is_pinning)
-        arena.clear()
-        return arena
-
     def _update_tables(self) -> None:
         at, values = self._tables.changes()
         if len(at):
             size = 2 * aligned(len(at))
-            self._change_arena = self._emptied(self._change_arena, size)
+            self._change_arena = self._change_arena.emptied(size)
             where = self._change_arena.put(at.astype(np.int32))
             what = self._change_arena.put(values)
             self._change_arena.send()

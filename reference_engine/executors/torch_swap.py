@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 
 from reference_engine.executors.base import Copy
+from reference_engine.executors.torch_arena import Arena, aligned
 from reference_engine.kernels.kv_memory import Kv
 
 
@@ -22,15 +24,20 @@ class HostKv:
             )
             for part in cache.parts()
         ]
+        self._arena = Arena(1 << 12, cache.numbers.device, is_pinned)
 
     def work_off(self, copies: Sequence[Copy], cache: Kv) -> None:
         """In their order, which matters: a block may leave and be written to by another's return.
-        Does not wait for the device."""
-        for is_out, group in groupby(copies, key=lambda copy: copy.is_out):
-            same = list(group)
-            blocks = torch.tensor([copy.block for copy in same]).to(cache.numbers.device)
+        Does not wait for the device, which must be done with the copies of the call before."""
+        groups = [list(group) for _, group in groupby(copies, key=lambda copy: copy.is_out)]
+        self._arena = self._arena.emptied(sum(aligned(len(group)) for group in groups))
+        numbers = [
+            self._arena.put(np.array([copy.block for copy in group], np.int32)) for group in groups
+        ]
+        self._arena.send()
+        for group, blocks in zip(groups, numbers, strict=True):
             for host, part in zip(self._hosts, cache.parts(), strict=True):
-                _move(same, blocks, host, part, is_out)
+                _move(group, blocks.long(), host, part, group[0].is_out)
 
 
 def _move(

@@ -1,0 +1,78 @@
+"""Blocks of KV on their way to host memory and back: in order, and without a wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_engine.executors.base import Copy, Site, StepBatch
+from reference_engine.model.zoo import resolve
+from tests.reference_engine.cuda_stand_in import StandIn
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - only with torch
+
+from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402
+from reference_engine.executors.torch_lane import CudaLane  # noqa: E402
+from reference_engine.executors.torch_swap import HostKv  # noqa: E402
+from reference_engine.kernels.kv_memory import Kv  # noqa: E402
+from reference_engine.kernels.ops import PLAIN  # noqa: E402
+from reference_engine.model.paged import PagedLlama  # noqa: E402
+from reference_engine.model.weights import random_weights  # noqa: E402
+
+ATEN = torch.ops.aten
+CPU = torch.device("cpu")
+# Block 1 leaves, 2 takes its number and leaves, too, then both come back changed about.
+COPIES = (
+    Copy(1, 0, True), Copy(2, 3, True), Copy(1, 3, False), Copy(2, 0, False), Copy(1, 1, True)
+)  # fmt: skip
+
+
+class Crossings(TorchDispatchMode):
+    """Copies between two devices, which are not made, and whether they let the host go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unwaited: list[bool] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is ATEN.copy_.default and args[0].device != args[1].device:
+            self.unwaited.append(bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking"))
+            return args[0]
+        if func is ATEN._to_copy.default and kwargs.get("device", args[0].device) != args[0].device:
+            self.unwaited.append(bool(kwargs.get("non_blocking")))
+        return func(*args, **kwargs)
+
+
+def numbered(device) -> Kv:
+    """Block b of layer l holds 10·l + b."""
+    layers, blocks = torch.arange(2.0).view(2, 1), torch.arange(4.0).view(1, 4)
+    return Kv((10 * layers + blocks).view(2, 4, 1, 1, 1, 1).expand(2, 4, 2, 1, 2, 3).to(device))
+
+
+def test_blocks_go_and_come_in_their_order():
+    cache = Kv(numbered("cpu").numbers.clone())
+    HostKv(cache, 4, is_pinned=False).work_off(COPIES, cache)
+    assert cache.numbers[:, :, 0, 0, 0, 0].tolist() == [[0, 2, 1, 3], [10, 12, 11, 13]]
+
+
+def test_no_copy_waits_for_the_device():
+    """On a device without content, from which nothing can be waited for either."""
+    cache = numbered("meta")
+    host = HostKv(cache, 4, is_pinned=False)
+    with Crossings() as found:
+        host.work_off(COPIES, cache)
+    assert len(found.unwaited) == 1 + len(COPIES)  # the numbers of all blocks are sent at once
+    assert all(found.unwaited)
+
+
+def test_a_step_of_nothing_but_copies_is_waited_for():
+    """Their numbers lie in memory that the next step writes to."""
+    lane = CudaLane(CPU, StandIn())
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
+    site = Site(resolve("nano"), 4, 16, 64, lambda s: None, 4, 1)
+    executor = TorchCuda(model, PLAIN, site, 4, lane, has_graphs=False)
+    lane._cuda.asked.clear()
+    assert executor.execute(StepBatch(copies=COPIES)).tokens == []
+    assert lane._cuda.asked == ["enter cpu", "record", "synchronize"]
