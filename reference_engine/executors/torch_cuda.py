@@ -47,7 +47,7 @@ from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.filler import padding_rows
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.weights import load
-from reference_engine.sequence import Request
+from reference_engine.sequence import Request, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -311,6 +311,15 @@ def _refuse_odd_shape(config: ModelConfig) -> None:
         )
 
 
+def _demanding() -> Request:
+    """At its first token, and asking for all that takes memory to choose the next one: a sort and
+    sums in float64 of every logit."""
+    how = Sampling(temperature=1.0, top_p=0.9, top_k=50, logprobs=True)
+    return Request(
+        "trial", [0], 1, 0.0, min_tokens=1, stop_ids=frozenset({0}), sampling=how, blocks=[0]
+    )
+
+
 @torch.inference_mode()
 def _measured_blocks(model: PagedLlama, chosen: Ops, site: Site, lane: Lane, share: float) -> int:
     """KV blocks that fit beside the weights and the largest step there may be, which is computed
@@ -318,8 +327,9 @@ def _measured_blocks(model: PagedLlama, chosen: Ops, site: Site, lane: Lane, sha
 
     def largest_step() -> None:
         trial = TorchCuda(model, chosen, site, 1, lane, has_graphs=False)
-        padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), site.max_num_seqs, 0)
-        trial.execute(StepBatch(padding=padding))
+        decodes = [_demanding() for _ in range(site.max_num_seqs)]
+        padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), 0, 0)
+        trial.execute(StepBatch(decodes=decodes, padding=padding))
         model.cache = model.memory(0)
 
     room = lane.room(largest_step)

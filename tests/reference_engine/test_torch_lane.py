@@ -73,6 +73,32 @@ def test_kv_is_what_is_left_beside_others_and_the_largest_step(lane):
     assert model.cache.numbers.shape[1] == 0  # the trial's memory was given back
 
 
+def test_the_step_that_is_measured_wants_all_that_may_be_asked_of_every_row(lane):
+    """Of 3 rows: the token of each, and anew among the likeliest of those that are not banned,
+    with its log-probability."""
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
+    asked = []
+
+    def sample(logits, temperatures, keys):
+        asked.append(logits)
+        return PLAIN.sample(logits, temperatures, keys)
+
+    chunked: list[int] = []
+
+    def chunk_attention(q, *others):
+        chunked.append(len(q))
+        return PLAIN.chunk_attention(q, *others)
+
+    chosen = PLAIN._replace(sample=sample, chunk_attention=chunk_attention)
+    model._ops = chosen
+    site = Site(resolve("nano"), 0, 16, 64, lambda s: None, 0, 3, 32)
+    _measured_blocks(model, chosen, site, lane, 0.9)
+    assert [len(logits) for logits in asked] == [3, 3]
+    assert (asked[1] == float("-inf")).sum(1).tolist() == [1, 1, 1]
+    assert chunked == [29, 29]  # in each of two layers
+
+
 def test_a_device_is_asked_what_it_should_be_in_every_kind_of_step(lane):
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 144)
