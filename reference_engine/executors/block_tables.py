@@ -18,11 +18,19 @@ Rows = NDArray[np.int32]
 
 
 class BlockTables:
-    """`n_rows` rows of `width` blocks for requests, and one more that is all `scratch`."""
+    """`n_rows` rows of `width` blocks for requests, one more that is all `scratch`, the block
+    behind the others, and as many that are read for nobody: they are spread over all blocks.
+
+        0 … n_rows − 1   requests
+        scratch_row      scratch, scratch, …
+        from there on    b, b + 1, … modulo the number of blocks, b = 0, 1/n_rows, … of them
+    """
 
     def __init__(self, n_rows: int, width: int, scratch: int) -> None:
-        self.width, self.scratch_row = width, n_rows
-        self.array = np.full((n_rows + 1, width), scratch, np.int32)
+        self.width, self.scratch, self.scratch_row = width, scratch, n_rows
+        self.array = np.full((2 * n_rows + 1, width), scratch, np.int32)
+        firsts = np.arange(n_rows).reshape(-1, 1) * scratch // n_rows
+        self.array[n_rows + 1 :] = (firsts + np.arange(width)) % max(scratch, 1)
         self._flat = self.array.reshape(-1)
         self._free = list(range(n_rows - 1, -1, -1))
         self._held: dict[Request, int] = {}
@@ -46,6 +54,12 @@ class BlockTables:
                 self._append(row, blocks)
             out.append(row)
         return out
+
+    def filler_rows(self, n: int) -> Rows:
+        """Rows of `n` that read for nobody: as far apart as `n` can be, so that up to half of all
+        blocks none of them is read twice, which a cache would make cheap."""
+        n_rows = self.scratch_row
+        return (n_rows + 1 + np.arange(n) * n_rows // max(n, 1)).astype(np.int32)
 
     def changes(self) -> tuple[NDArray[np.int64], Rows]:
         """(flat indices into `array`, values there) that changed since the last call."""

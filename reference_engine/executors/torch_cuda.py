@@ -44,7 +44,7 @@ from reference_engine.executors.torch_swap import HostKv
 from reference_engine.kernels.ops import Ops, Which, ops
 from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.config import KvDtype, ModelConfig
-from reference_engine.model.filler import padding_rows
+from reference_engine.model.filler import filler_start, padding_rows
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.weights import load
 from reference_engine.sequence import Request, Sampling
@@ -171,15 +171,10 @@ class TorchCuda:
     # --- decode steps
 
     def _replay(self, decodes: Sequence[Request], padding: Padding, bucket: int) -> Tokens:
-        numbers = decode_numbers(decodes, bucket, self._tables, self._size)
-        if padding.decode_rows:
-            # They read as much as they are said to, all of it from the scratch block.
-            start = min(
-                max(padding.decode_context_tokens // padding.decode_rows, 1), self._most - 1
-            )
-            padded = slice(len(decodes), len(decodes) + padding.decode_rows)
-            numbers[1, padded], numbers[4, padded] = start, start + 1
-            numbers[2, padded] = self._scratch * self._size
+        start = filler_start(padding, self._most)
+        numbers = decode_numbers(
+            decodes, bucket, self._tables, self._size, padding.decode_rows, start
+        )
         self._update_tables()
         self._decode_arena.clear()
         on_device = self._decode_arena.put(numbers)

@@ -40,15 +40,24 @@ class Draws(NamedTuple):
 
 
 def decode_numbers(
-    requests: Sequence[Request], bucket: int, tables: BlockTables, block_tokens: int
+    requests: Sequence[Request],
+    bucket: int,
+    tables: BlockTables,
+    block_tokens: int,
+    n_fillers: int = 0,
+    start: int = 0,
 ) -> Ints:
-    """[8, bucket] for one token of each request; the rest of the bucket writes to the scratch
+    """[8, bucket] for one token of each request, then of `n_fillers` for nobody at position
+    `start`, which read as much as any; the rest of the bucket reads and writes the scratch
     block."""
     n = len(requests)
+    end = n + n_fillers
     numbers = np.zeros((DECODE_FIELDS, bucket), np.int32)
     numbers[3, :n] = tables.rows(requests)
-    numbers[3, n:] = tables.scratch_row
+    numbers[3, n:end] = tables.filler_rows(n_fillers)
+    numbers[3, end:] = tables.scratch_row
     numbers[1, :n] = [request.n_computed for request in requests]
+    numbers[1, n:end] = start
     numbers[0, :n] = [request.tokens[request.n_computed] for request in requests]
     numbers[2] = _slots(tables, numbers[3], numbers[1], block_tokens)
     numbers[4] = numbers[1] + 1
@@ -109,10 +118,10 @@ class Mixed(NamedTuple):
 def mixed(
     rows: Sequence[Row], n_fillers: int, tables: BlockTables, block_tokens: int, group: int
 ) -> Mixed:
-    """`rows`, of which the last `n_fillers` are padding, which reads and writes the scratch
-    block."""
+    """`rows`, of which the last `n_fillers` are padding: it writes to the scratch block and reads
+    any others."""
     at_table = tables.rows([row.request for row in rows[: len(rows) - n_fillers]])
-    at_table += [tables.scratch_row] * n_fillers
+    at_table += tables.filler_rows(n_fillers).tolist()
     order = sorted(range(len(rows)), key=lambda i: rows[i].n_tokens > 1)
     tokens: list[int] = []
     positions: list[Ints] = []
@@ -150,6 +159,7 @@ def mixed(
 
 def _slots(tables: BlockTables, rows: Ints, positions: Ints, block_tokens: int) -> Ints:
     blocks = tables.array[rows, positions // block_tokens]
+    blocks[rows >= tables.scratch_row] = tables.scratch  # for nobody, whatever is read
     slots: Ints = blocks * block_tokens + positions % block_tokens
     return slots
 

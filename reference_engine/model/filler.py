@@ -27,13 +27,18 @@ def padding_rows(
         rows.append(_row([0] * n_tokens, 0, [scratch_block] * n_blocks))
         left -= n_tokens
     if padding.decode_rows:
-        context = padding.decode_context_tokens // padding.decode_rows
-        start = min(max(context, 1), max_model_len - 1)
+        start = filler_start(padding, max_model_len)
         n_read, tokens = start // block_tokens, [0] * (start + 1)
         for i in range(padding.decode_rows):
             blocks = [(i * n_read + k) % scratch_block for k in range(n_read)]
             rows.append(_row(tokens, start, [*blocks, scratch_block]))
     return rows
+
+
+def filler_start(padding: Padding, max_model_len: int) -> int:
+    """The position that each decode for nobody computes."""
+    context = padding.decode_context_tokens // max(padding.decode_rows, 1)
+    return min(max(context, 1), max_model_len - 1)
 
 
 def _row(tokens: list[int], start: int, blocks: list[int]) -> Row:

@@ -83,3 +83,20 @@ def test_a_step_without_news_sends_nothing_and_a_new_block_sends_one_number():
     at, values = tables.changes()
     assert (at.tolist(), values.tolist()) == ([row * 8 + 2], [3])
     assert values.dtype == np.int32
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 500))
+def test_rows_for_nobody_share_no_block_while_they_read_half_of_all_at_most(n, n_rows, n_blocks):
+    n = min(n, n_rows)
+    width = n_blocks // (2 * n)
+    tables = BlockTables(n_rows, max(width, 1), n_blocks)
+    read = [tables.array[row, :width].tolist() for row in tables.filler_rows(n)]
+    blocks = [block for row in read for block in row]
+    assert len(set(blocks)) == len(blocks) == n * width
+    assert all(0 <= block < n_blocks for block in blocks)
+
+
+def test_more_rows_for_nobody_than_there_are_share_theirs():
+    tables = BlockTables(2, 3, 6)
+    rows = tables.filler_rows(4)
+    assert tables.array[rows].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]

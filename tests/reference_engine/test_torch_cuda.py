@@ -198,6 +198,52 @@ def test_padding_is_computed_and_writes_to_no_block_of_a_request(padding):
     assert a.n_output == 3
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_masked_rows_read_blocks_of_their_own_and_write_to_the_scratch_block(graphs):
+    """A block that they share would stay in the GPU's cache and cost them nothing."""
+    read: list[list[int]] = []
+    written: list[int] = []
+
+    def decode_attention(q, cache, tables, rows, contexts, n_splits):
+        for row, n_tokens in zip(rows.tolist(), contexts.tolist(), strict=True):
+            read.append(tables[row, : -(-n_tokens // 16)].tolist())
+        return torch.zeros_like(q)
+
+    def rope_write(qkv, positions, slots, *others):
+        written.extend((slots // 16).tolist())
+        return PLAIN.rope_write(qkv, positions, slots, *others)
+
+    spying = PLAIN._replace(decode_attention=decode_attention, rope_write=rope_write)
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), spying, 16, 144)
+    site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
+    executor = TorchCuda(model, spying, site, 24, CpuLane(), graphs)
+    read.clear()
+    written.clear()
+    executor.execute(StepBatch(padding=Padding(0, 4, 4 * 80)))
+    rows = read[:4]  # of the first layer
+    assert [len(blocks) for blocks in rows] == [6, 6, 6, 6]  # positions 0 to 80
+    assert sorted(block for blocks in rows for block in blocks) == list(range(24))
+    assert set(written) == {24}
+
+
+def test_prompts_for_nobody_write_to_the_scratch_block_alone():
+    written: list[int] = []
+
+    def rope_write(qkv, positions, slots, *others):
+        written.extend((slots // 16).tolist())
+        return PLAIN.rope_write(qkv, positions, slots, *others)
+
+    spying = PLAIN._replace(rope_write=rope_write)
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), spying, 16, 144)
+    site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
+    executor = TorchCuda(model, spying, site, 24, CpuLane(), has_graphs=False)
+    executor.execute(StepBatch(padding=Padding(200, 20, 0)))
+    assert len(written) == 2 * 220
+    assert set(written) == {24}
+
+
 def test_decode_steps_are_graphs_and_others_are_not():
     class Counting(CpuLane):
         def __init__(self) -> None:
