@@ -1,0 +1,124 @@
+"""`scripts/gpu-check` on a machine whose Python is itself a virtual environment with a torch that
+finds a GPU, and that lacks what slobench needs: rehearsed with a driver and a torch of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if None in (find_spec("pip"), find_spec("setuptools")):
+    pytest.skip("pip or setuptools is not installed", allow_module_level=True)
+
+ROOT = Path(__file__).parents[1]
+SUITE = """
+import importlib.metadata, json, sys
+import lacking, torch
+kinds = importlib.metadata.entry_points(group="slobench.executors")
+found = {"arguments": sys.argv[1:], "lacking": lacking.__file__, "torch": torch.__file__}
+print(json.dumps(found | {"kinds": sorted(kind.name for kind in kinds)}))
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """The checkout, the environment to run it in, and what lies where torch does."""
+    checkout, base, driver = tmp_path / "checkout", tmp_path / "base", tmp_path / "bin"
+    (checkout / "benchmarks").mkdir(parents=True)
+    (checkout / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "gpu-check", checkout / "scripts")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    for name in ("loadgen", "reference_engine"):
+        (checkout / name).mkdir()
+        (checkout / name / "__init__.py").touch()
+    (checkout / "slobench.py").touch()
+    (checkout / "benchmarks" / "gpu_suite.py").write_text(SUITE)
+    driver.mkdir()
+    (driver / "nvidia-smi").touch(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", base], check=True)
+    site = next((base / "lib").glob("python3*")) / "site-packages"
+    (site / "ours.pth").write_text(sysconfig.get_path("purelib"))  # pip and setuptools
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text(
+        "class cuda:\n    is_available = staticmethod(lambda: True)\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {
+        "PATH": f"{driver}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": str(base / "bin" / "python"),
+    }
+    return checkout, environment, site
+
+
+def wheel(directory: Path) -> None:
+    """Of a package that the machine lacks."""
+    directory.mkdir(exist_ok=True)
+    info = "lacking-1.0.dist-info"
+    with zipfile.ZipFile(directory / "lacking-1.0-py3-none-any.whl", "w") as file:
+        file.writestr("lacking.py", "")
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: lacking\nVersion: 1.0\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+
+
+def checked(machine, *arguments: str) -> subprocess.CompletedProcess[str]:
+    checkout, environment, _ = machine
+    return subprocess.run(
+        [checkout / "scripts" / "gpu-check", *arguments],
+        env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def test_it_runs_on_the_machines_torch_with_the_wheels_and_the_kinds_of_this_checkout(machine):
+    checkout, _, site = machine
+    wheel(checkout / ".gpu-wheels")
+    before = sorted(path.name for path in checkout.iterdir())
+    for _ in range(2):  # again over what the first left
+        done = checked(machine, "--only", "kernels")
+        assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["torch"] == str(site / "torch" / "__init__.py")
+    assert found["lacking"] == str(checkout / ".gpu-site" / "lacking.py")
+    assert found["kinds"] == ["simulated", "torch_cpu", "torch_cuda", "toy"]
+    budget, left_s, *others = found["arguments"]
+    assert budget == "--budget"
+    assert 380 <= int(left_s) <= 480  # of eight minutes, what setting up left
+    assert others == ["--only", "kernels"]
+    assert sorted(path.name for path in checkout.iterdir()) == sorted([*before, ".gpu-site"])
+
+
+def test_without_wheels_it_says_where_they_come_from(machine):
+    done = checked(machine)
+    assert done.returncode == 1
+    assert ".gpu-wheels is missing; run scripts/gpu-wheels" in done.stderr
+
+
+def test_without_a_torch_that_finds_the_gpu_it_says_so(machine):
+    _, _, site = machine
+    (site / "torch" / "__init__.py").write_text(
+        "class cuda:\n    is_available = staticmethod(lambda: False)\n"
+    )
+    done = checked(machine)
+    assert done.returncode == 1
+    assert "has a torch that finds the GPU" in done.stderr
+
+
+def test_without_a_driver_nothing_is_measured(machine):
+    _, environment, _ = machine
+    environment["PATH"] = os.path.dirname(shutil.which("dirname") or "/usr/bin")
+    if shutil.which("nvidia-smi", path=environment["PATH"]):
+        pytest.skip("a driver lies where every tool does")
+    done = checked(machine)
+    assert done.returncode == 0
+    assert done.stdout == "gpu-check: no NVIDIA driver here, nothing was measured\n"
