@@ -17,6 +17,7 @@ from reference_engine.wire.fields import (
     parse_object,
     seconds,
     text,
+    valid_unicode,
 )
 from reference_engine.wire.prompt import parse_messages, parse_prompt
 
@@ -189,7 +190,8 @@ def _stop(data: Mapping[str, Any]) -> tuple[str, ...]:
         or not all(isinstance(s, str) and s for s in stops)
     ):
         raise WireError(f"stop must be up to {_MOST_STOPS} non-empty strings", param="stop")
-    return tuple(stops)
+    # What is no valid Unicode never comes to pass.
+    return tuple(s for s in stops if valid_unicode(s) == s)
 
 
 def _tenant(name: str) -> str:

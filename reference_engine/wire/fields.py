@@ -20,6 +20,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return data
 
 
+def valid_unicode(text: str) -> str:
+    """With `?` for lone surrogates, which are valid JSON and no valid Unicode."""
+    return text.encode("utf-8", errors="replace").decode()
+
+
 def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from reference_engine.wire.errors import WireError
-from reference_engine.wire.fields import is_int
+from reference_engine.wire.fields import is_int, valid_unicode
 
+_MOST_ID = 1 << 32  # of any vocabulary
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def parse_messages(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """(role, text) of each message."""
+    """(role, text) of each message; like a prompt's, in valid Unicode."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise WireError("messages must be a non-empty list", param="messages")
@@ -25,8 +26,10 @@ def parse_prompt(data: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] |
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return prompt, None
+        return valid_unicode(prompt), None
     if isinstance(prompt, list) and prompt and all(is_int(token) for token in prompt):
+        if any(abs(token) >= _MOST_ID for token in prompt):
+            raise WireError("prompt: ids of more than 32 bits are no token's", param="prompt")
         return None, tuple(prompt)
     raise WireError(
         "prompt must be one string or one non-empty list of token ids (no batches)", param="prompt"
@@ -48,7 +51,7 @@ def _message(message: object, at: str) -> tuple[str, str]:
         content = ""
     if not isinstance(content, str):
         raise WireError(f"{at}.content must be text", param=f"{at}.content")
-    return role, content
+    return role, valid_unicode(content)
 
 
 def _part(part: object, at: str) -> str:

@@ -213,6 +213,18 @@ def test_any_json_is_either_read_or_refused_politely(data):
             assert isinstance(parse(json.dumps(data).encode()), Call)
 
 
+def test_a_lone_surrogate_is_a_question_mark_and_no_stop():
+    call = parse_completion(rb'{"prompt": "a\ud800b", "stop": ["\udfff", "c"]}')
+    assert (call.prompt, call.stop) == ("a?b", ("c",))
+
+
+@pytest.mark.parametrize("token", [1 << 32, -(1 << 32), 1 << 100])
+def test_an_id_that_no_vocabulary_has_is_refused_at_once(token):
+    with pytest.raises(WireError, match="more than 32 bits") as caught:
+        parse_completion(completion(prompt=[1, token]))
+    assert caught.value.param == "prompt"
+
+
 USAGE = Usage(5, 2, 0, queue_s=0.25, ttft_s=0.5, e2e_s=0.75)
 COUNTS = {
     "prompt_tokens": 5,
