@@ -27,15 +27,15 @@ from reference_engine.metrics import EngineMetrics
 from reference_engine.pace import Departures
 from reference_engine.sequence import Request, State
 from reference_engine.step_tokens import StepTokens
-from reference_engine.streams import Delta, TokenStream
+from reference_engine.streams import Delta, Sink
 
 log = logging.getLogger(__name__)
 
 # Idle for so long, the engine checks its books: a leaked block is a bug to be told, not to be kept.
 _CHECK_AFTER_S = 1.0
 
-Deltas = list[tuple[TokenStream, Delta]]
-Verdict = tuple[TokenStream, AdmissionError | None]  # taken, or why not
+Deltas = list[tuple[Sink, Delta]]
+Verdict = tuple[Sink, AdmissionError | None]  # taken, or why not
 
 
 class Listener(NamedTuple):

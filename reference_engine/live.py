@@ -6,7 +6,7 @@ from functools import partial
 
 from reference_engine.sequence import Request, State
 from reference_engine.stops import StopText
-from reference_engine.streams import Delta, TokenStream
+from reference_engine.streams import Delta, Sink
 from reference_engine.tokenizer import Detokenizer
 from reference_engine.wire.answer import Chosen
 
@@ -20,7 +20,7 @@ class Live:
     __slots__ = ("_detokenizer", "_is_plain", "_n_chars", "_stops", "request", "stream", "token_s")
 
     def __init__(
-        self, request: Request, stream: TokenStream, detokenizer: Detokenizer, stops: StopText
+        self, request: Request, stream: Sink, detokenizer: Detokenizer, stops: StopText
     ) -> None:
         self.request, self.stream = request, stream
         self.token_s: float | None = None  # when its last token came

@@ -20,11 +20,12 @@ import uvloop
 from aiohttp import web
 
 from loadgen.errors import SlobenchError, UsageError
+from reference_engine.about import About
 from reference_engine.build import Engine, build
 from reference_engine.gpu import open_gpu
 from reference_engine.metrics import EngineMetrics
 from reference_engine.policies.base import Policy
-from reference_engine.routes.about import About, AboutRoutes
+from reference_engine.routes.about import AboutRoutes
 from reference_engine.routes.completions import CompletionRoutes
 from reference_engine.routes.debug import DebugRoutes
 from reference_engine.routes.estimate import EstimateRoutes

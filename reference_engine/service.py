@@ -25,7 +25,7 @@ from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics
 from reference_engine.sequence import Request
 from reference_engine.stops import StopText
-from reference_engine.streams import StreamBroken, TokenStream
+from reference_engine.streams import Sink, StreamBroken, TokenStream, usage
 from reference_engine.tokenizer import Tokenizer
 from reference_engine.wire.call import Call
 from reference_engine.wire.errors import WireError
@@ -33,6 +33,7 @@ from reference_engine.wire.errors import WireError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sink)
 
 
 class Service:
@@ -60,7 +61,7 @@ class Service:
         self._outbox, self._max_queue = outbox, max_queue
         self._intake = Intake(tokenizer, state.limits, state.kv)
         self._thread = EngineThread(state, executor, clock, self.metrics)
-        self._streams: dict[str, TokenStream] = {}
+        self._streams: dict[str, Sink] = {}
         self._questions: set[asyncio.Future[Any]] = set()
         self._n_submitted = 0
         self._n_over = 0  # of the streams: all is said, and not yet read
@@ -112,15 +113,33 @@ class Service:
     def submit(self, call: Call, request_id: str | None, arrived_s: float) -> TokenStream:
         """Queue a parsed call. Raises WireError when it can never run, when the queue is full, or
         when nothing can run any more."""
+        return self.submit_to(TokenStream, call, request_id, arrived_s)
+
+    def submit_to(
+        self,
+        sink: Callable[[Request, Callable[[Sink], None]], S],
+        call: Call,
+        request_id: str | None,
+        arrived_s: float,
+    ) -> S:
+        """`submit`, with what `sink` makes of the request and of what closes it for a stream."""
         self._check_open()
         self._check_room()
         request = self._intake.request(call, self._unused(request_id), arrived_s)
-        stream = TokenStream(request, self._forget)
+        stream = sink(request, self._forget)
         self._streams[request.id] = stream
         self._is_idle.clear()
         live = Live(request, stream, self._tokenizer.detokenizer(), StopText(call.stop))
         self._thread.post(partial(self._thread.admit, live))
         return stream
+
+    def cut_off(self, stream: Sink) -> None:
+        """End the stream of a reader who is too far behind."""
+        self.n_slow_readers += 1
+        log.warning("request %s cut off: reader %d deltas behind", stream.request.id, self._outbox)
+        self._n_over -= stream.is_over
+        stream.cut_off()
+        self._forget(stream)
 
     def draft(self, call: Call) -> Request:
         """The request a call would become. Raises WireError when it can never run."""
@@ -180,7 +199,7 @@ class Service:
             self._n_submitted += 1
         return name
 
-    def _forget(self, stream: TokenStream) -> None:
+    def _forget(self, stream: Sink) -> None:
         request_id = stream.request.id
         if self._streams.pop(request_id, None) is None:
             return
@@ -191,6 +210,7 @@ class Service:
             self._thread.post(partial(self._thread.cancel, request_id))
         if not self._streams:
             self._is_idle.set()
+        _log_end(stream)
 
     def _admit(self, verdicts: list[Verdict]) -> None:
         for stream, error in verdicts:
@@ -211,13 +231,7 @@ class Service:
             self._n_over += stream.is_over
             # Behind because of the socket, not because this loop is late.
             if n_unread > self._outbox and stream.is_blocked:
-                self.n_slow_readers += 1
-                log.warning(
-                    "request %s cut off: reader %d deltas behind", stream.request.id, self._outbox
-                )
-                self._n_over -= stream.is_over
-                stream.cut_off()
-                self._forget(stream)
+                self.cut_off(stream)
 
     def _fail(self, failure: str) -> None:
         self.failure = failure
@@ -239,6 +253,20 @@ class Service:
             self._loop.call_soon_threadsafe(_raise, answer, error)
         else:
             self._loop.call_soon_threadsafe(_resolve, answer, value)
+
+
+def _log_end(stream: Sink) -> None:
+    request = stream.request
+    told = usage(request, request.n_output, stream.is_over)
+    log.info(
+        "request %s %s: %d prompt tokens (%d cached), %d generated, queue %s, ttft %s, e2e %s",
+        request.id,
+        stream.outcome,
+        told.input_tokens,
+        told.cached_tokens,
+        told.output_tokens,
+        *(f"{t:.4f} s" if t is not None else "-" for t in (told.queue_s, told.ttft_s, told.e2e_s)),
+    )
 
 
 def _resolve(answer: asyncio.Future[T], value: T) -> None:

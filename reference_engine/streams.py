@@ -1,12 +1,15 @@
-"""The answer to one request, on the event loop's side."""
+"""The answer to one request, on the event loop's side: where a service puts it, and what a reader
+takes it from."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from reference_engine.forecast import Forecast
 from reference_engine.sequence import Request
 from reference_engine.wire.answer import Chosen, Usage
 
@@ -30,11 +33,72 @@ class StreamBroken(Exception):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a reader in another process knows of a request so far; the names are `Request`'s."""
+
+    id: str = ""
+    n_prompt: int = 0
+    n_output: int = 0
+    n_cached: int = 0
+    arrived_s: float = 0.0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    forecast: Forecast | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> Told:
+        return cls(
+            request.id,
+            request.n_prompt,
+            request.n_output,
+            request.n_cached,
+            request.arrived_s,
+            request.scheduled_s,
+            request.first_token_s,
+            request.finished_s,
+            request.forecast,
+        )
+
+
+def usage(request: Request | Told, n_output: int, is_over: bool) -> Usage:
+    """Counts so far. Times are known once the answer is over."""
+    return Usage(
+        input_tokens=request.n_prompt,
+        output_tokens=n_output,
+        cached_tokens=request.n_cached,
+        queue_s=_since(request, request.scheduled_s) if is_over else None,
+        ttft_s=_since(request, request.first_token_s) if is_over else None,
+        e2e_s=_since(request, request.finished_s) if is_over else None,
+    )
+
+
+class Sink(Protocol):
+    """Where the answer to one request goes; see `TokenStream`."""
+
+    request: Request | Told
+    is_over: bool
+    is_closed: bool
+    is_blocked: bool
+
+    @property
+    def outcome(self) -> str: ...
+
+    def admit(self) -> None: ...
+
+    def put(self, delta: Delta) -> int: ...
+
+    def fail(self, why: Exception) -> None: ...
+
+    def cut_off(self) -> None: ...
+
+
 class TokenStream:
     """The answer to one request. Iterate over it for lists of deltas, all that have come since
     the last; `close` it in any case. Whoever iterates may `hand` deltas on, and sleeps then."""
 
-    def __init__(self, request: Request, close: Callable[[TokenStream], None]) -> None:
+    def __init__(self, request: Request | Told, close: Callable[[TokenStream], None]) -> None:
         self.request = request
         self.on_cut_off: Callable[[], None] | None = None
         self.is_over = self.is_closed = False
@@ -71,16 +135,7 @@ class TokenStream:
             self._take = take
 
     def usage(self, n_output: int) -> Usage:
-        """Counts so far. Times are known once the stream is over."""
-        request, over = self.request, self.is_over
-        return Usage(
-            input_tokens=request.n_prompt,
-            output_tokens=n_output,
-            cached_tokens=request.n_cached,
-            queue_s=_since(request, request.scheduled_s) if over else None,
-            ttft_s=_since(request, request.first_token_s) if over else None,
-            e2e_s=_since(request, request.finished_s) if over else None,
-        )
+        return usage(self.request, n_output, self.is_over)
 
     def close(self) -> None:
         """Cancel what is not over: its KV is free before the next plan."""
@@ -128,5 +183,5 @@ class TokenStream:
             self.on_cut_off()
 
 
-def _since(request: Request, instant_s: float | None) -> float | None:
+def _since(request: Request | Told, instant_s: float | None) -> float | None:
     return None if instant_s is None else instant_s - request.arrived_s

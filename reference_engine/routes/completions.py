@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 
-from reference_engine.routes.about import About
+from loadgen.clock import Clock
+from reference_engine.about import About
 from reference_engine.routes.streaming import stream_answer
-from reference_engine.service import Service
 from reference_engine.streams import Delta, TokenStream
 from reference_engine.wire.answer import Encoder
 from reference_engine.wire.call import Call, parse_chat, parse_completion
 
-log = logging.getLogger(__name__)
-
 _LONGEST_REQUEST_ID = 128
+
+
+class Streams(Protocol):
+    """What answers calls: a `Service`, or the link to one in another process."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def submit(self, call: Call, request_id: str | None, arrived_s: float) -> TokenStream: ...
 
 
 class CompletionRoutes:
     """`/v1/chat/completions` and `/v1/completions`."""
 
-    def __init__(self, service: Service, about: About) -> None:
+    def __init__(self, service: Streams, about: About) -> None:
         self._service, self._about = service, about
         self._n_answers = 0
 
@@ -58,7 +65,6 @@ class CompletionRoutes:
             return web.Response(body=body, content_type="application/json", headers=foretold)
         finally:
             stream.close()
-            _log_end(stream)
 
     def _answer_id(self, call: Call) -> str:
         self._n_answers += 1
@@ -101,21 +107,4 @@ async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
         last.finish_reason or "stop",
         stream.usage(last.n_output),
         [delta.chosen for delta in kept if delta.chosen is not None],
-    )
-
-
-def _log_end(stream: TokenStream) -> None:
-    request = stream.request
-    usage = stream.usage(request.n_output)
-    log.info(
-        "request %s %s: %d prompt tokens (%d cached), %d generated, queue %s, ttft %s, e2e %s",
-        request.id,
-        stream.outcome,
-        usage.input_tokens,
-        usage.cached_tokens,
-        usage.output_tokens,
-        *(
-            f"{t:.4f} s" if t is not None else "-"
-            for t in (usage.queue_s, usage.ttft_s, usage.e2e_s)
-        ),
     )

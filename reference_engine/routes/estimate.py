@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
+from reference_engine.about import About
 from reference_engine.estimate import Estimate, estimate
-from reference_engine.routes.about import About
 from reference_engine.service import Service
 from reference_engine.wire.call import parse_either
 
