@@ -1,7 +1,7 @@
 """Can the engine's server be worn out? Thousands of requests, many of them rude.
 
     nice -n 10 python benchmarks/soak.py [--requests 10000] [--clients 48] [--seed 1]
-        [--device toy] [--replay] [--keep]
+        [--device toy] [--fronts 0] [--replay] [--keep]
 
 Clients hang up before the first token or in the middle, send bodies that are none, read so slowly
 that they have to be cut off, and ask properly in between; operators switch to every batching mode
@@ -283,8 +283,11 @@ def _post(body: dict[str, Any]) -> bytes:
 
 
 def _rss_kib(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    """Of a process and its children."""
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    own = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    return own + sum(map(_rss_kib, children))
 
 
 def main() -> int:
@@ -293,14 +296,16 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="toy")
+    parser.add_argument("--fronts", type=int, default=0, help="processes that speak HTTP")
     parser.add_argument("--replay", action="store_true", help="decide all of it again")
     parser.add_argument("--keep", action="store_true", help="write results/soak.json")
     given = parser.parse_args()
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "server.log"
-        logs = ["--log-level=full", f"--log-dir={directory}"] if given.replay else []
-        with served(given.device, log, logs) as (port, pid):
+        more = ["--log-level=full", f"--log-dir={directory}"] if given.replay else []
+        more.append(f"--fronts={given.fronts}")
+        with served(given.device, log, more) as (port, pid):
             soak = Soak(port, pid, Random(given.seed))
             asyncio.run(drive(soak, given.requests, given.clients))
         text, took_s = log.read_text(), time.monotonic() - started_s

@@ -29,6 +29,8 @@ _HELP = {
     "async_depth": "1 plans a step while the one before it is under way",
     "max_queue": "most waiting requests; further ones get 429",
     "outbox_tokens": "tokens that a reader may fall behind before its stream is cut off",
+    "fronts": "processes that speak HTTP; 0 answers from the engine's own (default: 0; on cuda one "
+    "for every 4 cores, up to 4)",
     "max_body_bytes": "largest body of a request",
     "seed": "seed of the random weights",
     "model_name": "the model id to answer to",

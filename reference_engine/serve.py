@@ -11,10 +11,10 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 from aiohttp import web
@@ -22,6 +22,8 @@ from aiohttp import web
 from loadgen.errors import SlobenchError, UsageError
 from reference_engine.about import About
 from reference_engine.build import Engine, build
+from reference_engine.front.messages import Open
+from reference_engine.front.processes import Fronts
 from reference_engine.gpu import open_gpu
 from reference_engine.metrics import EngineMetrics
 from reference_engine.policies.base import Policy
@@ -57,8 +59,11 @@ def run(options: ServeOptions) -> int:
             api_key = _api_key(options.api_key_env)
             # The engine thread computes all the time; the default of 5 ms would delay each token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(options, listener, Guard(api_key, options.max_body_bytes)))
+            with (
+                Fronts(n_fronts(options), listener) as fronts,
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                runner.run(_serve(options, listener, fronts, api_key))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the one line the caller shows
         return error.exit_code
@@ -67,34 +72,66 @@ def run(options: ServeOptions) -> int:
     return 0
 
 
-async def _serve(options: ServeOptions, listener: socket.socket, guard: Guard) -> None:
+async def _serve(
+    options: ServeOptions, listener: socket.socket, fronts: Fronts, api_key: str | None
+) -> None:
+    guard = Guard(api_key, options.max_body_bytes)
     # The socket goes on listening from the first application to the second: nobody is refused.
     async with _listening(guard.app(loading_routes()), listener):
         engine = await _in_thread(partial(build, options))
     files = None if options.log_dir is None else StepFiles(options.log_dir, engine.clock.epoch_ns)
-    service, routes = wire_up(engine, options, files)
+    wired = wire_up(engine, options, files)
+    service = wired.service
     _keep_loaded()
     stopping = asyncio.Event()
     parent_is_gone = _on_stop(stopping, service.hurry, options.parent_pid)
     service.start()
+
+    def told(engine_path: str) -> Open:
+        return Open(
+            wired.about,
+            engine.clock.epoch_ns,
+            engine_path,
+            options.outbox_tokens,
+            options.max_body_bytes,
+            api_key,
+        )
+
+    def lost() -> None:
+        stopping.set()
+        service.hurry()
+
+    answering: AbstractAsyncContextManager[None]
+    if len(fronts):  # which ask for the key
+        app = Guard(None, options.max_body_bytes).app(wired.routes)
+        answering = fronts.answering(service, app, told, lost)
+    else:
+        answering = _listening(guard.app(wired.routes), listener)
     try:
-        async with _listening(guard.app(routes), listener):
+        async with answering:
             host = f"[{options.host}]" if ":" in options.host else options.host
             port = listener.getsockname()[1]
             print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
             await stopping.wait()
             log.info("draining")
-            await service.stop(0.0 if parent_is_gone() else options.drain_s)
+            is_over = parent_is_gone() or fronts.is_one_lost
+            await service.stop(0.0 if is_over else options.drain_s)
     finally:
         await service.stop()
         if files is not None:
             files.close()
 
 
-def wire_up(
-    engine: Engine, options: ServeOptions, files: StepFiles | None = None
-) -> tuple[Service, list[web.RouteDef]]:
+class Wired(NamedTuple):
     """The engine's service, not started, and everything the server answers with it."""
+
+    service: Service
+    about: About
+    routes: list[web.RouteDef]
+
+
+def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = None) -> Wired:
+    """Put the parts of a server together."""
     service = engine.service(options.outbox_tokens, options.max_queue)
     state = engine.state
     state.log.on_step, state.log.on_event = _listeners(service.metrics, files)
@@ -124,7 +161,15 @@ def wire_up(
         *DebugRoutes(service, about).routes(),
         *InterventionRoutes(service, make_policy).routes(),
     ]
-    return service, routes
+    return Wired(service, about, routes)
+
+
+def n_fronts(options: ServeOptions) -> int:
+    """A GPU's engine keeps its interpreter to itself; a front answers some 60 000 tokens/s."""
+    if options.fronts is not None:
+        return options.fronts
+    n_cores = len(os.sched_getaffinity(0))
+    return min(4, max(1, n_cores // 4)) if options.device == "cuda" else 0
 
 
 def _listeners(

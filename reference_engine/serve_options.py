@@ -36,7 +36,8 @@ class ServeOptions(BaseModel):
     preempted requests may keep their KV there (`preempt`). `async_depth` 1 plans a step while the
     one before it is under way. `step_delay` makes every step longer on purpose (`10%`, `2ms`): a
     fault to try a check with. A reader who falls `outbox_tokens`
-    behind is cut off. `policy_args` and `executor_args`
+    behind is cut off. So many processes as `fronts` says speak HTTP, 0 is the engine's own; None
+    takes 0 but for a GPU. `policy_args` and `executor_args`
     are further knobs of the mode and of the executor.
     """
 
@@ -59,6 +60,7 @@ class ServeOptions(BaseModel):
     max_queue: int = Field(default=10_000, ge=1)
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
     outbox_tokens: int = Field(default=1024, ge=1)
+    fronts: int | None = Field(default=None, ge=0, le=64)
     seed: int = Field(default=0, ge=0)
     model_name: str | None = None
     printable: bool = True

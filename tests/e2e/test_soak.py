@@ -10,9 +10,10 @@ pytestmark = pytest.mark.e2e
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "soak.py"
 
 
-def test_nothing_leaks_sticks_or_grows():
+@pytest.mark.parametrize("fronts", ["0", "2"])
+def test_nothing_leaks_sticks_or_grows(fronts):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--requests", "1000", "--seed", "7"],
+        [sys.executable, str(SCRIPT), "--requests", "1000", "--seed", "7", "--fronts", fronts],
         capture_output=True,
         text=True,
         timeout=110,

@@ -1,19 +1,27 @@
-"""A server in this process, on a real loopback socket, for the tests of the HTTP side."""
+"""A server in this process, on a real loopback socket, for the tests of the HTTP side: whole, or
+split into an engine and a front, which then share the event loop and nothing else."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from reference_engine.build import Engine, build
-from reference_engine.serve import wire_up
+from reference_engine.front.app import Front
+from reference_engine.front.front_link import FrontLink
+from reference_engine.front.messages import Open
+from reference_engine.serve import Wired, wire_up
 from reference_engine.serve_options import ServeOptions
 from reference_engine.server import Guard
 from reference_engine.service import Service
@@ -78,25 +86,77 @@ def toy_options(**options: Any) -> ServeOptions:
 async def serving(
     engine: Engine | None = None,
     api_key: str | None = None,
+    is_split: bool | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
-    """The engine (a toy of these `options` by default) behind HTTP until the block ends."""
+    """The engine (a toy of these `options` by default) behind HTTP until the block ends; split if
+    it is said, here or for a whole module (`both_forms`)."""
     chosen = toy_options(**{"max_body_bytes": 1 << 18, **options})
     engine = engine or build(chosen)
-    service, routes = wire_up(engine, chosen)
+    wired = wire_up(engine, chosen)
+    service = wired.service
     service.start()
-    app = Guard(api_key, chosen.max_body_bytes).app(routes)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
     listener = socket.socket()
     # Small, and inherited by every connection: a reader that stops is felt after a few events.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     listener.bind(("127.0.0.1", 0))
-    await web.SockSite(runner, listener).start()
+    listener.listen()
     port = listener.getsockname()[1]
+    if Form.is_split if is_split is None else is_split:
+        epoch_ns = engine.clock.epoch_ns
+        behind = _front(wired, listener, chosen, api_key, epoch_ns)
+    else:
+        app = Guard(api_key, chosen.max_body_bytes).app(wired.routes)
+        behind = _site(app, lambda runner: web.SockSite(runner, listener))
+    async with behind:
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+                yield Serving(session, service, port)
+        finally:
+            await service.stop()
+
+
+class Form:
+    """What `serving` does where it is not said."""
+
+    is_split = False
+
+
+@asynccontextmanager
+async def _site(
+    app: web.Application, make: Callable[[web.AppRunner], web.BaseSite]
+) -> AsyncIterator[None]:
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
     try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            yield Serving(session, service, port)
+        await make(runner).start()
+        yield
     finally:
-        await service.stop()
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def _front(
+    wired: Wired, listener: socket.socket, chosen: ServeOptions, api_key: str | None, epoch_ns: int
+) -> AsyncIterator[None]:
+    with TemporaryDirectory() as directory:
+        path = str(Path(directory) / "engine.sock")
+        app = Guard(None, chosen.max_body_bytes).app(wired.routes)
+        async with _site(app, lambda runner: web.UnixSite(runner, path)):
+            ours, theirs = socket.socketpair()
+            front = asyncio.create_task(Front(listener).run(theirs))
+            link = FrontLink(wired.service, on_lost=lambda: pytest.fail("lost"))
+            what = Open(
+                wired.about,
+                epoch_ns,
+                path,
+                chosen.outbox_tokens,
+                chosen.max_body_bytes,
+                api_key,
+            )
+            await link.open(ours, what)
+            try:
+                yield
+            finally:
+                link.close()
+                assert await front

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from loadgen.errors import UsageError
 from reference_engine.build import build
 from reference_engine.cost_model import StepShape
+from reference_engine.serve import n_fronts
 from reference_engine.serve_options import ServeOptions, choose
 
 ENGINE = [sys.executable, "-m", "reference_engine"]
@@ -44,10 +46,14 @@ def complete(port: int, **body: object) -> dict[str, Any]:
     return answer
 
 
+FRONTS = pytest.mark.parametrize("fronts", ["0", "2"])
+
+
 @pytest.mark.e2e
+@FRONTS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_answers_and_leaves_with_zero_on_a_signal(number):
-    process, port = start("--device", "toy")
+def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, fronts):
+    process, port = start("--device", "toy", "--fronts", fronts)
     assert complete(port)["usage"]["completion_tokens"] == 5
     busy = subprocess.run(
         [*ENGINE, "--device", "toy", "--port", str(port)], capture_output=True, text=True
@@ -84,13 +90,110 @@ def test_the_collector_does_not_look_at_what_was_loaded():
 
 
 @pytest.mark.e2e
-def test_a_server_ends_with_its_parent():
+@FRONTS
+def test_a_server_ends_with_its_parent(fronts):
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process, _ = start("--device", "toy", "--parent-pid", str(parent.pid))
+    process, _ = start("--device", "toy", "--fronts", fronts, "--parent-pid", str(parent.pid))
     parent.kill()
     assert process.wait(timeout=20) == 0
     parent.communicate()
     process.communicate()
+
+
+def begun(port: int) -> http.client.HTTPResponse:
+    """A long answer of which something has come."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    text = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": True})
+    connection.request("POST", "/v1/completions", text, {"Connection": "close"})
+    response = connection.getresponse()
+    assert response.read(1) == b"d"
+    return response
+
+
+@pytest.mark.e2e
+@FRONTS
+def test_a_second_signal_ends_the_draining_and_tells_the_stream(fronts):
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", fronts)
+    answer = begun(port)
+    process.terminate()
+    assert process.stderr is not None
+    assert "draining" in process.stderr.readline()
+    process.terminate()
+    assert b"the server is shutting down" in rest(answer)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()]
+
+
+@pytest.mark.e2e
+def test_a_front_that_dies_ends_the_server_which_says_so():
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+    answers = [begun(port) for _ in range(6)]
+    first, second = children(process)
+    os.kill(first, signal.SIGKILL)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 4
+    assert f"front process {first} ended (signal 9)" in errors.splitlines()[-1]
+    assert not Path(f"/proc/{second}").exists()
+    for answer in answers:  # told by the other front, or cut off with this one
+        assert not rest(answer).endswith(b"[DONE]\n\n")
+
+
+def rest(answer: http.client.HTTPResponse) -> bytes:
+    """All that still comes, be it cut off or not."""
+    with answer:
+        try:
+            return answer.read()
+        except http.client.IncompleteRead as error:
+            return error.partial
+        except ConnectionResetError:
+            return b""
+
+
+@pytest.mark.e2e
+def test_an_engine_that_dies_is_told_to_every_stream_and_its_fronts_end():
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "1")
+    answer = begun(port)
+    process.kill()
+    assert b"the engine's process has ended" in rest(answer)
+    _, errors = process.communicate(timeout=20)  # until the front has closed it, too
+    assert "the engine's process is gone" in errors
+
+
+@pytest.mark.e2e
+def test_a_signal_while_the_model_is_loading_ends_the_fronts_too():
+    program = (
+        "import sys, time; from reference_engine import serve\n"
+        "serve.build = lambda options: (print('loading', flush=True), time.sleep(60))\n"
+        "sys.exit(serve.run(serve.ServeOptions(port=0, fronts=1)))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.terminate()
+    _, errors = process.communicate(timeout=20)  # the pipe of errors is the front's, too
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_gpu_is_left_to_the_engine_unless_told(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    found = {
+        (device, fronts): n_fronts(ServeOptions(device=device, fronts=fronts))
+        for device in ("cpu", "toy", "sim", "cuda")
+        for fronts in (None, 1)
+    }
+    assert {key for key, n in found.items() if n == 0} == {
+        ("cpu", None),
+        ("toy", None),
+        ("sim", None),
+    }
+    assert (found["cuda", None], found["cuda", 1], found["toy", 1]) == (4, 1, 1)
 
 
 @pytest.mark.e2e

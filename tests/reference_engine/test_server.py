@@ -19,6 +19,7 @@ from reference_engine.serve_options import ServeOptions
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
+pytestmark = pytest.mark.usefixtures("both_forms")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 RENDERED = b"user: Hi\nassistant: "

@@ -23,6 +23,8 @@ from tests.reference_engine.engine_server import Serving, serving, toy_engine
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
+both_forms = pytest.mark.usefixtures("both_forms")
+
 
 class Wire(asyncio.WriteTransport):
     """A transport that keeps what it is given."""
@@ -169,6 +171,7 @@ def alike(body: bytes) -> bytes:
     ],
 )
 @pytest.mark.parametrize("printable", [True, False])
+@both_forms
 def test_a_body_is_the_same_whether_its_tokens_wake_the_task_or_not(path, body, printable):
     """HTTP/1.0 has no chunks, so that all its tokens go through the task and aiohttp."""
 
@@ -194,6 +197,7 @@ def test_a_body_is_the_same_whether_its_tokens_wake_the_task_or_not(path, body, 
     assert chunked.endswith(b"data: [DONE]\n\n")
 
 
+@both_forms
 def test_pipelined_requests_are_answered_whole_and_in_order():
     async def scene():
         async with serving(toy_engine(executor_args={"step_s": 0.0005})) as server:
@@ -206,6 +210,7 @@ def test_pipelined_requests_are_answered_whole_and_in_order():
     assert all(body.endswith(b"data: [DONE]\n\n") for body in found)
 
 
+@both_forms
 def test_a_reader_that_pauses_gets_every_token_in_order_afterwards():
     """Half a megabyte waits for it: in the socket, in the transport and in the outbox."""
 

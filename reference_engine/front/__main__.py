@@ -1,0 +1,36 @@
+"""`python -m reference_engine.front CHANNEL LISTENER`: a front on two inherited descriptors. The
+engine's process starts it (`processes`)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import sys
+
+import uvloop
+
+from reference_engine.front.app import Front
+
+
+async def _run(channel: int, listener: int) -> int:
+    front = Front(socket.socket(fileno=listener))
+    gc.freeze()  # what is there by now stays
+    if await front.run(socket.socket(fileno=channel)):
+        return 0
+    logging.getLogger("reference_engine").error("the engine's process is gone; leaving")
+    return 1
+
+
+def main(arguments: list[str]) -> int:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    channel, listener = map(int, arguments)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(channel, listener))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

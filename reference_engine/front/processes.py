@@ -1,0 +1,135 @@
+"""Front processes beside the engine's: started with it, opened when it is ready, and gone before
+it is. One that dies ends the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+
+from aiohttp import web
+
+from loadgen.errors import SlobenchError
+from reference_engine.front.front_link import FrontLink
+from reference_engine.front.messages import Open
+from reference_engine.service import Service
+
+log = logging.getLogger("reference_engine")
+
+_LEAVE_S = 5.0
+
+Lost = Callable[[], None]
+
+
+class FrontLost(SlobenchError):
+    """A process that spoke HTTP ended unasked, and the server with it."""
+
+
+class FrontProcess:
+    """One that has been told nothing yet."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.end, theirs = socket.socketpair()
+        with theirs:
+            inherited = theirs.fileno(), listener.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "reference_engine.front", *map(str, inherited)],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # a Ctrl-C is the engine's to answer
+            )
+
+    def leave(self) -> None:
+        """Wait for its end, which follows that of its channel."""
+        try:
+            self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            log.warning("front process %d does not end; killed", self._process.pid)
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.end.close()
+
+    def fate(self) -> str:
+        """What became of one whose channel has ended."""
+        self.leave()
+        code = self._process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"front process {self._process.pid} ended ({how}), and the server with it"
+
+
+class Fronts:
+    """`n` processes that share a listening socket. They import while the model is loading."""
+
+    def __init__(self, n: int, listener: socket.socket) -> None:
+        self.is_one_lost = False
+        self._fronts = [FrontProcess(listener) for _ in range(n)]
+
+    def __len__(self) -> int:
+        return len(self._fronts)
+
+    def __enter__(self) -> Fronts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        for front in self._fronts:
+            front.kill()
+
+    @asynccontextmanager
+    async def answering(
+        self, service: Service, app: web.Application, what: Callable[[str], Open], on_lost: Lost
+    ) -> AsyncIterator[None]:
+        """Completions by the fronts, and all else through them by `app`; `what` they are told,
+        given the path of its socket. `on_lost` is called when one of them dies, and FrontLost
+        raised at the end."""
+
+        def lose() -> None:
+            self.is_one_lost = True
+            on_lost()
+
+        links = [FrontLink(service, lose) for _ in self._fronts]
+        with tempfile.TemporaryDirectory(prefix="slobench-") as directory:
+            path = f"{directory}/engine.sock"
+            async with _on_unix_socket(app, path):
+                try:
+                    for front, link in zip(self._fronts, links, strict=True):
+                        await link.open(front.end, what(path))
+                    _check(self._fronts, links)
+                    yield
+                finally:
+                    for link in links:
+                        link.close()
+                    for front in self._fronts:
+                        await asyncio.to_thread(front.leave)
+        _check(self._fronts, links)
+
+
+def _check(fronts: Sequence[FrontProcess], links: Sequence[FrontLink]) -> None:
+    for front, link in zip(fronts, links, strict=True):
+        if link.is_lost:
+            raise FrontLost(front.fate())
+
+
+@asynccontextmanager
+async def _on_unix_socket(app: web.Application, path: str) -> AsyncIterator[None]:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, path, backlog=1024).start()
+        yield
+    finally:
+        await runner.cleanup()
