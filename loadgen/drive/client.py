@@ -103,9 +103,10 @@ class Connection(asyncio.Protocol):
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
         """Up to the end of the head, which may have come in pieces; what is behind it is body."""
         while data and not exchange.headers_ns:
-            found = (self._head_tail + data).find(_HEAD_END)
+            joined = self._head_tail + data
+            found = joined.find(_HEAD_END)
             n_head = len(data) if found < 0 else found + len(_HEAD_END) - len(self._head_tail)
-            self._head_tail = data[1 - len(_HEAD_END) :]
+            self._head_tail = joined[1 - len(_HEAD_END) :]
             self._parser.feed_data(data[:n_head])
             data = data[n_head:]
         if not data:

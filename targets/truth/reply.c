@@ -52,8 +52,14 @@ static void break_off(struct server *server, struct connection *connection) {
     send_all(server, connection);
 }
 
+/* How many tokens are written: with a failure in mid-stream, half of those asked for. */
+static int tokens_until_end(const struct reply *reply) {
+    int total = reply->text.output_tokens;
+    return reply->failure ? total / 2 : total;
+}
+
 static bool breaks_now(const struct reply *reply) {
-    return reply->failure && reply->token >= reply->text.output_tokens / 2;
+    return reply->failure && reply->token >= tokens_until_end(reply);
 }
 
 static void write_tokens(struct server *server, struct connection *connection) {
@@ -70,8 +76,9 @@ static void write_tokens(struct server *server, struct connection *connection) {
         if (reply->text.is_chat && options->role == ROLE_FIRST)
             put_role(&connection->out, &reply->text);
     }
-    for (int event = 0; event < options->burst && reply->token < total; event++) {
-        int n = total - reply->token;
+    int until = tokens_until_end(reply);
+    for (int event = 0; event < options->burst && reply->token < until; event++) {
+        int n = until - reply->token;
         if (n > options->tokens_per_event) n = options->tokens_per_event;
         bool is_end = options->finish_rides && reply->token + n == total;
         put_tokens(&connection->out, &reply->text, reply->token, n, is_end);

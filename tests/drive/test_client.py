@@ -4,14 +4,17 @@ few lines of scripted bytes on a loopback port of the test's own event loop."""
 import asyncio
 import contextlib
 import socket
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
 import uvloop
 
 from loadgen.drive.body import Body
-from loadgen.drive.client import Client
+from loadgen.drive.client import Client, Connection
+from loadgen.drive.exchange import Exchange
 from loadgen.records import Status
+from loadgen.timer import NoAlarm
 from targets.dialer import Dialer
 from targets.route import Route
 
@@ -115,6 +118,46 @@ def test_a_response_cut_at_every_byte_is_the_same_response(run):
     (exchange,), _ = run(answering(*(wire[i : i + 1] for i in range(len(wire)))))
     assert exchange.outcome is None
     assert Body(exchange).data == b"data: token\n\n"
+
+
+class Wire(asyncio.Transport):
+    """A transport and the pool of its connection: what is sent goes nowhere."""
+
+    alarm = NoAlarm()
+
+    def __init__(self):
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.ended_rows = []
+
+    def set_write_buffer_limits(self, high=None, low=None): ...
+
+    def write(self, data): ...
+
+    def is_closing(self):
+        return False
+
+    def looks_like_token(self, data):
+        return b"token" in data
+
+    def ended(self, connection, exchange, *, reusable):
+        self.ended_rows.append((exchange.row, reusable))
+
+
+@pytest.mark.parametrize("informational", [b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"])
+def test_a_response_in_three_reads_is_the_same_wherever_they_were_cut(informational):
+    """On one kept connection, as a server that writes odd pieces leads to."""
+    response = informational + HEAD + chunk(b"data: token\n\n") + b"0\r\n\r\n"
+    wire: Any = Wire()
+    connection = Connection(wire)
+    connection.connection_made(wire)
+    cuts = list(combinations(range(1, len(response)), 2))
+    for row, (first, second) in enumerate(cuts):
+        exchange = Exchange(row)
+        connection.start(exchange, REQUEST)
+        for begin, end in pairwise((0, first, second, len(response))):
+            connection.data_received(response[begin:end])
+        assert wire.ended_rows[row:] == [(row, True)], (first, second)
+        assert Body(exchange).data == b"data: token\n\n", (first, second)
 
 
 def test_connections_are_reused_and_say_so(run):

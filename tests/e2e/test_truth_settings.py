@@ -89,9 +89,10 @@ def test_every_row_agrees_with_the_servers_log(measured, script):
         assert ahead_s.max() < 1e-6
 
 
-def test_failures_of_every_kind_are_the_servers_own_count(measured):
+@pytest.mark.parametrize("burst", [1, 32], ids=["a write each", "all in one write"])
+def test_failures_of_every_kind_are_the_servers_own_count(measured, burst):
     run, summary, log = measured(
-        "--set=limits.timeout=2s",
+        "--set=limits.timeout=2s", burst=burst,
         fail=("503:0.15", "429:0.1", "cut:0.1", "inband:0.1", "hang:0.05"),
         reset=0.1, refuse=0.1, seed=3,
     )  # fmt: skip
