@@ -7,7 +7,7 @@ core only appends to; after a preemption it is another list, and the row is writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from reference_engine.sequence import Request
 
 Rows = NDArray[np.int32]
+OnSeat = Callable[[int, Request], None]
+_NOWHERE, _NOTHING = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
 class BlockTables:
@@ -26,7 +28,10 @@ class BlockTables:
         from there on    b, b + 1, … modulo the number of blocks, b = 0, 1/n_rows, … of them
     """
 
-    def __init__(self, n_rows: int, width: int, scratch: int) -> None:
+    def __init__(
+        self, n_rows: int, width: int, scratch: int, on_seat: OnSeat = lambda row, request: None
+    ) -> None:
+        self._on_seat = on_seat
         self.width, self.scratch, self.scratch_row = width, scratch, n_rows
         self.array = np.full((2 * n_rows + 1, width), scratch, np.int32)
         firsts = np.arange(n_rows).reshape(-1, 1) * scratch // n_rows
@@ -37,10 +42,28 @@ class BlockTables:
         self._lists: list[list[int]] = [[] for _ in range(n_rows)]
         self._known = [0] * n_rows
         self._changed: list[int] = []
+        self._last: list[Request] = []
+        self._last_blocks: list[list[int]] = []
+        self._last_n_blocks = 0
+        self._last_rows = np.empty(0, np.int32)
 
-    def rows(self, requests: Iterable[Request]) -> list[int]:
-        """The row of each, brought up to date. At most `n_rows` different requests at a time."""
+    def rows(self, requests: Sequence[Request]) -> Rows:
+        """The row of each, brought up to date. At most `n_rows` different requests at a time.
+
+        Most steps are of the requests of the step before, whose rows are then known; their blocks
+        are looked at once they have more than they had together.
+        """
         requests = list(requests)
+        blocks = [request.blocks for request in requests]
+        is_known = requests == self._last and blocks == self._last_blocks
+        n_blocks = sum(map(len, blocks))
+        if is_known and n_blocks == self._last_n_blocks:
+            return self._last_rows
+        self._last, self._last_blocks, self._last_n_blocks = requests, blocks, n_blocks
+        self._last_rows = np.array(self._updated(requests), np.int32)
+        return self._last_rows
+
+    def _updated(self, requests: list[Request]) -> list[int]:
         held, lists, known = self._held, self._lists, self._known
         out: list[int] = []
         for request in requests:
@@ -55,6 +78,12 @@ class BlockTables:
             out.append(row)
         return out
 
+    def blocks(self, rows: Rows, numbers: Rows) -> Rows:
+        """Where each of `rows` [n] writes in its block of that number: for nobody, to scratch."""
+        found: Rows = self._flat.take(rows * self.width + numbers)
+        found[rows >= self.scratch_row] = self.scratch
+        return found
+
     def filler_rows(self, n: int) -> Rows:
         """Rows of `n` that read for nobody: as far apart as `n` can be, so that up to half of all
         blocks none of them is read twice, which a cache would make cheap."""
@@ -63,6 +92,8 @@ class BlockTables:
 
     def changes(self) -> tuple[NDArray[np.int64], Rows]:
         """(flat indices into `array`, values there) that changed since the last call."""
+        if not self._changed:
+            return _NOWHERE, _NOTHING
         at = np.array(self._changed, np.int64)
         self._changed.clear()
         return at, self._flat[at]
@@ -81,6 +112,7 @@ class BlockTables:
         row = self._free.pop()
         self._held[request] = row
         self._lists[row], self._known[row] = [], 0
+        self._on_seat(row, request)
         return row
 
     def _make_room(self, present: set[Request]) -> None:

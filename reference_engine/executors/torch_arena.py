@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from math import prod
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 _ALIGNED = 64  # numbers; kernels are compiled for addresses that are multiples of 16 bytes
+
+
+class Held(NamedTuple):
+    """Numbers that keep their place: written to `numbers`, on the device after `send`."""
+
+    numbers: NDArray[np.int32]
+    host: torch.Tensor
+    on_device: torch.Tensor
+
+    def send(self) -> None:
+        self.on_device.copy_(self.host, non_blocking=True)
 
 
 class Arena:
@@ -43,6 +57,12 @@ class Arena:
         self._array[begin:end] = numbers.reshape(-1)
         self._used = -(-end // _ALIGNED) * _ALIGNED
         return self._device[begin:end].view(numbers.shape)
+
+    def held(self, shape: tuple[int, ...]) -> Held:
+        """The first of its numbers, for whoever puts nothing else into it."""
+        n = prod(shape)
+        array, host, device = self._array[:n], self._host[:n], self._device[:n]
+        return Held(array.reshape(shape), host.view(shape), device.view(shape))
 
     def send(self) -> None:
         used = min(self._used, len(self._array))

@@ -16,12 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from reference_engine.executors.torch_arena import Arena, aligned
+from reference_engine.executors.torch_sampling_table import is_cut
 from reference_engine.executors.torch_step import Draws
 from reference_engine.kernels.ops import Sample
-from reference_engine.model.sampling import Cuts, drawn, uniform
+from reference_engine.model.sampling import Cuts, drawn, uniforms_of
 from reference_engine.sequence import Request
 
 Ints = NDArray[np.int32]
+_MASK = (1 << 64) - 1
 
 
 class Asks(NamedTuple):
@@ -70,18 +72,19 @@ class AsksOnDevice(NamedTuple):
     is_telling: bool
 
 
-def asks_of(places: Sequence[int], requests: Sequence[Request], n_vocab: int) -> Asks | None:
-    """What `requests` ask for, the logits of the i-th in row `places[i]`; None: nothing."""
-    found = [i for i, request in enumerate(requests) if _asks(request)]
-    if not found:
-        return None
-    found.sort(key=lambda i: not _is_cut(requests[i]))
-    cut = [requests[i] for i in found if _is_cut(requests[i])]
+def asks_of(
+    places: Sequence[int], requests: Sequence[Request], asking: Sequence[int], n_vocab: int
+) -> Asks:
+    """What those of `requests` ask for that are `asking`, the logits of the i-th in row
+    `places[i]`."""
+    found = sorted(asking, key=lambda i: not is_cut(requests[i].sampling))
+    cut = [requests[i] for i in found if is_cut(requests[i].sampling)]
     cuts = np.empty((3, len(cut)), np.int32)
     cuts[0] = np.array([r.sampling.temperature for r in cut], np.float32).view(np.int32)
     cuts[1] = [r.sampling.top_k or n_vocab for r in cut]
     cuts[2] = np.array([r.sampling.top_p for r in cut], np.float32).view(np.int32)
-    uniforms = np.array([uniform(r.sampling.seed, r.n_output) for r in cut], np.float64)
+    seeds = np.array([r.sampling.seed & _MASK for r in cut], np.uint64)
+    uniforms = uniforms_of(seeds, np.array([r.n_output for r in cut], np.int32))
     banned = [(k, token) for k, i in enumerate(found) for token in requests[i].banned_ids()]
     return Asks(
         np.array([places[i] for i in found], np.int32),
@@ -110,12 +113,3 @@ def choose(
     if normaliser is None:
         return tokens, None
     return tokens, own.gather(1, tokens.unsqueeze(1)).squeeze(1) - normaliser
-
-
-def _is_cut(request: Request) -> bool:
-    how = request.sampling
-    return how.temperature > 0 and (how.top_k > 0 or how.top_p < 1)
-
-
-def _asks(request: Request) -> bool:
-    return request.sampling.logprobs or _is_cut(request) or bool(request.banned_ids())

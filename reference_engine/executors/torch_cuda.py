@@ -22,20 +22,19 @@ from reference_engine.executors.base import (
     Caps,
     Executor,
     ExecutorKind,
-    Row,
     Site,
     StepBatch,
     StepResult,
 )
-from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.buckets import blocks_that_fit, bucket_of, buckets
-from reference_engine.executors.torch_arena import Arena, aligned
+from reference_engine.executors.torch_arena import Arena, Held, aligned
 from reference_engine.executors.torch_asks import Asks, AsksOnDevice, asks_of, choose
 from reference_engine.executors.torch_blocks import asked_for
 from reference_engine.executors.torch_lane import CpuLane, CudaLane, Lane
 from reference_engine.executors.torch_step import (
     DECODE_FIELDS,
     Draws,
+    Seats,
     decode_numbers,
     decode_step,
     mixed,
@@ -44,7 +43,7 @@ from reference_engine.executors.torch_swap import HostKv
 from reference_engine.kernels.ops import Ops, Which, ops
 from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.config import KvDtype, ModelConfig
-from reference_engine.model.filler import filler_start, padding_rows
+from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.weights import load
 from reference_engine.sequence import Request, Sampling
@@ -117,8 +116,7 @@ class TorchCuda:
         has_graphs: bool = True,
     ) -> None:
         self._model, self._ops, self._lane = model, chosen, lane
-        self._size, self._most = site.block_tokens, site.max_model_len
-        self._scratch = n_blocks
+        self._most = site.max_model_len
         with asked_for("kv_blocks", n_blocks, model.block_bytes, RuntimeError):
             # One block more than the engine knows of: where padding is written.
             model.cache = model.memory(n_blocks + 1)
@@ -128,10 +126,9 @@ class TorchCuda:
         self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, lane.gpu)
         config = model.config
         self._group = config.n_heads // config.n_kv_heads
-        self._tables = BlockTables(
-            site.max_num_seqs, -(-site.max_model_len // site.block_tokens), n_blocks
-        )
-        self._device_tables = torch.from_numpy(self._tables.array).to(lane.device).clone()
+        self._seats = Seats.of(site.max_num_seqs, site.max_model_len, site.block_tokens, n_blocks)
+        tables = torch.from_numpy(self._seats.tables.array)
+        self._device_tables = tables.to(lane.device).clone()
         self._sizes = buckets(site.max_num_seqs)
         self._logits = torch.empty(site.max_num_seqs, config.vocab_size, device=lane.device)
         self._tokens = torch.zeros(site.max_num_seqs, dtype=torch.int64, pin_memory=lane.is_pinning)
@@ -143,7 +140,7 @@ class TorchCuda:
         self._mixed_arena = Arena(1 << 16, lane.device, lane.is_pinning)
         self._change_arena = Arena(1 << 12, lane.device, lane.is_pinning)
         self._ask_arena = Arena(1 << 12, lane.device, lane.is_pinning)
-        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[int, tuple[Held, Callable[[], None], torch.Tensor]] = {}
         if has_graphs:
             self._capture()
 
@@ -162,28 +159,22 @@ class TorchCuda:
         bucket = bucket_of(n_decode, self._sizes)
         if n_decode and not rows and not padding.prefill_tokens and bucket in self._graphs:
             return self._replay(batch.decodes, padding, bucket)
-        everything = list(batch.all_rows())
-        fillers = padding_rows(padding, self._scratch, self._size, self._most)
-        if not everything and not fillers:
-            return self._answer(torch.empty(0), []) if batch.copies else StepResult
-        return self._compute(everything, fillers)
+        if n_decode or rows or padding.prefill_tokens:
+            return self._compute(batch)
+        return self._answer(torch.empty(0), []) if batch.copies else StepResult
 
     # --- decode steps
 
     def _replay(self, decodes: Sequence[Request], padding: Padding, bucket: int) -> Tokens:
+        held, again, tokens = self._graphs[bucket]
         start = filler_start(padding, self._most)
-        numbers = decode_numbers(
-            decodes, bucket, self._tables, self._size, padding.decode_rows, start
-        )
+        asking = decode_numbers(held.numbers, decodes, padding.decode_rows, start, self._seats)
         self._update_tables()
-        self._decode_arena.clear()
-        on_device = self._decode_arena.put(numbers)
-        self._decode_arena.send()
-        places = list(range(len(decodes)))
-        asked = self._asked(places, decodes)
-        again, tokens = self._graphs[bucket]
+        held.send()
+        places = range(len(decodes))
+        asked = self._asked(places, decodes, asking)
         again()
-        draws = None if asked is None else Draws.of(*on_device[5:])
+        draws = None if asked is None else Draws.of(*held.on_device[5:])
         return self._answer(tokens, places, asked, draws)
 
     @torch.inference_mode()
@@ -191,12 +182,11 @@ class TorchCuda:
         """A graph per bucket, the largest first, so that the smaller ones find their memory in its
         pool."""
         for bucket in reversed(self._sizes):
-            self._decode_arena.clear()
-            numbers = decode_numbers([], bucket, self._tables, self._size)
-            numbers[4] = 1
-            on_device = self._decode_arena.put(numbers)
-            self._decode_arena.send()
-            self._graphs[bucket] = self._lane.capture(partial(self._decode, on_device))
+            held = self._decode_arena.held((DECODE_FIELDS, bucket))
+            decode_numbers(held.numbers, [], 0, 0, self._seats)
+            held.send()
+            again, tokens = self._lane.capture(partial(self._decode, held.on_device))
+            self._graphs[bucket] = held, again, tokens
 
     def _decode(self, numbers: torch.Tensor) -> torch.Tensor:
         step, draws = decode_step(numbers, self._device_tables, self._n_splits(numbers.shape[1]))
@@ -205,39 +195,37 @@ class TorchCuda:
 
     # --- any step
 
-    def _compute(self, rows: list[Row], fillers: list[Row]) -> Tokens:
-        made = mixed([*rows, *fillers], len(fillers), self._tables, self._size, self._group)
+    def _compute(self, batch: StepBatch) -> Tokens:
+        made = mixed(batch, self._seats, self._group, self._most)
         self._update_tables()
         self._mixed_arena = self._mixed_arena.emptied(made.size(aligned(1)))
         step, draws = made.put(
             self._mixed_arena, self._device_tables, self._n_splits(made.reads.shape[1])
         )
-        # Back from the order of the step to that of the rows.
-        places = sorted(range(len(made.wanted)), key=made.wanted.__getitem__)
-        asked = self._asked(places, [rows[made.wanted[place]].request for place in places])
+        asked = self._asked(made.places, made.requests, made.asking)
         logits = self._model.forward(step, self._logits)
-        if not places:
+        if not made.places:
             return self._answer(torch.empty(0), [])
         tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
-        return self._answer(tokens, places, asked, draws)
+        return self._answer(tokens, made.places, asked, draws)
 
     # --- both
 
     def _asked(
-        self, places: list[int], requests: Sequence[Request]
+        self, places: Sequence[int], requests: Sequence[Request], asking: Sequence[int]
     ) -> tuple[Asks, AsksOnDevice] | None:
         """Sent ahead of the step, so that nothing is sent while it runs. Now and not when tokens
         come: by then a request may have been booked one more, and ask for something else."""
-        asks = asks_of(places, requests, self._model.config.vocab_size)
-        if asks is None:
+        if not asking:
             return None
+        asks = asks_of(places, requests, asking, self._model.config.vocab_size)
         self._ask_arena = self._ask_arena.emptied(asks.size)
         return asks, asks.put(self._ask_arena)
 
     def _answer(
         self,
         tokens: torch.Tensor,
-        places: list[int],
+        places: Sequence[int],
         asked: tuple[Asks, AsksOnDevice] | None = None,
         draws: Draws | None = None,
     ) -> Tokens:
@@ -269,7 +257,7 @@ class TorchCuda:
         return wait
 
     def _update_tables(self) -> None:
-        at, values = self._tables.changes()
+        at, values = self._seats.tables.changes()
         if len(at):
             size = 2 * aligned(len(at))
             self._change_arena = self._change_arena.emptied(size)

@@ -9,18 +9,21 @@ anything else:                  [3, T] + [2, D] + [S, …] by the same arena, ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reference_engine.executors.base import Row
+from reference_engine.executors.base import Row, StepBatch
 from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.torch_arena import Arena
+from reference_engine.executors.torch_sampling_table import SamplingTable
 from reference_engine.kernels.tiles import Piece, Tiles, cut
+from reference_engine.model.filler import filler_pieces, filler_start
 from reference_engine.model.paged import PagedStep
-from reference_engine.model.sampling import key
 from reference_engine.sequence import Request
 
 Ints = NDArray[np.int32]
@@ -39,30 +42,53 @@ class Draws(NamedTuple):
         return cls(temperatures.view(torch.float32), torch.stack((low, high), 1))
 
 
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """What is kept of running requests from step to step, each in a row of its own."""
+
+    tables: BlockTables
+    sampling: SamplingTable
+    block_tokens: int
+
+    @classmethod
+    def of(cls, n_rows: int, max_model_len: int, block_tokens: int, scratch: int) -> Seats:
+        """`scratch` is the block where padding is written."""
+        sampling = SamplingTable(n_rows)
+        width = -(-max_model_len // block_tokens)
+        return cls(BlockTables(n_rows, width, scratch, sampling.seat), sampling, block_tokens)
+
+
 def decode_numbers(
-    requests: Sequence[Request],
-    bucket: int,
-    tables: BlockTables,
-    block_tokens: int,
-    n_fillers: int = 0,
-    start: int = 0,
-) -> Ints:
-    """[8, bucket] for one token of each request, then of `n_fillers` for nobody at position
-    `start`, which read as much as any; the rest of the bucket reads and writes the scratch
-    block."""
-    n = len(requests)
+    numbers: Ints, requests: Sequence[Request], n_fillers: int, start: int, seats: Seats
+) -> list[int]:
+    """Write to `numbers` [8, bucket]: one token of each request, then of `n_fillers` for nobody at
+    position `start`, which read as much as any; the rest of the bucket reads and writes the scratch
+    block. Returns which requests ask for more than a temperature."""
+    rows = seats.tables.rows(requests)
+    _reads(numbers, requests, rows, n_fillers, start, seats)
+    n, sampling = len(requests), seats.sampling
+    n_outputs = sampling.n_outputs(rows, numbers[1, :n])
+    sampling.draws(rows, n_outputs, numbers[5:, :n])
+    numbers[5:, n:] = 0
+    return sampling.asking(rows, n_outputs)
+
+
+def _reads(
+    numbers: Ints, requests: Sequence[Request], rows: Ints, n_fillers: int, start: int, seats: Seats
+) -> None:
+    """The first five of their numbers; `rows` of `requests` are known."""
+    n, tables = len(requests), seats.tables
     end = n + n_fillers
-    numbers = np.zeros((DECODE_FIELDS, bucket), np.int32)
-    numbers[3, :n] = tables.rows(requests)
-    numbers[3, n:end] = tables.filler_rows(n_fillers)
-    numbers[3, end:] = tables.scratch_row
-    numbers[1, :n] = [request.n_computed for request in requests]
-    numbers[1, n:end] = start
-    numbers[0, :n] = [request.tokens[request.n_computed] for request in requests]
-    numbers[2] = _slots(tables, numbers[3], numbers[1], block_tokens)
-    numbers[4] = numbers[1] + 1
-    _draws_into(numbers[5:], requests)
-    return numbers
+    tokens, positions, slots, at_table, contexts = numbers[:5]
+    computed = [request.n_computed for request in requests]
+    known = [request.tokens[at] for request, at in zip(requests, computed, strict=True)]
+    tokens[:n], tokens[n:] = np.fromiter(known, np.int32, n), 0
+    positions[:n], positions[n:end], positions[end:] = np.fromiter(computed, np.int32, n), start, 0
+    at_table[:n], at_table[end:] = rows, tables.scratch_row
+    if n_fillers:
+        at_table[n:end] = tables.filler_rows(n_fillers)
+    slots[:] = _slots(seats, at_table, positions)
+    np.add(positions, 1, out=contexts)
 
 
 def decode_step(
@@ -77,15 +103,18 @@ def decode_step(
 
 
 class Mixed(NamedTuple):
-    """A step of any rows: what is to be put into an arena, and the rows whose tokens are wanted in
-    the order of their logits."""
+    """A step of any rows: what is to be put into an arena; for each token to be answered in which
+    row of the logits it is and who wants it; and which of those ask for more than a temperature.
+    """
 
     flat: Ints  # [3, T]: token, position, slot
     reads: Ints  # [2, D]: table row, context
     tiles: Ints  # [N, 4]
     last: Ints  # [S]
     draws: Ints  # [3, S]
-    wanted: list[int]
+    places: list[int]
+    requests: list[Request]
+    asking: list[int]
 
     def size(self, aligned: int) -> int:
         """Numbers of the arena that it takes at most."""
@@ -115,59 +144,78 @@ class Mixed(NamedTuple):
         return step, Draws.of(temperatures, low, high)
 
 
-def mixed(
-    rows: Sequence[Row], n_fillers: int, tables: BlockTables, block_tokens: int, group: int
-) -> Mixed:
-    """`rows`, of which the last `n_fillers` are padding: it writes to the scratch block and reads
-    any others."""
-    at_table = tables.rows([row.request for row in rows[: len(rows) - n_fillers]])
-    at_table += tables.filler_rows(n_fillers).tolist()
-    order = sorted(range(len(rows)), key=lambda i: rows[i].n_tokens > 1)
-    tokens: list[int] = []
-    positions: list[Ints] = []
-    table_rows: list[Ints] = []
-    reads: list[tuple[int, int]] = []
-    pieces: list[Piece] = []
-    last: list[int] = []
-    wanted: list[int] = []
-    for i in order:
-        request, start, n, samples = rows[i]
-        if n == 1:
-            reads.append((at_table[i], start + 1))
-        else:
-            pieces.append(Piece(at_table[i], len(tokens) - len(reads), n, start))
-        tokens += request.tokens[start : start + n]
-        positions.append(np.arange(start, start + n, dtype=np.int32))
-        table_rows.append(np.full(n, at_table[i], np.int32))
-        if samples:
-            last.append(len(tokens) - 1)
-            wanted.append(i)
-    flat = np.empty((3, len(tokens)), np.int32)
-    flat[0], flat[1] = tokens, np.concatenate(positions)
-    flat[2] = _slots(tables, np.concatenate(table_rows), flat[1], block_tokens)
-    draws = np.zeros((3, len(wanted)), np.int32)
-    _draws_into(draws, [rows[i].request for i in wanted])
-    return Mixed(
-        flat,
-        np.ascontiguousarray(np.array(reads, np.int32).reshape(-1, 2).T),
-        cut(pieces, group),
-        np.array(last, np.int32),
-        draws,
-        wanted,
-    )
+class _Part(NamedTuple):
+    """A row beside the decodes; `answer` is which of the rows' answers it brings, -1 for none."""
+
+    at_table: int
+    start: int
+    tokens: list[int]
+    answer: int = -1
 
 
-def _slots(tables: BlockTables, rows: Ints, positions: Ints, block_tokens: int) -> Ints:
-    blocks = tables.array[rows, positions // block_tokens]
-    blocks[rows >= tables.scratch_row] = tables.scratch  # for nobody, whatever is read
-    slots: Ints = blocks * block_tokens + positions % block_tokens
+def mixed(batch: StepBatch, seats: Seats, group: int, max_model_len: int) -> Mixed:
+    """In the order: decodes, those for nobody, rows of one token, pieces of prompts, those for
+    nobody."""
+    decodes, n, padding = batch.decodes, len(batch.decodes), batch.padding
+    at_table = seats.tables.rows([*decodes, *(row.request for row in batch.rows)])
+    alone = np.empty((5, n + padding.decode_rows), np.int32)
+    start = filler_start(padding, max_model_len)
+    _reads(alone, decodes, at_table[:n], padding.decode_rows, start, seats)
+    parts = _parts(batch.rows, at_table[n:].tolist())
+    sizes = filler_pieces(padding, max_model_len)
+    for row, size in zip(seats.tables.filler_rows(len(sizes)).tolist(), sizes, strict=True):
+        parts.append(_Part(row, 0, [0] * size))
+    n_alone = alone.shape[1] + sum(len(part.tokens) == 1 for part in parts)
+    numbers = np.concatenate((alone, _columns(parts, seats)), axis=1)
+    ends = (alone.shape[1] + np.cumsum([len(part.tokens) for part in parts], dtype=int)).tolist()
+    pieces = [
+        Piece(part.at_table, end - len(part.tokens) - n_alone, len(part.tokens), part.start)
+        for part, end in zip(parts, ends, strict=True)
+        if len(part.tokens) > 1
+    ]
+    answering = [(part.answer, end - 1) for part, end in zip(parts, ends, strict=True)]
+    answering = [(answer, at) for answer, at in answering if answer >= 0]
+    last = np.array([*range(n), *(at for _, at in answering)], np.int32)
+    # Answered are rows in their order, then decodes.
+    places = [*range(n, len(last)), *range(n)]
+    for place, (answer, _) in enumerate(answering, n):
+        places[answer] = place
+    sampling, seated = seats.sampling, numbers[3, last]
+    n_outputs = sampling.n_outputs(seated, numbers[1, last])
+    draws = np.empty((3, len(last)), np.int32)
+    sampling.draws(seated, n_outputs, draws)
+    requests = [*(row.request for row in batch.rows if row.samples), *decodes]
+    asking = sampling.asking(seated[places], n_outputs[places])
+    reads = numbers[3:, :n_alone]
+    return Mixed(numbers[:3], reads, cut(pieces, group), last, draws, places, requests, asking)
+
+
+def _parts(rows: Sequence[Row], at_table: Sequence[int]) -> list[_Part]:
+    """Those of one token first."""
+    answers = count()
+    parts = [
+        _Part(at, start, request.tokens[start : start + n], next(answers) if samples else -1)
+        for at, (request, start, n, samples) in zip(at_table, rows, strict=True)
+    ]
+    return sorted(parts, key=lambda part: len(part.tokens) > 1)
+
+
+def _columns(parts: Sequence[_Part], seats: Seats) -> Ints:
+    """[5, T]: token, position, slot, table row, context of each token of `parts`."""
+    lengths = np.array([len(part.tokens) for part in parts], int)
+    numbers = np.empty((5, lengths.sum()), np.int32)
+    tokens, positions, slots, at_table, contexts = numbers
+    tokens[:] = np.fromiter(chain.from_iterable(part.tokens for part in parts), np.int32)
+    firsts = np.cumsum(lengths) - lengths
+    starts = np.array([part.start for part in parts], int)
+    positions[:] = np.arange(len(tokens)) + np.repeat(starts - firsts, lengths)
+    at_table[:] = np.repeat(np.array([part.at_table for part in parts], int), lengths)
+    slots[:] = _slots(seats, at_table, positions)
+    np.add(positions, 1, out=contexts)
+    return numbers
+
+
+def _slots(seats: Seats, rows: Ints, positions: Ints) -> Ints:
+    size = seats.block_tokens
+    slots: Ints = seats.tables.blocks(rows, positions // size) * size + positions % size
     return slots
-
-
-def _draws_into(draws: Ints, requests: Sequence[Request]) -> None:
-    """Temperature bits and keys, [3, ≥ n]; zeros are greedy."""
-    for i, request in enumerate(requests):
-        if request.sampling.temperature > 0:
-            bits = key(request.sampling.seed, request.n_output)
-            draws[0, i] = np.float32(request.sampling.temperature).view(np.int32)
-            draws[1:, i] = np.array([bits], np.uint64).view(np.int32)

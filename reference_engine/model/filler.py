@@ -20,12 +20,9 @@ def padding_rows(
     in the processor's cache, and masked rows would cost less than the ones they stand for.
     """
     rows: list[Row] = []
-    left = padding.prefill_tokens
-    while left > 0:
-        n_tokens = min(left, max_model_len, _PIECE)
+    for n_tokens in filler_pieces(padding, max_model_len):
         n_blocks = -(-n_tokens // block_tokens)
         rows.append(_row([0] * n_tokens, 0, [scratch_block] * n_blocks))
-        left -= n_tokens
     if padding.decode_rows:
         start = filler_start(padding, max_model_len)
         n_read, tokens = start // block_tokens, [0] * (start + 1)
@@ -33,6 +30,13 @@ def padding_rows(
             blocks = [(i * n_read + k) % scratch_block for k in range(n_read)]
             rows.append(_row(tokens, start, [*blocks, scratch_block]))
     return rows
+
+
+def filler_pieces(padding: Padding, max_model_len: int) -> list[int]:
+    """Tokens of each prompt for nobody."""
+    size = min(max_model_len, _PIECE)
+    whole, rest = divmod(padding.prefill_tokens, size)
+    return [size] * whole + [rest] * (rest > 0)
 
 
 def filler_start(padding: Padding, max_model_len: int) -> int:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from math import nan
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from reference_engine.sequence import Request, Sampling
 
@@ -62,6 +64,25 @@ def uniform(seed: int, position: int) -> float:
 def key(seed: int, position: int) -> int:
     """The 64 bits behind it."""
     return _mix(_mix(seed & _MASK) + position)
+
+
+def keys(seeds: NDArray[np.uint64], positions: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """`key` of each, [n]."""
+    return _mixed(_mixed(seeds) + positions.astype(np.uint64))
+
+
+def uniforms_of(seeds: NDArray[np.uint64], positions: NDArray[np.int32]) -> NDArray[np.float64]:
+    """`uniform` of each, [n]."""
+    uniforms: NDArray[np.float64] = (keys(seeds, positions) >> np.uint64(11)).astype(np.float64)
+    return uniforms * 2.0**-53
+
+
+def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
 
 
 def _mix(z: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reference_engine.sequence import Request, Sampling
@@ -23,6 +24,14 @@ def draw(logits: list[float], how: Sampling, n: int = 1, **fields: Any) -> list[
         requests.append(req)
     tokens: list[int] = sampling.sample(torch.tensor([logits] * n), requests)
     return tokens
+
+
+def test_many_numbers_are_those_of_one_after_the_other():
+    seeds, positions = [0, 7, 2**63 + 5, 2**64 - 1], [0, 3, 1000, 2**31 - 1]
+    found = sampling.uniforms_of(np.array(seeds, np.uint64), np.array(positions, np.int32))
+    assert found.tolist() == [
+        sampling.uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)
+    ]
 
 
 def test_temperature_zero_is_the_largest_logit():

@@ -36,8 +36,7 @@ def test_tokens_and_log_probabilities_are_those_of_the_cpu_executor():
     requests = asking()
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(2))
     places = [3, 0, 5, 1, 4]  # in another order than they are answered in
-    asks = asks_of(places, requests, 50)
-    assert asks is not None
+    asks = asks_of(places, requests, [0, 2, 3, 4], 50)
     assert sorted(asks.answers) == [0, 2, 3, 4]
     on_device = asks.put(Arena(asks.size, torch.device("cpu"), False))
     tokens, logprobs = choose(logits, no_draws(6), on_device, plain.sample)
@@ -59,8 +58,7 @@ def test_a_log_probability_is_of_the_model_and_not_of_the_cut():
         sampling=Sampling(logprobs=True),
     )
     one.stop_ids, one.min_tokens = frozenset({0}), 3
-    asks = asks_of([0], [one], 2)
-    assert asks is not None
+    asks = asks_of([0], [one], [0], 2)
     on_device = asks.put(Arena(asks.size, torch.device("cpu"), False))
     logits = torch.tensor([[math.log(3.0), 0.0]])
     tokens, logprobs = choose(logits, no_draws(1), on_device, plain.sample)
@@ -68,10 +66,6 @@ def test_a_log_probability_is_of_the_model_and_not_of_the_cut():
     assert tokens.tolist() == [1]
     assert logprobs.tolist() == pytest.approx([math.log(0.25)])
     assert logits[0, 0] == pytest.approx(math.log(3.0))  # the step's own are left as they were
-
-
-def test_who_asks_for_nothing_is_not_looked_at():
-    assert asks_of([0, 1], [request("a", [1], 9), request("b", [1], 9)], 50) is None
 
 
 def test_choosing_needs_nothing_from_the_device():
