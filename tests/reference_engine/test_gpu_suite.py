@@ -186,7 +186,7 @@ def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsy
     assert failures["tests"] == "RuntimeError: the tests of tests/gpu ended with 5"
     assert list(found["seconds"]) == [*gpu_suite.PARTS, "experiments"]
     assert found["gpu"] == {"name": "NVIDIA H200", "memory_bytes": 8 << 30}
-    assert len(found["kernels"]) == 12
+    assert len(found["kernels"]) == 14
     assert [(row["shape"], row["rows"]) for row in found["decode_steps"]] == [
         ("0.6b", 1), ("0.6b", 32), ("0.6b", 256), ("8b", 1), ("8b", 32), ("8b", 256)
     ]  # fmt: skip
