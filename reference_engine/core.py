@@ -6,7 +6,7 @@ and takes blocks, preempts when there are none left, and turns sampled tokens in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadgen.clock import Clock
 from reference_engine.admission import AdmissionError, check_admission
@@ -32,15 +32,19 @@ from reference_engine.swap import HostPool
 from reference_engine.totals import Counters
 
 
-def step(state: EngineState, executor: Executor) -> StepTokens:
+def step(
+    state: EngineState, executor: Executor, meanwhile: Callable[[], None] | None = None
+) -> StepTokens:
     """One step: every running request may get closer to its next token. Empty when the policy
     waits on purpose (`state.wait_until_s`).
 
     With `async_depth` 1 the next step is planned, as of the instant at which this one began,
     before it is known whether this one's tokens end their requests. A row planned for a request
     that turns out to be over is computed as padding: one wasted token per answer that stops.
+    `meanwhile`, which may not touch the state, is called while the step runs, if it does so by
+    itself.
     """
-    return state.carry_out(state.next_step(), executor)
+    return state.carry_out(state.next_step(), executor, meanwhile)
 
 
 class EngineState:
@@ -146,6 +150,11 @@ class EngineState:
         self.policy.on_finish(request, view)
         return request
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step is planned."""
+        return self._ahead is not None
+
     # --- one step, in its parts
 
     def next_step(self) -> PlannedStep:
@@ -157,7 +166,12 @@ class EngineState:
                 return ahead
         return self._planned(self.view())
 
-    def carry_out(self, planned: PlannedStep, executor: Executor) -> StepTokens:
+    def carry_out(
+        self,
+        planned: PlannedStep,
+        executor: Executor,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> StepTokens:
         """Compute a planned step and book what came of it. The clock is read when it begins, and
         once more when it is over."""
         began_s = self.view().now_s
@@ -166,6 +180,8 @@ class EngineState:
             # The next plan is made while this step runs; it needs to know that there will be
             # tokens, and not which.
             wait = executor.launch(batch)
+            if meanwhile is not None:
+                meanwhile()
             due = self.book(batch, StepResult([UNKNOWN] * batch.n_tokens))
             self.plan_ahead(due, began_s)
             result = wait()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from loadgen.clock import Clock
 from reference_engine.admission import AdmissionError
 from reference_engine.core import EngineState, step
-from reference_engine.executors.base import Executor
+from reference_engine.executors.base import Executor, Launching
 from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics
 from reference_engine.pace import Departures
@@ -55,11 +55,14 @@ class EngineThread:
     ) -> None:
         self._state, self._executor, self._clock = state, executor, clock
         self._metrics = metrics
+        self._is_launching = state.async_depth > 0 and isinstance(executor, Launching)
         self.departures = Departures()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._is_stopped = False
         self._live: dict[str, Live] = {}
+        self._n_stopping = 0  # of them: those that their text may end
+        self._untold: StepTokens | None = None
         self._verdicts: list[Verdict] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -89,10 +92,11 @@ class EngineThread:
             self._verdicts.append((live.stream, error))
             return
         self._live[live.request.id] = live
+        self._n_stopping += live.may_stop
         self._verdicts.append((live.stream, None))
 
     def cancel(self, request_id: str) -> None:
-        self._live.pop(request_id, None)
+        self._forget(request_id)
         request = self._state.end(request_id, State.finished_abort)
         if request is not None:
             self._on_finish(request)
@@ -112,18 +116,37 @@ class EngineThread:
                 self._wake.clear()
                 self._work_off_inbox()
                 if self._state.has_work:
-                    self._publish(step(self._state, self._executor))
+                    self._step()
                     is_checked = False
                 elif not is_checked and not self._wake.wait(_CHECK_AFTER_S):
                     is_checked = self.check()
-                self._wake.wait(self._idle_s())
+                idle_s = self._idle_s()
+                if idle_s != 0.0:
+                    self._tell()
+                self._wake.wait(idle_s)
             self._work_off_inbox()
         except BaseException as error:  # the thread's boundary: recorded, and told to every stream
             log.exception("the engine thread failed")
             failure = f"the engine failed: {type(error).__name__}: {error}"
             self._loop.call_soon_threadsafe(self._listener.on_failure, failure)
 
+    def _step(self) -> None:
+        """Tokens are told while the next step runs, if that is about to begin and needs no word of
+        theirs: no time passes between two steps for it."""
+        events = step(self._state, self._executor, self._tell)
+        self._tell()  # nothing ran by itself
+        self._untold = events
+        if self._n_stopping or not self._is_launching or not self._state.is_ahead:
+            self._tell()
+
+    def _tell(self) -> None:
+        events, self._untold = self._untold, None
+        if events is not None:
+            self._publish(events)
+
     def _work_off_inbox(self) -> None:
+        if self._inbox:  # whoever asks, or leaves, finds all told
+            self._tell()
         while self._inbox:
             self._inbox.popleft()()
         if self._verdicts:
@@ -164,8 +187,12 @@ class EngineThread:
     def _finish(self, request: Request, finish: State | None) -> None:
         if finish is None:  # a stop string: the engine does not know yet
             self._state.end(request.id, State.finished_stop)
-        del self._live[request.id]
+        self._forget(request.id)
         self._on_finish(request)
+
+    def _forget(self, request_id: str) -> None:
+        live = self._live.pop(request_id, None)
+        self._n_stopping -= live is not None and live.may_stop
 
     def _on_finish(self, request: Request) -> None:
         self._metrics.on_finish(request, self._state.books.accounts.get(request.id))

@@ -28,6 +28,11 @@ class Live:
         self._n_chars = 0
         self._is_plain = not (stops.is_needed or request.sampling.logprobs)
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether its text may end it, before the engine would."""
+        return self._stops.is_needed
+
     def delta(self, token: int, finish: State | None, logprob: float | None) -> Delta:
         """What a token adds. A stop string ends the answer although the engine goes on: then there
         is a finish reason and `finish` was None."""

@@ -50,13 +50,14 @@ class Service:
         clock: Clock,
         outbox: int = 1024,
         max_queue: int = 10_000,
+        metrics: EngineMetrics | None = None,
     ) -> None:
         self.failure: str | None = None
         self.is_draining = False
         self.n_slow_readers = 0
         self.n_refused: Counter[str] = Counter()  # by reason
         self.clock = clock
-        self.metrics = EngineMetrics(state.limits.max_model_len)
+        self.metrics = metrics or EngineMetrics(state.limits.max_model_len)
         self._state, self._tokenizer = state, tokenizer
         self._outbox, self._max_queue = outbox, max_queue
         self._intake = Intake(tokenizer, state.limits, state.kv)

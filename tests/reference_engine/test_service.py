@@ -230,3 +230,85 @@ def test_whoever_comes_while_the_books_are_checked_does_not_wait_for_it():
         seen, most = len(looks), max(most, len(looks) - seen)
     assert len(looks) == 20_000
     assert most <= CHECKED
+
+
+class Launched:
+    """Computes at once, and says when it was asked to begin and when for the tokens."""
+
+    def __init__(self, inner, said):
+        self.inner, self.said, self.caps = inner, said, inner.caps
+
+    def execute(self, batch):
+        return self.launch(batch)()
+
+    def launch(self, batch):
+        self.said.append("launch")
+        result = self.inner.execute(batch)
+
+        def wait():
+            self.said.append("wait")
+            return result
+
+        return wait
+
+
+class Telling(EngineMetrics):
+    """Says when tokens are told."""
+
+    def __init__(self, said):
+        super().__init__(4096)
+        self.said = said
+
+    def on_tokens(self, n_tokens, gaps_s):
+        self.said.append(f"tell {n_tokens}")
+
+
+BEHIND = ["launch", "wait", "launch", "tell 1", "wait", "launch", "tell 1", "wait", "tell 1"]
+AT_ONCE = ["launch", "wait", "tell 1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("async_depth", "stop", "order"),
+    [(1, (), BEHIND), (1, ("never said",), AT_ONCE), (0, (), AT_ONCE)],
+)
+def test_tokens_are_told_while_the_next_step_runs(async_depth, stop, order):
+    """But not where a text might end its answer, which the next plan has to know, and not where
+    nothing is planned ahead."""
+
+    async def scene():
+        said: list[str] = []
+        engine = toy_engine(async_depth=async_depth)
+        executor = Launched(engine.executor, said)
+        service = Service(
+            engine.state, executor, engine.tokenizer, engine.clock, metrics=Telling(said)
+        )
+        service.start()
+        asked = Call(model=None, prompt="abc", max_tokens=3, sampling=Sampling(), stop=stop)
+        stream = service.submit(asked, None, service.clock.now_s())
+        text = await texts(stream)
+        stream.close()
+        await service.stop()
+        return said, text
+
+    assert asyncio.run(scene()) == (order, printable_toy(3))
+
+
+def test_who_leaves_meanwhile_finds_all_told_and_booked():
+    """A request that ended is not cancelled, although nobody has been told of its end yet."""
+
+    async def scene():
+        engine = toy_engine(async_depth=1)
+        executor = Launched(engine.executor, [])
+        metrics = EngineMetrics(4096)
+        service = Service(engine.state, executor, engine.tokenizer, engine.clock, metrics=metrics)
+        service.start()
+        streams = [service.submit(call(n), None, 0.0) for n in range(1, 40)]
+        for stream in streams:
+            await stream.admitted()
+            stream.close()
+        counters = await service.ask(lambda state: state.counters)
+        await service.stop()
+        return counters, sum(metrics.finished.values())
+
+    counters, n_told = asyncio.run(scene())
+    assert counters.finished == n_told == 39
