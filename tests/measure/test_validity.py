@@ -157,6 +157,13 @@ def test_one_that_was_slow_at_other_times_is_not() -> None:
     assert "below a third of the usual for 640 ms" in speed.detail
 
 
+def test_a_processor_that_was_never_slow_says_so() -> None:
+    looks = {"looks": 3200, "usual_s": 1e-6, "slow_s": 0.0, "slow_in_stalls_s": 0.0}
+    run = with_shard(measured_run(), processor={**looks, "slow_speed": None})
+    speed = check(run, "processor speed")
+    assert (speed.ok, speed.detail) == (True, "never below a third of the usual")
+
+
 def test_a_slow_processor_of_one_worker_is_no_cause_of_anothers_stalls() -> None:
     slow = slowed(measured_run(), 0.3).instrument["shards"][0]
     longer = {"over_s": 0.005, "spans_s": [[4.0, 8.0, 4.0]]}
