@@ -31,7 +31,7 @@ class Built:
     n_blocks: int
     limits: Limits
 
-    def state(self, token_budget: int = 8192) -> EngineState:
+    def state(self, token_budget: int) -> EngineState:
         policy = Chunked(token_budget=token_budget, max_num_seqs=self.limits.max_num_seqs)
         kv = KvPool(self.n_blocks, prefix_cache=False)
         return EngineState(self.limits, kv, MonotonicClock(), policy, async_depth=1)
@@ -94,9 +94,9 @@ class Worked:
         return self.output_tokens / self.duration_s
 
 
-def worked(engine: Built, work: Work) -> Worked:
+def worked(engine: Built, work: Work, token_budget: int = 8192) -> Worked:
     """All requests at once, mode `chunked`, planned ahead."""
-    state = engine.state()
+    state = engine.state(token_budget)
     executor = _Watched(engine.executor)
     for k, (prompt, n) in enumerate(work):
         state.admit(Request(id=str(k), tokens=list(prompt), max_tokens=n, arrived_s=0.0))

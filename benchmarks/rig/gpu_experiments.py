@@ -1,8 +1,7 @@
-"""What is tried and not judged: attention in one launch, KV in 8 bits, parts of a GPU."""
+"""What is tried and not judged: attention in one launch, and KV in 8 bits."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import Piece, Tiles, cut, splits_for
 from reference_engine.model.config import KvDtype, ModelConfig
-from rig.gpu_ceilings import Ceilings, Place, ceilings, timed_s
+from rig.gpu_ceilings import Ceilings, Place, timed_s
 
 PAGE = 16
-SHARES = (0.25, 0.5, 0.75)
-_GRANULE = 8  # multiprocessors that a part of an H100 or H200 is made of
 KINDS: tuple[KvDtype, ...] = ("auto", "fp8", "int8")
 
 
@@ -78,41 +75,3 @@ def _filled(config: ModelConfig, place: Place, n_blocks: int, kind: KvDtype) -> 
         # As bits: below 0x70 every pattern is a finite number of both formats.
         kv.parts()[0].copy_(torch.randint(0, 0x70, shape, device=place.device))
     return kv
-
-
-def parts_of_a_gpu(place: Place, contexts: Any) -> list[dict[str, float]] | str:
-    """What a share of the multiprocessors copies and multiplies: whether decoding could live on a
-    few while prompts have the rest. `contexts` as `green_contexts` finds it; a sentence where it
-    cannot be tried."""
-    if contexts is None:
-        return "not run: this torch has no green contexts"
-    found: list[dict[str, float]] = []
-    for share in SHARES:
-        n = max(_GRANULE, int(place.n_processors * share) // _GRANULE * _GRANULE)
-        try:
-            context = contexts.GreenContext.create(num_sms=n, device_id=0)
-            context.set_context()
-            try:
-                top = ceilings(place)
-            finally:
-                place.synchronise()
-                context.pop_context()
-        except RuntimeError as error:  # of a driver, or a library that does not know of them
-            return f"not run: {error}"
-        found.append(
-            {
-                "processors": n,
-                "copy_bytes_per_s": top.copy_bytes_per_s,
-                "matmul_flops": top.matmul_flops,
-            }
-        )
-    return found
-
-
-def green_contexts() -> Any:
-    """Torch's module, where it has one that works on this machine's driver; else None."""
-    try:
-        module = importlib.import_module("torch.cuda.green_contexts")
-    except ModuleNotFoundError:
-        return None
-    return module if getattr(module, "SUPPORTED", False) else None

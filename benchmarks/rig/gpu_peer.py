@@ -34,6 +34,24 @@ class Peer:
         self._model.generation_config.eos_token_id = None
         self._model.generation_config.pad_token_id = 0
         self._vocabulary = source.config.vocab_size
+        self.resolved: dict[str, str] = {}
+        self._note_what_it_chooses()
+
+    def _note_what_it_chooses(self) -> None:
+        """`resolved` says, after a `generate_batch`, which of its own fast paths it took."""
+        begin = self._model.init_continuous_batching
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            manager = begin(*arguments, **options)
+            config = manager.continuous_batching_config
+            self.resolved = {
+                "paged attention": self.attention,
+                "cuda graphs": str(config.use_cuda_graph),
+                "async batching": str(config.use_async_batching),
+            }
+            return manager
+
+        self._model.init_continuous_batching = noted
 
     @property
     def attention(self) -> str:
@@ -41,22 +59,24 @@ class Peer:
         return str(self._model.config._attn_implementation)
 
     def generate_step_s(self, n_rows: int, context: int, n_new: int) -> float:
-        """Seconds per decode step of the static batch: the difference of a long and a short run,
-        so that the prompt is not in it."""
+        """Seconds per decode step of the static batch, between its first token and its last."""
         ids = torch.randint(0, self._vocabulary, (n_rows, context), device=self._place.device)
+        instants: list[float] = []
 
-        def run(n: int) -> float:
+        def stamped(ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
             self._place.synchronise()
-            began_s = time.perf_counter()
-            with torch.inference_mode():
-                self._model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False
-                )
-            self._place.synchronise()
-            return time.perf_counter() - began_s
+            instants.append(time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-        run(2)
-        return (run(n_new + 2) - run(2)) / n_new
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=n_new,
+                do_sample=False,
+                stopping_criteria=self._lib.StoppingCriteriaList([stamped]),
+            )
+        return (instants[-1] - instants[0]) / (len(instants) - 1)
 
     def generate_batch_step_s(self, n_rows: int, context: int, n_new: int) -> float:
         """The same of its continuous batching, by the instants of its tokens: starting it takes

@@ -44,7 +44,11 @@ def server(shape: str, place: Place, log_dir: Path, max_num_seqs: int = 256) -> 
         yield line.split()[1]
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         process.stdout.close()
 
 
@@ -57,23 +61,33 @@ def answered(url: str, calls: Sequence[Call]) -> list[Answer]:
         )
         for _ in range(min(CLIENTS, len(calls)))
     ]
-    for client in clients:
-        assert client.stdout is not None
-        client.stdout.readline()  # it has imported what it needs
-    epoch_s = time.monotonic() + _LEAD_S
-    for k, client in enumerate(clients):
-        assert client.stdin is not None
-        plan = {"url": url, "model": model, "epoch_s": epoch_s, "calls": list(calls[k::CLIENTS])}
-        client.stdin.write(json.dumps(plan))
-        client.stdin.close()
     out: list[Answer] = []
-    for client in clients:
-        assert client.stdout is not None
-        text = client.stdout.read()
-        client.stdout.close()
-        if client.wait():
-            raise RuntimeError(f"a client failed with exit code {client.returncode}")
-        out += json.loads(text)
+    try:
+        for client in clients:
+            assert client.stdout is not None
+            client.stdout.readline()  # it has imported what it needs
+        epoch_s = time.monotonic() + _LEAD_S
+        for k, client in enumerate(clients):
+            assert client.stdin is not None
+            plan = {
+                "url": url,
+                "model": model,
+                "epoch_s": epoch_s,
+                "calls": list(calls[k::CLIENTS]),
+            }
+            client.stdin.write(json.dumps(plan))
+            client.stdin.close()
+        for client in clients:
+            assert client.stdout is not None
+            text = client.stdout.read()
+            client.stdout.close()
+            if client.wait():
+                raise RuntimeError(f"a client failed with exit code {client.returncode}")
+            out += json.loads(text)
+    finally:
+        for client in clients:
+            client.kill()  # where it did not end by itself
+            client.wait()
     return out
 
 

@@ -17,6 +17,8 @@ def markdown(content: Mapping[str, Any]) -> str:
         "",
     ]
     lines += [f"- **failed**: {name}: {why}" for name, why in content["failures"].items()]
+    if content["missing"]:
+        lines.append(f"- **partial**: without {', '.join(content['missing'])}")
     top = content.get("ceilings")
     if top:
         lines += [
@@ -24,10 +26,10 @@ def markdown(content: Mapping[str, Any]) -> str:
             f"matmul {top['matmul_flops'] / 1e12:.0f} TFLOP/s.",
             "",
         ]
-    lines += ["| target | found | goal | met |", "|---|--:|--:|---|"]
+    lines += ["| target | found | goal | met | that is |", "|---|--:|--:|---|---|"]
     lines += [
         f"| {goal['name']} | {goal['value']:.3g} {goal['unit']} | {goal['goal']} | "
-        f"{'yes' if goal['met'] else '**no**'} |"
+        f"{'yes' if goal['met'] else '**no**'} | {goal['label']} |"
         for goal in content["goals"]
     ]
     if content.get("kernels"):
@@ -72,10 +74,17 @@ def markdown(content: Mapping[str, Any]) -> str:
         if isinstance(parts, str):
             lines += ["", f"Parts of the GPU: {parts}."]
         else:
-            lines += ["", "| multiprocessors | copy, TB/s | matmul, TFLOP/s |", "|--:|--:|--:|"]
+            lines += ["", "A copy beside a multiplication, on multiprocessors of their own:", ""]
             lines += [
-                f"| {row['processors']} | {row['copy_bytes_per_s'] / 1e12:.2f} | "
-                f"{row['matmul_flops'] / 1e12:.0f} |"
+                "| of copy | of matmul | copy, TB/s (alone) | matmul, TFLOP/s (alone) | together |",
+                "|--:|--:|--:|--:|--:|",
+            ]
+            lines += [
+                f"| {row['processors'][0]} | {row['processors'][1]} | "
+                f"{row['copy_bytes_per_s'] / 1e12:.2f} "
+                f"({row['copy_bytes_per_s_alone'] / 1e12:.2f}) | "
+                f"{row['matmul_flops'] / 1e12:.0f} ({row['matmul_flops_alone'] / 1e12:.0f}) | "
+                f"{row['together']:.2f} |"
                 for row in parts
             ]
     return "\n".join(lines) + "\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +16,16 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu_suite  # noqa: E402
-from gpu_suite import extrapolated_s  # noqa: E402
+from rig.gpu_budget import Budget, Over  # noqa: E402
 from rig.gpu_ceilings import Ceilings, Place  # noqa: E402
-from rig.gpu_experiments import parts_of_a_gpu  # noqa: E402
+from rig.gpu_halves import Half, parts_of_a_gpu  # noqa: E402
 from rig.gpu_kernels import chunk_flops, decode_bytes  # noqa: E402
+from rig.gpu_parts import extrapolated_s  # noqa: E402
 from rig.gpu_peer import common_step_s  # noqa: E402
+from rig.gpu_results import Results  # noqa: E402
 from rig.gpu_server import answered, server, tokens_per_s  # noqa: E402
 from rig.gpu_table import markdown  # noqa: E402
+from rig.gpu_tools import sanitized  # noqa: E402
 
 from reference_engine.model.zoo import SHAPES  # noqa: E402
 from tests.reference_engine.cuda_stand_in import StandIn  # noqa: E402
@@ -78,12 +81,15 @@ def test_the_table_says_what_was_missed_and_what_failed():
         "gpu": {"name": "NVIDIA H200"}, "date": "2030-01-01", "commit": "0" * 40,
         "versions": {"torch": "2.11", "cuda": "13.0"}, "seconds": {"a": 61.4},
         "failures": {"http": "RuntimeError: the server did not start"},
-        "goals": [{"name": "x", "value": 0.5, "unit": "of roof", "goal": ">= 0.6", "met": False}],
+        "missing": ["sanitizer"],
+        "goals": [{"name": "x", "value": 0.5, "unit": "of roof", "goal": ">= 0.6", "met": False,
+                   "label": "9 ms"}],
         "modes": {"rate_per_s": 9.0, "of": {"chunked": dict.fromkeys(
             ("tokens_per_s", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s"), 0.25)}},
     }  # fmt: skip
     text = markdown(content)
-    assert "| x | 0.5 of roof | >= 0.6 | **no** |" in text
+    assert "| x | 0.5 of roof | >= 0.6 | **no** | 9 ms |" in text
+    assert "- **partial**: without sanitizer" in text
     assert "- **failed**: http: RuntimeError: the server did not start" in text
     assert "| chunked | 0 | 250.0 | 250.0 | 250.00 | 250.00 |" in text
 
@@ -121,7 +127,9 @@ def parts(monkeypatch):
     """Every part only says that it ran."""
     ran: list[str] = []
     for name in gpu_suite.PARTS:
-        monkeypatch.setitem(gpu_suite.PARTS, name, lambda suite, name=name: ran.append(name))
+        monkeypatch.setitem(
+            gpu_suite.PARTS, name, (lambda session, name=name: ran.append(name), 60)
+        )
     return ran
 
 
@@ -139,20 +147,24 @@ def small_gpu() -> Place:
          ["ceilings", "kernels", "decode_steps", "throughput", "transformers"]),
     ],
 )  # fmt: skip
-def test_some_parts_are_judged_by_measured_ceilings_and_leave_no_result(
-    flags, chosen, parts, tmp_path, capsys
+def test_some_parts_are_judged_by_measured_ceilings_and_leave_a_partial_result(
+    flags, chosen, parts, tmp_path
 ):
     assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
     assert parts == chosen
-    assert list(tmp_path.glob("gpu-h200*")) == []
-    assert "only some parts ran; no result is written" in capsys.readouterr().out
+    assert {path.suffixes[-2] for path in tmp_path.glob("gpu-h200*")} == {".partial"}
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert found["missing"] == [name for name in gpu_suite.PARTS if name not in chosen]
+    assert list(found["seconds"]) == chosen
 
 
 @pytest.mark.parametrize("flags", [[], ["--only", ",".join(reversed(gpu_suite.PARTS))]])
 def test_all_parts_leave_a_result(flags, parts, tmp_path):
     assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
     assert parts == list(gpu_suite.PARTS)
-    assert {path.suffix for path in tmp_path.glob("gpu-h200*")} == {".json", ".md"}
+    names = {path.name[len("gpu-h200-2026-11-23") :] for path in tmp_path.glob("gpu-h200*")}
+    assert names == {".json", ".md"}
 
 
 def test_parts_are_not_begun_after_the_budget_and_the_result_says_so(parts, tmp_path):
@@ -165,6 +177,83 @@ def test_parts_are_not_begun_after_the_budget_and_the_result_says_so(parts, tmp_
     assert gpu_suite.main(["--budget=-1", "--long", "--out", str(tmp_path)], small_gpu()) == 0
 
 
+def test_each_figure_is_on_disk_before_the_next_is_measured(parts, tmp_path, monkeypatch):
+    """So that a run that is killed loses none."""
+    seen = {}
+
+    def look(session):
+        session.results.keep("answer", 42)
+        session.results.aim("speed", 0.7, 0.6, "of roof", label="9 ms")
+        (path,) = tmp_path.glob("*.partial.json")
+        seen.update(json.loads(path.read_text()))
+
+    monkeypatch.setitem(gpu_suite.PARTS, "kernels", (look, 60))
+    gpu_suite.main(["--out", str(tmp_path)], small_gpu())
+    assert seen["answer"] == 42
+    assert seen["goals"][0] == {
+        "name": "speed", "value": 0.7, "goal": ">= 0.6", "unit": "of roof", "met": True,
+        "label": "9 ms",
+    }  # fmt: skip
+    assert seen["missing"][0] == "kernels"
+    assert list(tmp_path.glob("*.partial.*")) == []
+
+
+def test_a_part_that_takes_too_long_is_interrupted_and_the_next_one_runs(
+    parts, tmp_path, monkeypatch
+):
+    def stuck(session):
+        session.results.keep("before", 1)
+        subprocess.run(["sleep", "60"], check=False)
+
+    monkeypatch.setitem(gpu_suite.PARTS, "kernels", (stuck, 0.05))
+    assert gpu_suite.main(["--out", str(tmp_path)], small_gpu()) == 1
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert found["failures"] == {"kernels": "interrupted after 0 s"}
+    assert found["before"] == 1
+    assert parts == [name for name in gpu_suite.PARTS if name != "kernels"]
+
+
+def test_code_that_forgives_every_failure_is_interrupted_all_the_same():
+    def forgiving():
+        while True:
+            try:
+                while True:
+                    pass
+            except Exception:
+                continue
+
+    with pytest.raises(Over, match="interrupted after 0 s"), Budget(0.05).watched(60):
+        forgiving()
+
+
+def test_a_budget_leaves_the_timer_of_others_as_it_was():
+    before = signal.getsignal(signal.SIGALRM)
+    with Budget(60).watched(60):
+        assert signal.getsignal(signal.SIGALRM) is not before
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_where_there_is_no_git_the_commit_is_unknown_or_as_told(monkeypatch):
+    monkeypatch.delenv("SLOBENCH_COMMIT", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert Results(small_gpu(), ()).commit == "unknown"
+    monkeypatch.setenv("SLOBENCH_COMMIT", "abc123")
+    assert Results(small_gpu(), ()).commit == "abc123"
+
+
+def test_the_sanitizer_is_clean_only_where_tests_passed_under_it():
+    clean = "========= ERROR SUMMARY: 0 errors"
+    assert sanitized(0, f"12 passed, 3 skipped in 9s\n{clean}") == "clean: 12 tests"
+    assert sanitized(1, "Device not supported") == "not run: Device not supported"
+    for code, said in [
+        (5, f"no tests ran in 0.1s\n{clean}"), (0, f"2 skipped in 0.1s\n{clean}"),
+        (1, f"1 failed, 11 passed in 9s\n{clean}"), (0, "12 passed\nERROR SUMMARY: 3 errors"),
+    ]:  # fmt: skip
+        with pytest.raises(RuntimeError, match="exit code"):
+            sanitized(code, said)
+
+
 @pytest.mark.e2e
 def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsys):
     """All that the suite does on a GPU but for what only a GPU can do, at a 64th of the size. No
@@ -174,7 +263,7 @@ def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsy
     monkeypatch.setitem(sys.modules, "transformers", None)
     tool = tmp_path / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho ERROR SUMMARY: 0 errors\n")
+    tool.write_text("#!/bin/sh\necho 12 passed in 9 s; echo ERROR SUMMARY: 0 errors\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
     out = tmp_path / "results"
@@ -183,7 +272,7 @@ def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsy
     found = json.loads(path.read_text())
     failures = found["failures"]
     assert set(failures) == {"transformers", "tests"}
-    assert failures["tests"] == "RuntimeError: the tests of tests/gpu ended with 5"
+    assert failures["tests"] == "RuntimeError: the tests of tests/gpu ended with 5 and 5"
     assert list(found["seconds"]) == [*gpu_suite.PARTS, "experiments"]
     assert found["gpu"] == {"name": "NVIDIA H200", "memory_bytes": 8 << 30}
     assert len(found["kernels"]) == 14
@@ -191,7 +280,7 @@ def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsy
         ("0.6b", 1), ("0.6b", 32), ("0.6b", 256), ("8b", 1), ("8b", 32), ("8b", 256)
     ]  # fmt: skip
     assert list(found["modes"]["of"]) == ["static", "continuous", "prefill_first", "chunked"]
-    assert found["sanitizer"] == "clean"
+    assert found["sanitizer"] == "clean: 12 tests"
     assert list(found["experiments"]["attention"]) == ["auto", "fp8", "int8"]
     assert {goal["name"] for goal in found["goals"]} == {
         "decode attention, batch 4, context 16", "decode attention, batch 4, context 128",
@@ -207,34 +296,49 @@ def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsy
     assert text in capsys.readouterr().out
     for heading in ("| target |", "| kernel |", "| mode |", "| KV | decode", "- **failed**: tests"):
         assert heading in text
-    assert "Parts of the GPU: not run: this torch has no green contexts." in text
+    assert "Parts of the GPU: not run: No module named 'cuda'" in text
 
 
-def test_each_share_of_a_gpu_is_measured_in_a_context_of_its_own():
-    asked: list[str] = []
+class Queue:
+    """A stream that is never done, until it is waited for."""
 
-    class Context:
-        def __init__(self, num_sms: int) -> None:
-            self.set_context = lambda: asked.append(f"set {num_sms}")
-            self.pop_context = lambda: asked.append(f"pop {num_sms}")
+    def __init__(self, name: str, asked: list[str]) -> None:
+        self.name, self._asked, self._n = name, asked, 0
 
-    def create(num_sms, device_id):
-        return Context(num_sms)
+    def query(self) -> bool:
+        self._asked.append(f"is {self.name} done?")
+        self._n += 1
+        return self._n == 1  # and is given more to do
 
-    contexts = SimpleNamespace(GreenContext=SimpleNamespace(create=create))
-    found = parts_of_a_gpu(small_gpu(), contexts)
+    def synchronize(self) -> None:
+        self._asked.append(f"wait for {self.name}")
+
+
+def test_a_half_is_measured_while_the_other_one_works_from_begin_to_end():
+    place = small_gpu()
+    asked = place.cuda.asked
+    place.cuda.Stream = lambda device: Queue("whole", asked)
+
+    def split(n):
+        return Half(n, Queue("memory", asked)), Half(132 - n, Queue("products", asked))
+
+    found = parts_of_a_gpu(place, split)
     assert not isinstance(found, str)
-    assert asked == ["set 32", "pop 32", "set 64", "pop 64", "set 96", "pop 96"]  # 8ths of 132
-    assert [row["processors"] for row in found] == [32, 64, 96]
-    assert min(row["copy_bytes_per_s"] for row in found) > 0
+    assert [row["processors"] for row in found] == [[132, 132], [32, 100], [64, 68], [96, 36]]
+    assert all(row["together"] > 0 for row in found)
+    last = asked[asked.index("is products done?") :]
+    once = ["on products", "off products", "on memory", "off memory", "wait for memory"]
+    # It was done before: given more, it outlasts what is measured.
+    assert last[1:7] == [*once, "is products done?"]
 
 
-def test_parts_that_a_driver_refuses_are_said_to_be_not_run():
-    def refuse(num_sms, device_id):
-        raise RuntimeError("green contexts need a newer driver")
+def test_halves_that_a_driver_refuses_are_said_to_be_not_run():
+    def refuse(n):
+        raise RuntimeError("cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED")
 
-    contexts = SimpleNamespace(GreenContext=SimpleNamespace(create=refuse))
-    assert parts_of_a_gpu(small_gpu(), contexts) == "not run: green contexts need a newer driver"
+    assert (
+        parts_of_a_gpu(small_gpu(), refuse) == "not run: cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED"
+    )
 
 
 def test_steps_of_a_peer_are_counted_while_all_rows_decode():
