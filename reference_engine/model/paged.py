@@ -129,6 +129,6 @@ class PagedLlama:
     def _project(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         # bfloat16 logits tie: their spacing is 2⁻⁸ of their size. The product is summed in float32
         # anyway; only CUDA can also hand it out so.
-        if x.is_cuda and x.dtype != torch.float32:
+        if x.is_cuda and x.dtype.itemsize == 2:
             return torch.mm(x, self._head.t(), out_dtype=torch.float32, out=out)
         return out.copy_(x @ self._head.t())

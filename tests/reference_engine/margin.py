@@ -4,34 +4,66 @@ may differ only where it is a near tie."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from reference_engine.kernels.ops import PLAIN
 from reference_engine.kernels.tiles import Piece, Tiles, cut
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.paged import PagedLlama, PagedStep
-from reference_engine.model.weights import random_weights
+from reference_engine.model.weights import Weights, random_weights, shapes
 
 
 def shortfalls(
     config: ModelConfig, dtype: torch.dtype, tokens: list[int], n_prompt: int
 ) -> list[float]:
     """For each token after the prompt: largest logit − its logit, as a share of the logits'
-    spread (standard deviation); 0 where it is the likeliest. Weights are rounded to `dtype`."""
-    weights = {k: v.to(dtype).double() for k, v in random_weights(config, 0).items()}
-    n = len(tokens)
-    model = PagedLlama(config, weights, PLAIN, 16, n)
-    model.cache = model.memory(-(-n // 16))
-    at = torch.arange(n, dtype=torch.int32)
-    group = config.n_heads // config.n_kv_heads
-    step = PagedStep(
-        torch.tensor(tokens, dtype=torch.int32), at, at,
-        torch.arange(-(-n // 16), dtype=torch.int32).view(1, -1), 0, at[:0], at[:0],
-        Tiles(torch.from_numpy(cut([Piece(0, 0, n, 0)], group))),
-    )  # fmt: skip
-    logits = model.forward(step, torch.empty(n, config.vocab_size, dtype=torch.float64))
-    seen = logits[n_prompt - 1 : -1]
-    chosen = seen.gather(1, torch.tensor(tokens[n_prompt:]).unsqueeze(1)).squeeze(1)
-    short: np.ndarray = ((seen.amax(1) - chosen) / seen.std(1)).numpy()
-    return [float(x) for x in short]
+    spread (standard deviation); 0 where it is the likeliest. Weights are the random ones of seed
+    0, rounded to `dtype`."""
+    weights = {k: v.to(dtype) for k, v in random_weights(config, 0).items()}
+    return Oracle(config, weights, len(tokens)).shortfalls(tokens, n_prompt)
+
+
+class Oracle:
+    """The plain model in float64, on the device of its weights."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, most: int) -> None:
+        wide = {name: tensor.double() for name, tensor in weights.items()}
+        self._config, self._model = config, PagedLlama(config, wide, PLAIN, 16, most)
+
+    @torch.inference_mode()
+    def shortfalls(self, tokens: list[int], n_prompt: int) -> list[float]:
+        n, n_blocks, device = len(tokens), -(-len(tokens) // 16), self._model.device
+        self._model.cache = self._model.memory(n_blocks)
+        at = torch.arange(n, dtype=torch.int32, device=device)
+        group = self._config.n_heads // self._config.n_kv_heads
+        step = PagedStep(
+            torch.tensor(tokens, dtype=torch.int32, device=device), at, at,
+            torch.arange(n_blocks, dtype=torch.int32, device=device).view(1, -1),
+            0, at[:0], at[:0], Tiles(torch.from_numpy(cut([Piece(0, 0, n, 0)], group)).to(device)),
+            torch.arange(n_prompt - 1, n - 1, device=device),
+        )  # fmt: skip
+        out = torch.empty(n, self._config.vocab_size, dtype=torch.float64, device=device)
+        seen = self._model.forward(step, out)
+        answer = torch.tensor(tokens[n_prompt:], device=device)
+        chosen = seen.gather(1, answer.unsqueeze(1)).squeeze(1)
+        short: list[float] = ((seen.amax(1) - chosen) / seen.std(1)).tolist()
+        return short
+
+
+def lively_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> Weights:
+    """Random ones drawn on the device, under which tokens depend on all that is computed: layers
+    add more to the residual stream than the embeddings put there (of a tied head, every token would
+    else be followed by itself), scores differ, norms are not 1 and biases are as large as what
+    they are added to."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = torch.randn(shape, generator=generator, device=device)
+        if len(shape) == 1:
+            return tensor if name.endswith(".bias") else 1 + 0.2 * tensor
+        is_layers = name.startswith("model.layers")
+        return tensor.mul_(1.5 * shape[1] ** -0.5 if is_layers else 0.02)
+
+    return {name: drawn(name, shape).to(dtype) for name, shape in shapes(config).items()}

@@ -6,6 +6,7 @@ Its tokens must be the CPU executor's, however requests are batched, preempted a
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ from reference_engine.executors.torch_lane import CpuLane  # noqa: E402
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
 from reference_engine.model.weights import random_weights  # noqa: E402
+from tests.reference_engine.wide_shapes import WIDE, greedy_shortfalls  # noqa: E402
 
 ON_CPU = {"on": "cpu", "kernels": "plain", "dtype": "float32"}
 CUTS = Sampling(0.9, 0.95, 50, seed=4)
@@ -280,8 +282,6 @@ def test_a_machine_without_a_gpu_is_told_so_and_what_to_do():
 
 
 def test_heads_that_no_kernel_computes_are_refused():
-    from dataclasses import replace
-
     source = resolve("nano")
     odd = replace(source, config=replace(source.config, head_dim=24))
     with pytest.raises(UsageError, match="heads of 24 numbers"):
@@ -319,3 +319,21 @@ def test_greedy_tokens_are_the_likeliest_by_the_margin_rule(expected):
     assert max(shortfalls(config, torch.float32, tokens, len(prompt))) < 1e-4
     tokens[-1] = (tokens[-1] + 1) % 320
     assert shortfalls(config, torch.float32, tokens, len(prompt))[-1] > 1e-2
+
+
+@pytest.mark.parametrize("name", ["0.6b", "8b", "qwen2"])
+def test_the_rule_holds_in_bfloat16_for_every_kind_of_block(name):
+    """Norms of queries and keys, biases, 2, 4 and 7 query heads for each KV head, at small widths;
+    tokens of a model without the norms or the biases fall short by far."""
+    wide = WIDE[name]
+    config = replace(
+        wide, d_model=64, n_heads=2 * wide.n_heads // wide.n_kv_heads, n_kv_heads=2, head_dim=16,
+        d_ffn=176, vocab_size=2000,
+    )  # fmt: skip
+    short = greedy_shortfalls(config, torch.bfloat16, CpuLane(), PLAIN)
+    assert len(short) == 96
+    assert max(short) <= 0.1
+    if config.qk_norm or config.qkv_bias:
+        without = replace(config, qk_norm=False, qkv_bias=False)
+        found = greedy_shortfalls(config, torch.bfloat16, CpuLane(), PLAIN, computed=without)
+        assert max(found) > 1
