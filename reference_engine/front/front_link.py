@@ -4,6 +4,7 @@ answers get goes out as one message a step."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,8 @@ from reference_engine.sequence import Request
 from reference_engine.service import Service
 from reference_engine.streams import Delta, Sink, StreamBroken, Told
 from reference_engine.wire.errors import WireError
+
+log = logging.getLogger(__name__)
 
 # Some million tokens: a front that is so far behind hangs.
 _MOST_UNSENT_BYTES = 1 << 26
@@ -109,6 +112,10 @@ class FrontLink:
             )
         except WireError as error:
             self.send(Refused.of(number, error))
+        except Exception:  # the request's boundary: a bug of ours, told and kept
+            log.exception("request %s failed", message.request_id)
+            bug = WireError("internal error", status=500, type_="server_error")
+            self.send(Refused.of(number, bug))
 
     def _on_end(self) -> None:
         for relay in self._relays.values():

@@ -125,6 +125,7 @@ def test_the_route_answers_for_either_kind_of_body():
     assert admitted == 0
 
 
+@pytest.mark.usefixtures("both_forms")
 def test_answers_carry_what_was_foretold_at_arrival():
     async def scene():
         async with serving() as server:

@@ -296,3 +296,30 @@ def test_a_header_that_is_no_text_is_refused_where_it_is_forwarded():
             return answer
 
     assert asyncio.run(scene()).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(caplog, monkeypatch):
+    """A chat template may raise whatever its author wrote."""
+
+    async def scene():
+        linked = Linked()
+        await linked.open()
+        monkeypatch.setattr(linked.service._intake, "_tokenizer", Tripping())
+        linked.front.channel.send(Submit(1, CALL, None, 0.0))
+        came = linked.front.came
+        await until(lambda: isinstance(came[-1], Refused))
+        linked.front.channel.send(Closed(1))
+        n_waiting = await linked.service.ask(lambda state: len(state.roster.waiting))
+        await linked.service.stop()
+        linked.link.close()
+        return came[-1], n_waiting, linked.n_lost
+
+    refused, n_waiting, n_lost = asyncio.run(scene())
+    assert (refused.status, refused.message) == (500, "internal error")
+    assert (n_waiting, n_lost) == (0, 0)
+    assert "roles must alternate" in caplog.text
+
+
+class Tripping:
+    def encode(self, text):
+        raise LookupError("roles must alternate")
