@@ -85,14 +85,18 @@ class Peer:
         how = self._lib.GenerationConfig(
             max_new_tokens=n_new, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        # Not in inference mode: its loop runs in a thread of its own, where that does not hold, and
-        # then may not write to what was made in it.
-        out = self._model.generate_batch(
-            inputs=prompts,
-            generation_config=how,
-            continuous_batching_config=self._memory(n_rows, context + n_new),
-            record_timestamps=True,
-        )
+        own = self.attention
+        try:
+            # Not in inference mode: its loop runs in a thread of its own, where that does not hold,
+            # and then may not write to what was made in it.
+            out = self._model.generate_batch(
+                inputs=prompts,
+                generation_config=how,
+                continuous_batching_config=self._memory(n_rows, context + n_new),
+                record_timestamps=True,
+            )
+        finally:
+            self._model.set_attn_implementation(own)  # a failed one leaves the paged one
         n_tokens = sum(len(one.generated_tokens) for one in out.values())
         if n_tokens != n_new * n_rows:
             why = {str(one.error) for one in out.values()}

@@ -29,7 +29,8 @@ def markdown(content: Mapping[str, Any]) -> str:
     lines += ["| target | found | goal | met | that is |", "|---|--:|--:|---|---|"]
     lines += [
         f"| {goal['name']} | {goal['value']:.3g} {goal['unit']} | {goal['goal']} | "
-        f"{'yes' if goal['met'] else '**no**'} | {goal['label']} |"
+        f"{'yes' if goal['met'] else '**no**'} | "
+        f"{goal['label'].replace('|', chr(92) + '|')} |"
         for goal in content["goals"]
     ]
     if content.get("kernels"):
