@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import socket
 import sys
 
@@ -24,6 +25,10 @@ async def _run(channel: int, listener: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
+    # Who stops a server may signal all of its processes. A front has answers to bring to their
+    # end, and leaves when its channel does.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )

@@ -100,10 +100,10 @@ def test_a_server_ends_with_its_parent(fronts):
     process.communicate()
 
 
-def begun(port: int) -> http.client.HTTPResponse:
+def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
     """A long answer of which something has come."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    text = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": True})
+    text = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True})
     connection.request("POST", "/v1/completions", text, {"Connection": "close"})
     response = connection.getresponse()
     assert response.read(1) == b"d"
@@ -127,6 +127,19 @@ def test_a_second_signal_ends_the_draining_and_tells_the_stream(fronts):
 def children(process: subprocess.Popen[str]) -> list[int]:
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(pid) for pid in path.read_text().split()]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+    answers = [begun(port, max_tokens=60) for _ in range(4)]
+    for pid in [*children(process), process.pid]:
+        os.kill(pid, number)
+    assert [rest(answer).endswith(b"[DONE]\n\n") for answer in answers] == [True] * 4
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
 
 
 @pytest.mark.e2e
