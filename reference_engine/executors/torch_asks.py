@@ -81,7 +81,7 @@ def asks_of(
     cut = [requests[i] for i in found if is_cut(requests[i].sampling)]
     cuts = np.empty((3, len(cut)), np.int32)
     cuts[0] = np.array([r.sampling.temperature for r in cut], np.float32).view(np.int32)
-    cuts[1] = [r.sampling.top_k or n_vocab for r in cut]
+    cuts[1] = [min(r.sampling.top_k or n_vocab, n_vocab) for r in cut]
     cuts[2] = np.array([r.sampling.top_p for r in cut], np.float32).view(np.int32)
     seeds = np.array([r.sampling.seed & _MASK for r in cut], np.uint64)
     uniforms = uniforms_of(seeds, np.array([r.n_output for r in cut], np.int32))

@@ -154,8 +154,8 @@ class _Part(NamedTuple):
 
 
 def mixed(batch: StepBatch, seats: Seats, group: int, max_model_len: int) -> Mixed:
-    """In the order: decodes, those for nobody, rows of one token, pieces of prompts, those for
-    nobody."""
+    """In the order: decodes, those for nobody, rows of one token, pieces of prompts, and with
+    these two what is computed for nobody."""
     decodes, n, padding = batch.decodes, len(batch.decodes), batch.padding
     at_table = seats.tables.rows([*decodes, *(row.request for row in batch.rows)])
     alone = np.empty((5, n + padding.decode_rows), np.int32)
@@ -165,6 +165,7 @@ def mixed(batch: StepBatch, seats: Seats, group: int, max_model_len: int) -> Mix
     sizes = filler_pieces(padding, max_model_len)
     for row, size in zip(seats.tables.filler_rows(len(sizes)).tolist(), sizes, strict=True):
         parts.append(_Part(row, 0, [0] * size))
+    parts.sort(key=lambda part: len(part.tokens) > 1)
     n_alone = alone.shape[1] + sum(len(part.tokens) == 1 for part in parts)
     numbers = np.concatenate((alone, _columns(parts, seats)), axis=1)
     ends = (alone.shape[1] + np.cumsum([len(part.tokens) for part in parts], dtype=int)).tolist()
@@ -191,13 +192,11 @@ def mixed(batch: StepBatch, seats: Seats, group: int, max_model_len: int) -> Mix
 
 
 def _parts(rows: Sequence[Row], at_table: Sequence[int]) -> list[_Part]:
-    """Those of one token first."""
     answers = count()
-    parts = [
+    return [
         _Part(at, start, request.tokens[start : start + n], next(answers) if samples else -1)
         for at, (request, start, n, samples) in zip(at_table, rows, strict=True)
     ]
-    return sorted(parts, key=lambda part: len(part.tokens) > 1)
 
 
 def _columns(parts: Sequence[_Part], seats: Seats) -> Ints:

@@ -161,6 +161,19 @@ def test_log_probabilities_are_those_of_the_cpu_executor():
     assert len(found) == 6
 
 
+def test_a_top_k_beyond_the_vocabulary_cuts_nothing():
+    """The wire takes any number that fits 63 bits."""
+
+    def drawn(top_k: int) -> list[int]:
+        engine = cuda_rig()
+        how = Sampling(0.7, 0.9, top_k, seed=3)
+        engine.admit(hot := request("hot", [1, 2, 3], 8, sampling=how))
+        engine.drain()
+        return hot.output
+
+    assert drawn(2**63 - 1) == drawn(2**31) == drawn(320)
+
+
 def test_asking_for_a_log_probability_changes_no_token():
     def drawn(how: Sampling) -> list[int]:
         engine = cuda_rig()
@@ -198,6 +211,23 @@ def test_padding_is_computed_and_writes_to_no_block_of_a_request(padding):
     assert cache[:, -1].abs().sum() > 0
     engine.drain()
     assert a.n_output == 3
+
+
+@pytest.mark.parametrize("n_more", [0, 1, 2])
+def test_prompts_are_computed_right_beside_padding_of_any_length(n_more):
+    """A static batch pads the shorter prompt with what it lacks; with one token of padding, rows of
+    one token are not all in front."""
+    prompts = [range(30), range(100, 130 - n_more)]
+
+    def told(**options):
+        pair = [request(f"r{i}", prompt, 8) for i, prompt in enumerate(prompts)]
+        engine = options.pop("engine")(policy="static", batch_size=2, **options)
+        engine.admit(*pair)
+        engine.state.is_source_closed = True
+        engine.drain()
+        return [req.output for req in pair]
+
+    assert told(engine=cuda_rig) == told(engine=rig, executor="torch_cpu")
 
 
 @pytest.mark.parametrize("graphs", [True, False])
