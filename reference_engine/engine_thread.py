@@ -128,7 +128,10 @@ class EngineThread:
         except BaseException as error:  # the thread's boundary: recorded, and told to every stream
             log.exception("the engine thread failed")
             failure = f"the engine failed: {type(error).__name__}: {error}"
-            self._loop.call_soon_threadsafe(self._listener.on_failure, failure)
+            try:
+                self._tell()  # what was computed before stands
+            finally:
+                self._loop.call_soon_threadsafe(self._listener.on_failure, failure)
 
     def _step(self) -> None:
         """Tokens are told while the next step runs, if that is about to begin and needs no word of
@@ -145,9 +148,8 @@ class EngineThread:
             self._publish(events)
 
     def _work_off_inbox(self) -> None:
-        if self._inbox:  # whoever asks, or leaves, finds all told
-            self._tell()
         while self._inbox:
+            self._tell()  # whoever asks, or leaves, finds all told
             self._inbox.popleft()()
         if self._verdicts:
             self._loop.call_soon_threadsafe(self._listener.on_verdicts, self._verdicts)

@@ -202,8 +202,9 @@ class Service:
 
     def _forget(self, stream: Sink) -> None:
         request_id = stream.request.id
-        if self._streams.pop(request_id, None) is None:
+        if self._streams.get(request_id) is not stream:  # forgotten, and its id taken again
             return
+        del self._streams[request_id]
         stream.is_closed = True
         if stream.is_over:
             self._n_over -= 1

@@ -312,3 +312,46 @@ def test_who_leaves_meanwhile_finds_all_told_and_booked():
 
     counters, n_told = asyncio.run(scene())
     assert counters.finished == n_told == 39
+
+
+def test_what_was_computed_before_a_failing_launch_is_told(caplog):
+    """The answer of three tokens is over, and its last one untold, when the next step cannot
+    begin."""
+
+    async def scene():
+        class Breaking(Launched):
+            def launch(self, batch):
+                if engine.state.counters.finished:
+                    raise ArithmeticError("a broken kernel")
+                return super().launch(batch)
+
+        engine = toy_engine(async_depth=1)
+        executor = Breaking(engine.executor, [])
+        service = Service(engine.state, executor, engine.tokenizer, engine.clock)
+        streams = [service.submit(call(n), None, 0.0) for n in (100, 3)]
+        short = streams[1]
+        service.start()
+        text = await texts(short)
+        with pytest.raises(StreamBroken, match="a broken kernel"):
+            await texts(streams[0])
+        await service.stop()
+        return text
+
+    assert asyncio.run(scene()) == printable_toy(3)
+    assert "the engine thread failed" in caplog.text
+
+
+def test_a_stream_that_was_cut_off_does_not_end_the_next_one_of_its_id():
+    async def scene():
+        service = await started(executor_args={"step_s": 0.0005})
+        slow = service.submit(call(50), "same", 0.0)
+        await slow.admitted()
+        service.cut_off(slow)
+        again = service.submit(call(50), "same", 0.0)
+        slow.close()
+        text = await asyncio.wait_for(texts(again), 30)
+        again.close()
+        await service.stop()
+        return len(text)
+
+    assert asyncio.run(scene()) == 50
