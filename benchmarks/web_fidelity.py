@@ -5,10 +5,10 @@
 The same scenario and seed, 200 requests/s against targets/truth, in turn by `slobench run` and by
 `slobench web` with a worker of its own process and two readers of its page, each of whom asks for
 statistics, live facts and the report every 0.6 s. Both record; the same lines read both records.
-The page and its readers have the machine's cores in common with the server, too: what that was late
-by, says its own log, and is taken from TTFT and TPOT (`as measured` has it). Goals: with the page,
-send lateness p99 < 3 ms; TTFT p99 within 2 ms of the run without; schedules equal; p50 and p99 of
-TTFT and TPOT within 1 ms or 5 %. A figure is the median over rounds.
+The page and its readers have the machine's cores in common with the server, too: what that wrote
+too late, says its own log, and is taken from TTFT and TPOT (`as measured` has it). Goals: with the
+page, send lateness p99 < 3 ms; TTFT p99 within 2 ms of the run without; schedules equal; p50 and
+p99 of TTFT and TPOT within 1 ms or 5 %. A figure is the median over rounds.
 `--quick`: rounds of 4 s, at most three, until the goals are met in one.
 Exit status 1 where a goal is missed, 3 where the machine cannot judge: rounds without Locust miss
 every goal that was missed (the first one in each round, the others among themselves), and one of
@@ -149,7 +149,7 @@ def figures(run: Run, log: TruthLog) -> Figures:
     rows = run.request_rows[run.schedule_rows["phase"] == Phase.measure]
     if not (rows["status"] == Status.ok).all():
         raise SystemExit(f"{np.count_nonzero(rows['status'] != Status.ok)} requests failed")
-    values = times_s(rows, log.of(rows["request_id"]), run.manifest["epoch_monotonic_s"])
+    values = times_s(rows, log.of(rows["request_id"]))
     shards = run.instrument["shards"]
     slow = sum(shard["processor"]["slow_s"] / shard["window_s"] for shard in shards) / len(shards)
     return {SLOW: 100 * slow} | {
@@ -159,14 +159,12 @@ def figures(run: Run, log: TruthLog) -> Figures:
     }
 
 
-def times_s(
-    rows: NDArray[np.void], truth: NDArray[np.void], epoch_s: float
-) -> dict[str, NDArray[np.float64]]:
-    """Seconds per request. From having been sent to the first token's write, and from there to the
-    last one's, the server's script tells what it should take; more or less is the server's own."""
+def times_s(rows: NDArray[np.void], truth: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
+    """Seconds per request. What the server wrote later than its script says, after it had read the
+    request, is the server's own; that it read late may be the client's, and stays."""
     gaps = rows["output_tokens"] - 1
-    first_s, last_s = (truth[name] * 1e-9 - epoch_s for name in ("first_ns", "last_ns"))
-    server_late_s = first_s - rows["sent_s"] - TTFT_S
+    server_late_s = (truth["first_ns"] - truth["due_ns"].astype(np.float64)) * 1e-9
+    server_tpot_s = (truth["last_ns"] - truth["first_ns"]) * 1e-9 / gaps
     ttft_s = rows["first_token_s"] - rows["released_s"]
     tpot_s = (rows["last_token_s"] - rows["first_token_s"]) / gaps
     return {
@@ -174,7 +172,7 @@ def times_s(
         "server late": server_late_s,
         "TTFT as measured": ttft_s,
         "TTFT": ttft_s - server_late_s,
-        "TPOT": tpot_s - (last_s - first_s) / gaps + ITL_S,
+        "TPOT": tpot_s - server_tpot_s + ITL_S,
     }
 
 

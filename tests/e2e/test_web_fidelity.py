@@ -79,20 +79,21 @@ def test_other_schedules_are_never_excused():
     assert of([late, late], late, are_equal=False) == (1, "")
 
 
-def test_what_the_server_was_late_by_is_not_the_clients():
-    """Sent 1 ms late; the server took 27 ms instead of 20, 16 tokens 90 ms instead of 75; the first
-    was read 0.5 ms after its write, the last 2 ms."""
+def test_what_the_server_wrote_too_late_is_not_the_clients():
+    """Sent 1 ms late and read 2 ms after that; the server took 27 ms instead of 20, and 90 instead
+    of 75 for 16 tokens; the first was read 0.5 ms after its write, the last 2 ms."""
     rows, truth = np.zeros(1, REQUESTS), np.zeros(1, TRUTH)
     rows["released_s"], rows["sent_s"], rows["output_tokens"] = 2.0, 2.001, 16
-    rows["first_token_s"], rows["last_token_s"] = 2.0285, 2.120
-    truth["first_ns"], truth["last_ns"] = 102_028_000_000, 102_118_000_000
-    found = {name: 1e3 * value[0] for name, value in times_s(rows, truth, 100.0).items()}
+    rows["first_token_s"], rows["last_token_s"] = 2.0305, 2.122
+    truth["due_ns"], truth["first_ns"] = 102_023_000_000, 102_030_000_000
+    truth["last_ns"] = 102_120_000_000
+    found = {name: 1e3 * value[0] for name, value in times_s(rows, truth).items()}
     assert found == pytest.approx(
         {
             "lateness": 1.0,
             "server late": 7.0,
-            "TTFT as measured": 28.5,
-            "TTFT": 21.5,
+            "TTFT as measured": 30.5,
+            "TTFT": 23.5,
             "TPOT": 5.1,
         }
     )
