@@ -76,6 +76,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
 }
 _MOST_STOPS = 4
+_LEAST_TEMPERATURE = 1e-5  # greedy below, as in vLLM: logits divided by less overflow float32
 _MOST_TENANT_CHARS = 128
 
 
@@ -160,8 +161,9 @@ def _call(
 
 def _sampling(data: Mapping[str, Any], seed: int, logprobs: bool) -> Sampling:
     top_k = integer(data, "top_k", -1)
+    temperature = number(data, "temperature", 0.0, 2.0, 1.0)
     return Sampling(
-        temperature=number(data, "temperature", 0.0, 2.0, 1.0),
+        temperature=temperature if temperature >= _LEAST_TEMPERATURE else 0.0,
         top_p=number(data, "top_p", 0.0, 1.0, 1.0, above=True),
         top_k=max(0, top_k or 0),
         seed=seed,

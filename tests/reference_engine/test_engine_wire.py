@@ -106,6 +106,12 @@ def test_defaults_are_those_of_the_api():
     assert parse_chat(chat(top_k=-1)).sampling == Sampling(temperature=1.0, top_k=0)
 
 
+@pytest.mark.parametrize(("asked", "got"), [(1e-46, 0.0), (9.9e-6, 0.0), (1e-5, 1e-5), (2, 2.0)])
+def test_a_temperature_that_no_logit_can_be_divided_by_is_greedy(asked, got):
+    found = parse_chat(chat(temperature=asked, top_k=5)).sampling
+    assert found == Sampling(temperature=got, top_k=5)
+
+
 def test_text_parts_are_joined():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
