@@ -87,9 +87,10 @@ async def _serve(
     parent_is_gone = _on_stop(stopping, service.hurry, options.parent_pid)
     service.start()
 
-    def told(engine_path: str) -> Open:
+    def told(front: int, engine_path: str) -> Open:
         return Open(
             wired.about,
+            front,
             engine.clock.epoch_ns,
             engine_path,
             options.outbox_tokens,
@@ -97,14 +98,10 @@ async def _serve(
             api_key,
         )
 
-    def lost() -> None:
-        stopping.set()
-        service.hurry()
-
     answering: AbstractAsyncContextManager[None]
     if len(fronts):  # which ask for the key
         app = Guard(None, options.max_body_bytes).app(wired.routes)
-        answering = fronts.answering(service, app, told, lost)
+        answering = fronts.answering(service, app, told, stopping)
     else:
         answering = _listening(guard.app(wired.routes), listener)
     try:

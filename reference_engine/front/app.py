@@ -56,7 +56,7 @@ class Front:
         async with session_to(what.engine_path) as session:
             app = Guard(what.api_key, what.max_body_bytes).app(
                 [
-                    *CompletionRoutes(self._link, what.about).routes(),
+                    *CompletionRoutes(self._link, what.about, f"{what.front}-").routes(),
                     *ForwardRoutes(session).routes(),
                 ]
             )

@@ -48,10 +48,11 @@ class CutOff(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """The engine is ready, accept connections. `epoch_ns` is its clock's, `engine_path` the Unix
-    socket where it answers what is no completion."""
+    """The engine is ready, accept connections. `front` counts from 1, `epoch_ns` is the
+    engine's clock's, `engine_path` the Unix socket where it answers what is no completion."""
 
     about: About
+    front: int
     epoch_ns: int
     engine_path: str
     outbox: int

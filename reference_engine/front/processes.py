@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import Any
 
 from aiohttp import web
 
@@ -22,9 +24,12 @@ from reference_engine.service import Service
 
 log = logging.getLogger("reference_engine")
 
+_OPEN_S = 30.0  # to accept connections, once the model is there
 _LEAVE_S = 5.0
+_LONGEST_DIRECTORY = 100 - len("/slobench-12345678/engine.sock")  # a socket's path has 108 bytes
 
-Lost = Callable[[], None]
+
+What = Callable[[int, str], Open]
 
 
 class FrontLost(SlobenchError):
@@ -39,7 +44,7 @@ class FrontProcess:
         with theirs:
             inherited = theirs.fileno(), listener.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "reference_engine.front", *map(str, inherited)],
+                [sys.executable, "-P", "-m", "reference_engine.front", *map(str, inherited)],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -91,31 +96,59 @@ class Fronts:
 
     @asynccontextmanager
     async def answering(
-        self, service: Service, app: web.Application, what: Callable[[str], Open], on_lost: Lost
+        self, service: Service, app: web.Application, what: What, stopping: asyncio.Event
     ) -> AsyncIterator[None]:
         """Completions by the fronts, and all else through them by `app`; `what` they are told,
-        given the path of its socket. `on_lost` is called when one of them dies, and FrontLost
-        raised at the end."""
+        given a front's number and the path of its socket. When one of them dies `stopping` is set
+        and the draining broken off, and FrontLost raised at the end."""
 
         def lose() -> None:
             self.is_one_lost = True
-            on_lost()
+            stopping.set()
+            service.hurry()
 
         links = [FrontLink(service, lose) for _ in self._fronts]
-        with tempfile.TemporaryDirectory(prefix="slobench-") as directory:
+        with _private_directory() as directory:
             path = f"{directory}/engine.sock"
             async with _on_unix_socket(app, path):
                 try:
-                    for front, link in zip(self._fronts, links, strict=True):
-                        await link.open(front.end, what(path))
+                    pairs = zip(self._fronts, links, strict=True)
+                    opening = [
+                        link.open(front.end, what(number, path))
+                        for number, (front, link) in enumerate(pairs, start=1)
+                    ]
+                    await _unless(stopping, asyncio.gather(*opening))
                     _check(self._fronts, links)
                     yield
                 finally:
                     for link in links:
                         link.close()
-                    for front in self._fronts:
-                        await asyncio.to_thread(front.leave)
+                    leaving = [asyncio.to_thread(front.leave) for front in self._fronts]
+                    await asyncio.gather(*leaving)
         _check(self._fronts, links)
+
+
+async def _unless(stopping: asyncio.Event, opening: asyncio.Future[list[None]]) -> None:
+    """Wait for the fronts to open, but not when the server stops before. Raises FrontLost when
+    one of them hangs."""
+    stop = asyncio.ensure_future(stopping.wait())
+    either: list[asyncio.Future[Any]] = [opening, stop]
+    try:
+        done, _ = await asyncio.wait(either, timeout=_OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+        if opening in done:
+            opening.result()
+    finally:
+        for one in either:
+            one.cancel()
+    if not done:
+        raise FrontLost(f"a front process does not begin within {_OPEN_S:g} s")
+
+
+def _private_directory() -> tempfile.TemporaryDirectory[str]:
+    """For a socket, whose path must be short."""
+    usual = tempfile.gettempdir()
+    is_short = len(os.fsencode(usual)) <= _LONGEST_DIRECTORY
+    return tempfile.TemporaryDirectory(prefix="slobench-", dir=usual if is_short else "/tmp")
 
 
 def _check(fronts: Sequence[FrontProcess], links: Sequence[FrontLink]) -> None:

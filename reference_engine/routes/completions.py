@@ -28,10 +28,11 @@ class Streams(Protocol):
 
 
 class CompletionRoutes:
-    """`/v1/chat/completions` and `/v1/completions`."""
+    """`/v1/chat/completions` and `/v1/completions`. `mark` is in the ids of answers, and tells
+    those of several processes apart."""
 
-    def __init__(self, service: Streams, about: About) -> None:
-        self._service, self._about = service, about
+    def __init__(self, service: Streams, about: About, mark: str = "") -> None:
+        self._service, self._about, self._mark = service, about, mark
         self._n_answers = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -68,7 +69,7 @@ class CompletionRoutes:
 
     def _answer_id(self, call: Call) -> str:
         self._n_answers += 1
-        return f"{'chatcmpl' if call.is_chat else 'cmpl'}-{self._n_answers}"
+        return f"{'chatcmpl' if call.is_chat else 'cmpl'}-{self._mark}{self._n_answers}"
 
 
 def request_id(request: web.Request) -> str | None:

@@ -148,6 +148,7 @@ async def _front(
             link = FrontLink(wired.service, on_lost=lambda: pytest.fail("lost"))
             what = Open(
                 wired.about,
+                1,
                 epoch_ns,
                 path,
                 chosen.outbox_tokens,

@@ -40,7 +40,7 @@ from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
 CALL = Call(model=None, prompt="abc", max_tokens=5, sampling=Sampling())
-OPEN = Open(About("nano", 64, "1", "toy"), 0, "/nowhere", 8, 1024, None)
+OPEN = Open(About("nano", 64, "1", "toy"), 1, 0, "/nowhere", 8, 1024, None)
 MESSAGES = [
     Listening(),
     Submit(1, CALL, None, 0.5),

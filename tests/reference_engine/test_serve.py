@@ -143,6 +143,72 @@ def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("patience_s", "code", "words"),
+    [(30, 0, "does not end; killed"), (0.1, 4, "a front process does not begin within 0.1 s")],
+)
+def test_a_front_that_hangs_before_it_begins_does_not_keep_the_server(patience_s, code, words):
+    program = (
+        f"from reference_engine.front import processes; processes._OPEN_S = {patience_s}\n"
+        "import os, signal, sys; from reference_engine import serve; build = serve.build\n"
+        "def stopped(options):\n"
+        "    front = open(f'/proc/self/task/{os.getpid()}/children').read().split()[0]\n"
+        "    os.kill(int(front), signal.SIGSTOP)\n"
+        "    return build(options)\n"
+        "serve.build = stopped; start = serve.Service.start\n"
+        "serve.Service.start = lambda self: (start(self), print('opening', flush=True))[0]\n"
+        "sys.exit(serve.run(serve.ServeOptions(port=0, device='toy', fronts=1)))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "opening\n"
+        if code == 0:
+            process.terminate()
+        _, errors = process.communicate(timeout=20)
+    finally:
+        for pid in children(process) if process.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+    assert process.returncode == code
+    assert words in errors
+
+
+@pytest.mark.e2e
+def test_answers_of_several_fronts_have_ids_of_their_own():
+    process, port = start("--device", "toy", "--fronts", "2")
+    ids = [complete(port)["id"] for _ in range(20)]
+    process.terminate()
+    process.communicate(timeout=20)
+    assert len(set(ids)) == 20
+    assert {name.split("-")[1] for name in ids} <= {"1", "2"}
+
+
+@pytest.mark.e2e
+def test_fronts_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('shadowed')")
+    program = "import sys; from reference_engine.__main__ import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, "--port", "0", "--device", "toy", "--fronts", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(long)},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.terminate()
+    _, errors = process.communicate(timeout=20)
+    assert line.startswith("READY"), errors
+    assert process.returncode == 0
+
+
+@pytest.mark.e2e
 def test_a_front_that_dies_ends_the_server_which_says_so():
     process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
     answers = [begun(port) for _ in range(6)]
