@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from aiohttp import web
 
@@ -48,6 +49,8 @@ class Front:
         async with self._answering(what):
             self._channel.send(Listening())
             await self._ended.wait()
+        if not self._is_told:
+            _sweep_up(Path(what.engine_path))
         return self._is_told
 
     @asynccontextmanager
@@ -90,6 +93,13 @@ class Front:
         if not self._opened.done():
             self._opened.set_result(None)
         self._ended.set()
+
+
+def _sweep_up(engine_socket: Path) -> None:
+    """What an engine that was killed could not remove; another front may be doing it, too."""
+    with suppress(FileNotFoundError):
+        engine_socket.unlink()
+        engine_socket.parent.rmdir()
 
 
 async def _accept(listener: socket.socket, server: web.Server) -> None:

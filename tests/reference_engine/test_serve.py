@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -234,13 +235,17 @@ def rest(answer: http.client.HTTPResponse) -> bytes:
 
 
 @pytest.mark.e2e
-def test_an_engine_that_dies_is_told_to_every_stream_and_its_fronts_end():
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "1")
-    answer = begun(port)
-    process.kill()
-    assert b"the engine's process has ended" in rest(answer)
-    _, errors = process.communicate(timeout=20)  # until the front has closed it, too
-    assert "the engine's process is gone" in errors
+def test_an_engine_that_dies_is_told_to_every_stream_and_its_fronts_end(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        monkeypatch.setenv("TMPDIR", directory)
+        process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+        assert len(list(Path(directory).glob("*/engine.sock"))) == 1
+        answer = begun(port)
+        process.kill()
+        assert b"the engine's process has ended" in rest(answer)
+        _, errors = process.communicate(timeout=20)  # until the fronts have closed it, too
+        assert errors.count("the engine's process is gone") == 2
+        assert list(Path(directory).iterdir()) == []
 
 
 @pytest.mark.e2e
