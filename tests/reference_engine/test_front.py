@@ -63,11 +63,9 @@ class End:
 
 
 async def until(condition):
-    for _ in range(100_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it does not come")
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 def frames(messages) -> bytes:
