@@ -190,7 +190,8 @@ def printable(tokens):
 
 def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
     async def scene():
-        linked = Linked(most_unsent=1 << 12, max_num_seqs=64)
+        # Steps that take time: else all tokens may be on their way before anybody looks.
+        linked = Linked(most_unsent=1 << 12, max_num_seqs=64, executor_args={"step_s": 0.0005})
         await linked.open(is_reading=False)
         linked.theirs.setblocking(True)
         long = Call(model=None, prompt="abc", max_tokens=4000, sampling=Sampling())
@@ -198,9 +199,10 @@ def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
         await until(lambda: linked.service.n_slow_readers == 64)
         used = await linked.n_blocks_used()
         # It wakes up: the answers are broken off, and a new one is whole.
-        await linked.front.channel.open(linked.theirs)
-        linked.front.channel.send(Submit(99, CALL, None, 0.0))
         came = linked.front.came
+        await linked.front.channel.open(linked.theirs)
+        await until(lambda: sum(isinstance(message, Broken) for message in came) == 64)
+        linked.front.channel.send(Submit(99, CALL, None, 0.0))
         await until(lambda: came and isinstance(came[-1], Step) and came[-1].deltas[-1][0] == 99)
         await until(lambda: came[-1].deltas[-1][1].finish_reason)
         broken = {message.number for message in came if isinstance(message, Broken)}
