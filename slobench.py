@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loadgen.measure.compare import compare as compare
     from loadgen.measure.compare import measure_noise as measure_noise
     from loadgen.nightly.api import nightly as nightly
-    from loadgen.run import run as run
+    from loadgen.run.execute import run as run
     from loadgen.sweep.api import sweep as sweep
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
@@ -31,7 +31,7 @@ _HOMES = {
     "capacity": "loadgen.capacity.api",
     "load_scenario": "loadgen.workload.scenario",
     "make_schedule": "loadgen.workload.schedule",
-    "run": "loadgen.run",
+    "run": "loadgen.run.execute",
     "simulate": "loadgen.lab.simulate",
     "replay": "loadgen.lab.replay",
     "read_run": "loadgen.drive.store",

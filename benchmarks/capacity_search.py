@@ -47,7 +47,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.answer import Capacity
 from loadgen.measure.capacity.probe import Probe, in_blocks
 from loadgen.measure.capacity.search import Question
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scaling import probed, scaled
 from loadgen.workload.scenario import Scenario, load_scenario
 

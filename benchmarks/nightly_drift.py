@@ -28,7 +28,7 @@ from loadgen.measure.night_record import CellNight
 from loadgen.measure.night_verdict import judge_night
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 
 WINDOW, KEEP, REPEATS, SLOWER = 14, 30, 8, 1.1

@@ -27,7 +27,7 @@ from loadgen.measure.judgement import Options
 from loadgen.measure.night_verdict import History, judge_night
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 
 WINDOW, KEEP, SLOWER = 14, 30, 1.05

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import UsageError
-from loadgen.manifest import version, without_key
-from loadgen.run_directory import free
-from loadgen.run_options import RunOptions, Watch
+from loadgen.run.directory import free
+from loadgen.run.manifest import version, without_key
+from loadgen.run.run_options import RunOptions, Watch
 from loadgen.workload.scenario import Scenario
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=@+-]{0,119}")

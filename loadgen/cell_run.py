@@ -22,9 +22,9 @@ from loadgen.cell_server import CellServer, CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import SlobenchError, TargetError
 from loadgen.records import Run
-from loadgen.run import SIMULATED, finished, prepared
-from loadgen.run_options import NOBODY, RunOptions
-from loadgen.target import Server, finish, tell
+from loadgen.run.execute import SIMULATED, finished, prepared
+from loadgen.run.run_options import NOBODY, RunOptions
+from loadgen.run.target import Server, finish, tell
 from loadgen.workload.scenario import Scenario
 from targets.preflight import Check
 from targets.settle import settle, unreachable

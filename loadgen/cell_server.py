@@ -12,9 +12,9 @@ from rich.console import Console
 from loadgen.cell import Cell
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.errors import SlobenchError, TargetError
-from loadgen.run import choice_of
-from loadgen.run_directory import free
-from loadgen.target import Server, open_server
+from loadgen.run.directory import free
+from loadgen.run.execute import choice_of
+from loadgen.run.target import Server, open_server
 
 MOST_FAILED_STARTS = 2
 """A server that did not start so often is not waited for again."""

@@ -33,7 +33,7 @@ from loadgen.cell_run import (
 )
 from loadgen.cell_server import CellServers
 from loadgen.errors import SlobenchError
-from loadgen.run import finished
+from loadgen.run.execute import finished
 from loadgen.workload.scenario import Scenario
 
 NO_CONTROLS: Mapping[str, Cell] = {}

@@ -47,45 +47,50 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.nightly": [
         *WORDS,
         *(f"loadgen.{name}" for name in ("nightly", "measure", "workload")),
-        *(f"loadgen.{name}" for name in ("cell", "cell_run", "cells", "run_options")),
+        *(f"loadgen.{name}" for name in ("cell", "cell_run", "cells", "run.run_options")),
         *(f"loadgen.{name}" for name in ("drive.instrument", "lab.mode_spec")),
         "targets.embed",
         "targets.endpoint",
         "reports",
     ],
     "loadgen.capacity": [*WORDS, "loadgen", "targets.settle", "reports"],
-    "loadgen.early": [*WORDS, "loadgen.live.watched", "loadgen.measure", "loadgen.workload"],
-    "loadgen.recording": [*WORDS, "loadgen", "targets.scrape"],
-    "loadgen.shard_tasks": [
+    "loadgen.capacity.early_stop": [
         *WORDS,
-        "loadgen.cores",
+        "loadgen.live.watched",
+        "loadgen.measure",
+        "loadgen.workload",
+    ],
+    "loadgen.run.recording": [*WORDS, "loadgen", "targets.scrape"],
+    "loadgen.run.shard_tasks": [
+        *WORDS,
+        "loadgen.run.cores",
         "loadgen.drive",
         "loadgen.workload",
-        "loadgen.target",
+        "loadgen.run.target",
         "targets.endpoint",
     ],
-    "loadgen.fleet": [
+    "loadgen.run.fleet": [
         *WORDS,
         "loadgen.drive.shards",
-        "loadgen.shard_tasks",
-        "loadgen.target",
+        "loadgen.run.shard_tasks",
+        "loadgen.run.target",
         "loadgen.workload",
     ],
-    "loadgen.manifest": [
+    "loadgen.run.manifest": [
         *WORDS,
         "loadgen.drive",
         "loadgen.workload",
-        "loadgen.target",
-        "loadgen.run_options",
+        "loadgen.run.target",
+        "loadgen.run.run_options",
     ],
-    "loadgen.conclusion": [*WORDS, "loadgen.drive", "loadgen.measure", "reports"],
-    "loadgen.warm_up": WORDS,
-    "loadgen.cores": [*WORDS, "loadgen.drive"],
-    "loadgen.run_directory": WORDS,
-    "loadgen.run_options": WORDS,
+    "loadgen.run.conclude": [*WORDS, "loadgen.drive", "loadgen.measure", "reports"],
+    "loadgen.run.preload": WORDS,
+    "loadgen.run.cores": [*WORDS, "loadgen.drive"],
+    "loadgen.run.directory": WORDS,
+    "loadgen.run.run_options": WORDS,
     # The one place that knows both the load generator and the engine.
     "loadgen.lab": [*WORDS, "loadgen", "targets", "reports", "reference_engine"],
-    "loadgen.target": [*WORDS, "loadgen.workload", "loadgen.warm_up", "targets"],
+    "loadgen.run.target": [*WORDS, "loadgen.workload", "loadgen.run.preload", "targets"],
     "loadgen.doctor": [*WORDS, "loadgen", "targets"],
     "loadgen.plugins": WORDS,
     "loadgen.kinds": [*WORDS, "loadgen.workload"],
@@ -97,14 +102,14 @@ ALLOWED: dict[str, list[str]] = {
         "loadgen.live",
         "loadgen.measure",
         "loadgen.drive.glimpse",
-        "loadgen.run_options",
+        "loadgen.run.run_options",
     ],
     "loadgen.live.watching": [
         *WORDS,
         "loadgen.live",
         "loadgen.measure.slo",
-        "loadgen.run_options",
-        "loadgen.target",
+        "loadgen.run.run_options",
+        "loadgen.run.target",
         "loadgen.workload.scenario",
     ],
     # Locust is imported here and nowhere else: importing it patches the process.
@@ -267,9 +272,9 @@ def test_importing_the_load_generator_loads_nothing_heavy():
 # What takes long to import and is not needed before the first question to the server, or not at
 # all by a process that generates load. Its time is the user's: see docs/decisions/0037.
 LATE = {
-    "loadgen.run, targets.probe, targets.openai_chat": {
+    "loadgen.run.execute, targets.probe, targets.openai_chat": {
         *("aiohttp", "pyarrow", "pandas", "scipy", "jinja2", "uvloop", "rich.live", "rich.table"),
-        *("reports", "loadgen.recording", "loadgen.conclusion", "reference_engine"),
+        *("reports", "loadgen.run.recording", "loadgen.run.conclude", "reference_engine"),
     },
     "loadgen.drive.shard": {
         *("aiohttp", "pyarrow", "pandas", "scipy", "jinja2", "rich", "typer", "yaml"),

@@ -12,9 +12,9 @@ from rig import queues
 
 import slobench as sb
 from loadgen.capacity.asked import Asked, question_of
+from loadgen.capacity.early_stop import EarlyEnd
 from loadgen.capacity.observed import why_gone
 from loadgen.capacity.search import search
-from loadgen.early import EarlyEnd
 from loadgen.errors import TargetError, UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows
@@ -22,8 +22,8 @@ from loadgen.measure.capacity.answer import conclude
 from loadgen.measure.capacity.probe import Probe
 from loadgen.measure.capacity.search import Question
 from loadgen.records import Status
-from loadgen.run import execute
-from loadgen.run_options import RunOptions
+from loadgen.run.execute import execute
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 from reports.capacity_charts import figures
 from reports.capacity_page import render

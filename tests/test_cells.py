@@ -19,7 +19,7 @@ from loadgen.cell import Cell, check_cells, definition, differing
 from loadgen.cell_run import Between, CellFailure, CellRun, repeated
 from loadgen.cells import run_cells, turns
 from loadgen.errors import UsageError
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 
 SHORT = ["phases.warmup=0s", "phases.measure=2s"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loadgen.cores import EVENTS_PER_CORE, known_ceiling, machine_name, workers_for
+from loadgen.run.cores import EVENTS_PER_CORE, known_ceiling, machine_name, workers_for
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.command.asked import read_watch, watched_together
 from loadgen.errors import UsageError
-from loadgen.run_options import NOBODY, Watch
+from loadgen.run.run_options import NOBODY, Watch
 
 INSTALLED = find_spec("opentelemetry") is not None
 URL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}

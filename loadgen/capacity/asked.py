@@ -10,7 +10,7 @@ from loadgen.measure.capacity.answer import Unit
 from loadgen.measure.capacity.search import Question
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.verdict import IMPLIED_ATTAINMENT
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scaling import Over, amount
 from loadgen.workload.scenario import Scenario
 

@@ -18,12 +18,12 @@ from typing import Any
 from loadgen.capacity.asked import Asked
 from loadgen.cell import differing
 from loadgen.errors import UsageError
-from loadgen.manifest import version
 from loadgen.measure.capacity.answer import Capacity, conclude, probe_json, read_probe
 from loadgen.measure.capacity.probe import Probe
 from loadgen.measure.capacity.search import Question, judge
 from loadgen.measure.slo import parse_slo
-from loadgen.run_directory import free
+from loadgen.run.directory import free
+from loadgen.run.manifest import version
 from loadgen.workload.scenario import Scenario
 
 SCHEMA = 1

@@ -12,7 +12,7 @@ from loadgen.measure.capacity.search import Ask
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run, Status
-from loadgen.run import Finished
+from loadgen.run.execute import Finished
 
 LEAST_SEEN = 4
 """Misses per block that a probe which ended in its warm-up stands for."""

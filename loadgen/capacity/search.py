@@ -16,20 +16,20 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.capacity.asked import Asked, question_of
+from loadgen.capacity.early_stop import EarlyEnd
 from loadgen.capacity.files import default_directory, kept_probes, store, write
 from loadgen.capacity.observed import probe_of
 from loadgen.cell import Cell
 from loadgen.cell_server import CellServers
 from loadgen.drive.engine_logs import ServedRun
-from loadgen.early import EarlyEnd
 from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.measure.capacity.answer import Capacity, Unit, conclude
 from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.probe import Grade, Probe
 from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
-from loadgen.run import SIMULATED, Finished, execute
-from loadgen.run_options import RunOptions
-from loadgen.target import finish
+from loadgen.run.execute import SIMULATED, Finished, execute
+from loadgen.run.run_options import RunOptions
+from loadgen.run.target import finish
 from loadgen.workload.scaling import probed, scaled
 from loadgen.workload.scenario import Scenario
 from targets.settle import settle

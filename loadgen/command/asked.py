@@ -13,7 +13,7 @@ import typer
 
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
-from loadgen.run_options import NOBODY, Watch
+from loadgen.run.run_options import NOBODY, Watch
 from loadgen.units import parse_duration_s, parse_share
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from loadgen.errors import UsageError, nearest
 from loadgen.units import parse_rate_per_s
 
 if TYPE_CHECKING:
-    from loadgen.run_options import Watch
+    from loadgen.run.run_options import Watch
     from loadgen.workload.scaling import Over
     from loadgen.workload.scenario import Scenario
 
@@ -50,7 +50,7 @@ def capacity(
     """Search, print the probes and the answer; the exit code."""
     from loadgen.capacity.asked import Asked
     from loadgen.capacity.search import search
-    from loadgen.run_options import RunOptions
+    from loadgen.run.run_options import RunOptions
     from reports.capacity_view import table
 
     chosen = target or os.environ.get("OPENAI_BASE_URL")

@@ -24,7 +24,7 @@ from loadgen.command.guard import INTERRUPTED
 from loadgen.command.terminal import print_json, stdout, tell
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
-from loadgen.run_options import NOBODY, RunOptions, Watch
+from loadgen.run.run_options import NOBODY, RunOptions, Watch
 
 if TYPE_CHECKING:
     from loadgen.workload.scenario import Scenario
@@ -72,7 +72,7 @@ def run(
         scrape=scrape,
         watch=watch,
     )
-    from loadgen.run import execute  # its modules are what an early process needs, too
+    from loadgen.run.execute import execute  # its modules are what an early process needs, too
 
     with EarlyShard(is_wanted=chosen != "sim") as early:
         console = Console(stderr=True, highlight=False)
@@ -85,7 +85,7 @@ def run(
 
 def print_launch(target: str | None) -> None:
     """The command a target file starts its server with, and nothing is started."""
-    from loadgen.target import launch_line
+    from loadgen.run.target import launch_line
 
     if target is None:
         raise UsageError("--print-launch: which target file? Add --target FILE")
@@ -101,8 +101,8 @@ def report(
     copies: Sequence[str] = (),
 ) -> None:
     """Recompute and re-render recorded runs; `copies` are png, pdf and svg of their pages."""
-    from loadgen.conclusion import conclude
-    from loadgen.run import read_story
+    from loadgen.run.conclude import conclude
+    from loadgen.run.execute import read_story
 
     if len(runs) > 1 and any(path is not None for _, path in exports):
         raise UsageError(
@@ -277,7 +277,7 @@ def doctor(
 ) -> int:
     """Examine this machine, the numbers made on it, or a server; the exit code."""
     from loadgen.doctor.visit import visit_machine, visit_target, visit_truth
-    from loadgen.target import Choice
+    from loadgen.run.target import Choice
     from reports.doctor_view import tables
 
     console, cache = Console(stderr=True, highlight=False), cache_dir(os.environ)

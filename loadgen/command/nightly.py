@@ -20,7 +20,7 @@ from loadgen.plugins import load_plugin
 
 if TYPE_CHECKING:
     from loadgen.nightly.night import Night
-    from loadgen.run_options import Watch
+    from loadgen.run.run_options import Watch
 
 _INTERRUPTED = 130
 
@@ -40,7 +40,7 @@ def nightly(
     """Measure and judge a night, or accept the last one's level; the exit code."""
     from loadgen.nightly.night import Nightly, NightOptions
     from loadgen.nightly.outputs import write_night
-    from loadgen.run_options import RunOptions
+    from loadgen.run.run_options import RunOptions
 
     if fail_on is not None and fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")

@@ -18,7 +18,7 @@ from loadgen.command.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from loadgen.run_options import Watch
+    from loadgen.run.run_options import Watch
     from loadgen.sweep.asked import Asked, SweepFile
     from loadgen.sweep.points import Base
     from loadgen.sweep.sweep import Swept
@@ -105,7 +105,7 @@ def _base(
     workers: str,
     plugins: Sequence[Path],
 ) -> Base:
-    from loadgen.run_options import RunOptions
+    from loadgen.run.run_options import RunOptions
     from loadgen.sweep.asked import is_sweep_file
     from loadgen.sweep.points import Base
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loadgen.cores import CEILING_FILE, machine_name
 from loadgen.doctor.trial import Trial
+from loadgen.run.cores import CEILING_FILE, machine_name
 
 FIRST_RATE_PER_S = 100.0
 LOWEST_RATE_PER_S = 5.0

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.cores import quota_cores
+from loadgen.run.cores import quota_cores
 from loadgen.timer import EARLY_NS, make_timer
 
 _ALARMS = 200

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.target import Choice, finish, open_server
+from loadgen.run.target import Choice, finish, open_server
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.texts import Synthetic
 from targets.diagnosis import CONSEQUENCES, EXAMINED

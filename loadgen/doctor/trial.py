@@ -15,9 +15,9 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.fidelity import Fidelity, Truth, fidelity
 from loadgen.records import Run, Status, Times
-from loadgen.run import record
-from loadgen.run_options import RunOptions
-from loadgen.target import Target
+from loadgen.run.execute import record
+from loadgen.run.run_options import RunOptions
+from loadgen.run.target import Target
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import Scenario, scenario_from_flags
 from loadgen.workload.schedule import make_plan

@@ -24,7 +24,7 @@ from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import say, say_number
-from loadgen.target import Choice
+from loadgen.run.target import Choice
 from targets.preflight import Check
 from targets.truth_compiler import truth_program
 

@@ -29,10 +29,10 @@ from loadgen.lab.mode_spec import Mode, seeds_from, variant
 from loadgen.lab.mode_table import rows
 from loadgen.lab.simulate import record
 from loadgen.lab.simulated_engine import sim_options
-from loadgen.manifest import version
 from loadgen.measure.aggregate import summarize
 from loadgen.plugins import load_plugin
-from loadgen.run_options import RunOptions
+from loadgen.run.manifest import version
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
@@ -182,7 +182,7 @@ def _run(task: _Task, console: Console) -> Cell:
 
 
 def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
-    from loadgen.conclusion import tell
+    from loadgen.run.conclude import tell
 
     settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
     options, plan, quiet = sim_options(settings), make_plan(scenario), Console(quiet=True)
@@ -201,7 +201,7 @@ def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
 
 def _measured(task: _Task, scenario: Scenario, console: Console) -> Cell:
     """A real engine in a process of its own, for this cell alone."""
-    from loadgen.run import execute
+    from loadgen.run.execute import execute
 
     settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
     options = RunOptions(

@@ -21,11 +21,11 @@ from loadgen.drive.progress import Progress
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.simulated_engine import SimOptions, SimulatedEngine, build, sim_options
 from loadgen.lab.virtual_client import VirtualClient
-from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
 from loadgen.records import Run
-from loadgen.run_directory import run_directory
-from loadgen.run_options import Early
+from loadgen.run.directory import run_directory
+from loadgen.run.manifest import ending, manifest
+from loadgen.run.run_options import Early
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.policies.base import Policy
@@ -75,7 +75,7 @@ def simulate(
     console = Console(quiet=True)
     if out_dir is None:
         return record(chosen, make_plan(chosen), options, console, policy=policy)
-    from loadgen.conclusion import summarized
+    from loadgen.run.conclude import summarized
 
     with run_directory(chosen.name, Path(out_dir), force=False) as directory:
         plan = make_plan(chosen)

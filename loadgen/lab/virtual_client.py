@@ -28,7 +28,7 @@ from loadgen.records import (
     empty_requests,
     own_limits,
 )
-from loadgen.run_options import Early
+from loadgen.run.run_options import Early
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.admission import AdmissionError

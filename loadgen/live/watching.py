@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from loadgen.live.watched import About, Watched
 from loadgen.measure.slo import Slo, parse_slo
-from loadgen.run_options import Watch
-from loadgen.target import Target
+from loadgen.run.run_options import Watch
+from loadgen.run.target import Target
 from loadgen.workload.scenario import Scenario
 
 

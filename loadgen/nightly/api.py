@@ -10,7 +10,7 @@ from rich.console import Console
 
 from loadgen.nightly.night import Night, Nightly, NightOptions
 from loadgen.nightly.outputs import write_night
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 
 
 def nightly(

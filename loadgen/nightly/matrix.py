@@ -15,7 +15,7 @@ from loadgen.errors import UsageError
 from loadgen.measure.comparable import fixed
 from loadgen.nightly.declared import declared, pinned, without_faults
 from loadgen.nightly.nightly_file import OURS, Control, NightlyFile, beside, read_scenarios
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import Scenario
 from targets.embed import parse_engine
 

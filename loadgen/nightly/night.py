@@ -26,7 +26,7 @@ from loadgen.nightly.matrix import NightCell, differing, night_cells
 from loadgen.nightly.measuring import Measuring
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.nightly.pace import pace_s
-from loadgen.run_options import NOBODY, RunOptions, Watch
+from loadgen.run.run_options import NOBODY, RunOptions, Watch
 
 _BEGINNING = "night.json"
 _MUST_AGREE = ("target.model", "target.api", "control.target.model", "control.target.api")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.sweep.asked import asked_of, sweep_from_flags
 from loadgen.sweep.files import write_all
 from loadgen.sweep.points import Base

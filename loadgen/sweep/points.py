@@ -11,10 +11,10 @@ from typing import Any
 
 from loadgen.cell import Cell
 from loadgen.errors import UsageError, nearest
-from loadgen.run import SIMULATED
-from loadgen.run_options import RunOptions
+from loadgen.run.execute import SIMULATED
+from loadgen.run.run_options import RunOptions
+from loadgen.run.target import OURS
 from loadgen.sweep.axes import Axis, How, Point, label, points
-from loadgen.target import OURS
 from loadgen.workload.scenario import Scenario, varied
 from targets.embed import parse_engine
 from targets.endpoint import Endpoint, load_target

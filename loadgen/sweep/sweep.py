@@ -20,8 +20,8 @@ from loadgen.cell import Turn, check_cells
 from loadgen.cell_run import CellFailure
 from loadgen.cells import run_cells, turns
 from loadgen.errors import UsageError
-from loadgen.manifest import version, without_key
-from loadgen.run import SIMULATED
+from loadgen.run.execute import SIMULATED
+from loadgen.run.manifest import version, without_key
 from loadgen.sweep.asked import FILE, SCENARIO, Asked, SweepFile
 from loadgen.sweep.numbers import Facts, facts_of, rows
 from loadgen.sweep.points import Base

@@ -25,8 +25,8 @@ from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid, ScenarioError, TargetFileError, UsageError
 from loadgen.live.watching import about
 from loadgen.records import EDGES, SCHEDULE
-from loadgen.shard_tasks import Job, Share, shard_task
-from loadgen.target import Target
+from loadgen.run.shard_tasks import Job, Share, shard_task
+from loadgen.run.target import Target
 from loadgen.web.messages import Assign, Fit, Piece, pieces
 from loadgen.web.origin import is_loopback, is_same_origin
 from loadgen.workload.prompts import PromptFit, Prompts

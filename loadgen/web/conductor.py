@@ -22,9 +22,9 @@ from loadgen.command.asked import cache_dir
 from loadgen.command.guard import INTERRUPTED, guarded
 from loadgen.command.terminal import tell
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
-from loadgen.run import Finished as Recorded
-from loadgen.run import execute
-from loadgen.run_options import RunOptions
+from loadgen.run.execute import Finished as Recorded
+from loadgen.run.execute import execute
+from loadgen.run.run_options import RunOptions
 from loadgen.web.asked import Asked, read_asked
 from loadgen.web.origin import environ_for
 from loadgen.web.relay_pipe import ENDING, Begin, Finished, Line, Note

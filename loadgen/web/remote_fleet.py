@@ -10,7 +10,7 @@ from typing import Any
 
 from loadgen.drive.live_counts import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome
-from loadgen.shard_tasks import Job
+from loadgen.run.shard_tasks import Job
 from loadgen.web.assignment import assignments
 from loadgen.web.controller import Controller, Policy, Send
 from loadgen.web.live import Live, merged

@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.cores import machine_name
 from loadgen.doctor.ceiling import (
     HIGHEST_RATE_PER_S,
     LOWEST_RATE_PER_S,
@@ -17,6 +16,7 @@ from loadgen.doctor.ceiling import (
 )
 from loadgen.doctor.trial import ERROR_LIMIT_S, Trial
 from loadgen.measure.fidelity import Fidelity, spread
+from loadgen.run.cores import machine_name
 
 
 def trial(rate_per_s, error_s=1e-4, problems=()):

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.cores import quota_cores, quota_of
 from loadgen.doctor.machine import Machine, cpu_pressure, port_count, read_machine
 from loadgen.doctor.verdicts import machine_checks
+from loadgen.run.cores import quota_cores, quota_of
 
 GOOD = Machine(
     cores=8, governor="performance", turbo=False, open_files=65536, open_files_hard=65536,

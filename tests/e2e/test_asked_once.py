@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from loadgen.records import Status
-from loadgen.run import execute
-from loadgen.run_options import RunOptions
-from loadgen.target import Choice, open_server, open_target
+from loadgen.run.execute import execute
+from loadgen.run.run_options import RunOptions
+from loadgen.run.target import Choice, open_server, open_target
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario, scenario_from_flags
 from loadgen.workload.schedule import make_plan

@@ -10,7 +10,7 @@ from loadgen.command import measure
 from loadgen.doctor.trial import Bench, measure_trial
 from loadgen.doctor.visit import visit_target
 from loadgen.errors import UsageError
-from loadgen.target import Choice
+from loadgen.run.target import Choice
 
 pytestmark = pytest.mark.e2e
 

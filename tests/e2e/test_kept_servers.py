@@ -8,7 +8,7 @@ from rich.console import Console
 from loadgen.cell import Cell
 from loadgen.cell_server import CellServers
 from loadgen.errors import TargetError
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,7 @@ from rich.console import Console
 from loadgen.cell import Cell
 from loadgen.cell_run import CellFailure, CellRun
 from loadgen.cells import run_cells
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import scenario_from_flags
 from tests.e2e.lenient import LENIENT
 

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Status
-from loadgen.run import record
-from loadgen.run_options import RunOptions
-from loadgen.target import Choice, open_target
+from loadgen.run.execute import record
+from loadgen.run.run_options import RunOptions
+from loadgen.run.target import Choice, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 

@@ -21,7 +21,7 @@ from loadgen.live.watched import About, Watched
 from loadgen.live.watching import one_endpoint, watching
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Status
-from loadgen.run_options import Watch
+from loadgen.run.run_options import Watch
 from tests.runs import schedule_rows
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.early import EarlyEnd
+from loadgen.capacity.early_stop import EarlyEnd
 from loadgen.live.watched import kept
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived, due_rows, meets

@@ -11,7 +11,7 @@ from loadgen.cell import Cell
 from loadgen.errors import UsageError
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 
 

@@ -16,7 +16,7 @@ from loadgen.nightly.matrix import night_cells
 from loadgen.nightly.night import Nightly, NightOptions
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.nightly.pace import pace_s
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from tests.nightly import few
 
 MORE = """\

@@ -7,7 +7,7 @@ import pytest
 from loadgen.errors import UsageError
 from loadgen.nightly.matrix import night_cells
 from loadgen.nightly.nightly_file import load_nightly
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 
 TEXT = """\
 schema: 1

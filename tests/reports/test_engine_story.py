@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.conclusion import summarized
 from loadgen.lab.engine_story import engine_story
 from loadgen.measure.aggregate import summarize
+from loadgen.run.conclude import summarized
 from reference_engine.plan import How, Limits
 from reference_engine.setup import Setup
 from reference_engine.step_files import EVENT_SCHEMA, EVENTS, SCHEMA_KEY, STEP_SCHEMA, STEPS

@@ -4,10 +4,10 @@ import re
 import shlex
 from html import unescape
 
-from loadgen.conclusion import conclude
 from loadgen.drive import store
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
+from loadgen.run.conclude import conclude
 from reports.engine_story import EngineStory, Misses
 from reports.html import render
 from reports.place import run_word

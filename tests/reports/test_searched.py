@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rig import queues
 
-from loadgen.conclusion import searched
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.answer import conclude, probe_json, read_answer
 from loadgen.measure.capacity.search import Question
+from loadgen.run.conclude import searched
 from reports.html import render
 from tests.runs import measured_run
 

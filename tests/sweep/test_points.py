@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadgen.errors import UsageError
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.sweep.axes import read_axis
 from loadgen.sweep.points import Base, cells_of
 from loadgen.workload.scenario import load_scenario

@@ -13,7 +13,7 @@ from rich.console import Console
 import slobench as sb
 from loadgen.cell_run import CellFailure
 from loadgen.errors import UsageError
-from loadgen.run_options import RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.sweep.asked import asked_of, is_sweep_file, read_sweep_file, sweep_from_flags
 from loadgen.sweep.numbers import rows
 from loadgen.sweep.points import Base

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.shard_tasks import Job
-from loadgen.target import Target
+from loadgen.run.shard_tasks import Job
+from loadgen.run.target import Target
 from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
 from loadgen.web.messages import Load, Piece, encode, read_down
 from loadgen.web.origin import environ_for

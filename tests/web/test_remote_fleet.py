@@ -12,9 +12,9 @@ from rich.console import Console
 
 from loadgen.drive.shards import CutShort, Outcome
 from loadgen.drive.store import write_part
-from loadgen.recording import Recording
 from loadgen.records import CHUNKS, Names, Status, empty_requests
-from loadgen.run_options import RunOptions
+from loadgen.run.recording import Recording
+from loadgen.run.run_options import RunOptions
 from loadgen.web.assignment import assignments
 from loadgen.web.messages import (
     Assign,

@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from loadgen.cores import affine_cores, known_ceiling, our_quota, workers_for
 from loadgen.drive.dispatch import Bounds
 from loadgen.drive.payloads import HttpHead
 from loadgen.drive.task import ShardTask
-from loadgen.target import Target
+from loadgen.run.cores import affine_cores, known_ceiling, our_quota, workers_for
+from loadgen.run.target import Target
 from loadgen.workload.classes import DEFAULT_TENANT
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
 from loadgen.records import Schedule
-from loadgen.warm_up import WarmUp
+from loadgen.run.preload import WarmUp
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario

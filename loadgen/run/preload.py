@@ -11,13 +11,13 @@ from typing import Any
 # In the order in which they are needed: before the first request, while it runs, after it. In
 # pieces, for an import that has begun when the preflight ends delays the first request.
 _MODULES = (
-    "loadgen.recording",
+    "loadgen.run.recording",
     "pyarrow.parquet",
     "rich.live",
     "loadgen.measure.aggregate",
     "jinja2",
     "reports.html",
-    "loadgen.conclusion",
+    "loadgen.run.conclude",
     "reports.console",
 )
 

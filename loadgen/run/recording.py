@@ -26,15 +26,15 @@ from loadgen.drive.glimpse import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
-from loadgen.fleet import Fleet
 from loadgen.live.watched import Watched
 from loadgen.live.watching import about, watching
-from loadgen.manifest import ending, manifest
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
-from loadgen.run_options import RunOptions
-from loadgen.shard_tasks import Job
-from loadgen.target import Target
+from loadgen.run.fleet import Fleet
+from loadgen.run.manifest import ending, manifest
+from loadgen.run.run_options import RunOptions
+from loadgen.run.shard_tasks import Job
+from loadgen.run.target import Target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from targets.scrape import Scraped, Scraper

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from loadgen.drive.shards import OnBeat, Outcome, Shards
-from loadgen.shard_tasks import Job, shard_tasks
+from loadgen.run.shard_tasks import Job, shard_tasks
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 

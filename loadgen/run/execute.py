@@ -19,20 +19,20 @@ from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.drive.shard_process import EarlyShard
 from loadgen.drive.shards import Shards
 from loadgen.errors import UsageError
-from loadgen.fleet import Fleet, LocalFleet, OpenFleet
-from loadgen.manifest import surroundings
 from loadgen.records import Run, Status
-from loadgen.run_directory import run_directory
-from loadgen.run_options import RunOptions
-from loadgen.shard_tasks import shard_count
-from loadgen.target import Choice, Server, Target, open_target
-from loadgen.warm_up import WarmUp
+from loadgen.run.directory import run_directory
+from loadgen.run.fleet import Fleet, LocalFleet, OpenFleet
+from loadgen.run.manifest import surroundings
+from loadgen.run.preload import WarmUp
+from loadgen.run.run_options import RunOptions
+from loadgen.run.shard_tasks import shard_count
+from loadgen.run.target import Choice, Server, Target, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
 
 if TYPE_CHECKING:
-    from loadgen.conclusion import ReadStory
     from loadgen.measure.summary import Summary
+    from loadgen.run.conclude import ReadStory
 
 SIMULATED = "sim"
 """The target that is no server: the bundled engine in virtual time."""
@@ -116,7 +116,7 @@ def prepared(
 
 def finished(recorded: Run, directory: Path, options: RunOptions) -> Finished:
     """A recorded run with its summary and its page, which are written beside it."""
-    from loadgen.conclusion import summarized  # imported by the warm-up
+    from loadgen.run.conclude import summarized  # imported by the warm-up
 
     summary = summarized(
         recorded, directory, None, options.confidence, options.cache_dir, read_story(directory)
@@ -235,6 +235,6 @@ def _record(
     console: Console,
     fleet: Fleet,
 ) -> Run:
-    from loadgen.recording import Recording  # imported by the warm-up
+    from loadgen.run.recording import Recording  # imported by the warm-up
 
     return Recording(scenario, plan, target, options, directory, console, fleet).record()
