@@ -22,7 +22,7 @@ import numpy as np
 from rig import nights
 from rig.machine import keep
 
-from loadgen.cell import Cell
+from loadgen.cells.cell import Cell
 from loadgen.measure.judgement import Options
 from loadgen.measure.night_record import CellNight
 from loadgen.measure.night_verdict import judge_night

@@ -39,15 +39,12 @@ ALLOWED: dict[str, list[str]] = {
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
     "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
-    "loadgen.cell": [*WORDS, "loadgen"],
-    "loadgen.cell_server": [*WORDS, "loadgen"],
-    "loadgen.cell_run": [*WORDS, "loadgen", "targets"],
-    "loadgen.cells": [*WORDS, "loadgen"],
+    "loadgen.cells": [*WORDS, "loadgen", "targets"],
     "loadgen.sweep": [*WORDS, "loadgen", "targets", "reports"],
     "loadgen.nightly": [
         *WORDS,
         *(f"loadgen.{name}" for name in ("nightly", "measure", "workload")),
-        *(f"loadgen.{name}" for name in ("cell", "cell_run", "cells", "run.run_options")),
+        *(f"loadgen.{name}" for name in ("cells", "run.run_options")),
         *(f"loadgen.{name}" for name in ("drive.instrument", "lab.mode_spec")),
         "targets.embed",
         "targets.endpoint",

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadgen.cell import Cell, check_cells, definition, differing
-from loadgen.cell_run import Between, CellFailure, CellRun, repeated
-from loadgen.cells import run_cells, turns
+from loadgen.cells.cell import Cell, check_cells, definition, differing
+from loadgen.cells.order import run_cells, turns
+from loadgen.cells.runner import Between, CellFailure, CellRun, repeated
 from loadgen.errors import UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario

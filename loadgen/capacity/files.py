@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.capacity.asked import Asked
-from loadgen.cell import differing
+from loadgen.cells.cell import differing
 from loadgen.errors import UsageError
 from loadgen.measure.capacity.answer import Capacity, conclude, probe_json, read_probe
 from loadgen.measure.capacity.probe import Probe

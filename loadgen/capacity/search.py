@@ -19,8 +19,8 @@ from loadgen.capacity.asked import Asked, question_of
 from loadgen.capacity.early_stop import EarlyEnd
 from loadgen.capacity.files import default_directory, kept_probes, store, write
 from loadgen.capacity.observed import probe_of
-from loadgen.cell import Cell
-from loadgen.cell_server import CellServers
+from loadgen.cells.cell import Cell
+from loadgen.cells.servers import CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.measure.capacity.answer import Capacity, Unit, conclude

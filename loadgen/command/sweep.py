@@ -141,7 +141,7 @@ def _check_engines(asked: Asked) -> None:
 
 def _forecast(asked: Asked, directory: Path, as_json: bool) -> int:
     """What would be done, in which order and for how long."""
-    from loadgen.cell import check_cells
+    from loadgen.cells.cell import check_cells
     from loadgen.sweep.sweep import forecast
     from reports.sweep_view import forecast_table
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.cell import Cell
+from loadgen.cells.cell import Cell
 from loadgen.drive.instrument import host
 from loadgen.errors import UsageError
 from loadgen.measure.comparable import fixed

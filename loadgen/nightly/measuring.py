@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.cell_run import CellFailure, CellRun
+from loadgen.cells.runner import CellFailure, CellRun
 from loadgen.measure.comparable import factor
 from loadgen.measure.measures import Measured
 from loadgen.measure.night_record import RunNumbers, numbers_of

@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.cell_run import Between
-from loadgen.cells import run_cells
+from loadgen.cells.order import run_cells
+from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
 from loadgen.measure.comparable import promises_of
 from loadgen.measure.judgement import Options, exit_code, plain

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from loadgen.cell import Cell
-from loadgen.cell_run import BETWEEN, Between
+from loadgen.cells.cell import Cell
+from loadgen.cells.runner import BETWEEN, Between
 from loadgen.document import Document, parse_document, write_document
 from loadgen.errors import UsageError
 from loadgen.measure.measures import Measure, measure

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.cell import Cell
-from loadgen.cell_run import CellFailure, CellRun
+from loadgen.cells.cell import Cell
+from loadgen.cells.runner import CellFailure, CellRun
 from loadgen.measure.measures import Measured, measure
 from loadgen.measure.over_runs import Estimate, estimate, over_runs
 from loadgen.measure.pareto import Point, Quantity, front

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loadgen.cell import Cell
+from loadgen.cells.cell import Cell
 from loadgen.errors import UsageError, nearest
 from loadgen.run.execute import SIMULATED
 from loadgen.run.run_options import RunOptions

@@ -4,7 +4,7 @@ sweep.yaml  scenario.yaml    what was asked: `slobench sweep --resume DIR` goes 
 sweep.json  sweep.csv        a row per cell: means, intervals, the Pareto front
 sweep.parquet                a row per run
 report.html                  the page
-<cell>/r<k>/                 the run directories (loadgen.cells)
+<cell>/r<k>/                 the run directories (loadgen.cells.order)
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.cell import Turn, check_cells
-from loadgen.cell_run import CellFailure
-from loadgen.cells import run_cells, turns
+from loadgen.cells.cell import Turn, check_cells
+from loadgen.cells.order import run_cells, turns
+from loadgen.cells.runner import CellFailure
 from loadgen.errors import UsageError
 from loadgen.run.execute import SIMULATED
 from loadgen.run.manifest import version, without_key

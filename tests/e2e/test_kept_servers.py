@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from loadgen.cell import Cell
-from loadgen.cell_server import CellServers
+from loadgen.cells.cell import Cell
+from loadgen.cells.servers import CellServers
 from loadgen.errors import TargetError
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from loadgen.cell import Cell
-from loadgen.cell_run import CellFailure, CellRun
-from loadgen.cells import run_cells
+from loadgen.cells.cell import Cell
+from loadgen.cells.order import run_cells
+from loadgen.cells.runner import CellFailure, CellRun
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import scenario_from_flags
 from tests.e2e.lenient import LENIENT

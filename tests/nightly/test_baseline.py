@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rig import nights
 
-from loadgen.cell import Cell
+from loadgen.cells.cell import Cell
 from loadgen.errors import UsageError
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import slobench as sb
-from loadgen.cells import run_cells
+from loadgen.cells.order import run_cells
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module
 from loadgen.nightly.matrix import night_cells

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import slobench as sb
 from loadgen.app import app
-from loadgen.cells import run_cells
+from loadgen.cells.order import run_cells
 from loadgen.command.guard import guarded
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from rich.console import Console
 
 import slobench as sb
-from loadgen.cell_run import CellFailure
+from loadgen.cells.runner import CellFailure
 from loadgen.errors import UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.sweep.asked import asked_of, is_sweep_file, read_sweep_file, sweep_from_flags

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.cell import Cell
+from loadgen.cells.cell import Cell
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.errors import SlobenchError, TargetError
 from loadgen.run.directory import free

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from loadgen.cell import Cell, Turn, check_cells
-from loadgen.cell_run import (
+from loadgen.cells.cell import Cell, Turn, check_cells
+from loadgen.cells.runner import (
     BETWEEN,
     Between,
     CellFailure,
@@ -31,7 +31,7 @@ from loadgen.cell_run import (
     failure,
     kept_paces,
 )
-from loadgen.cell_server import CellServers
+from loadgen.cells.servers import CellServers
 from loadgen.errors import SlobenchError
 from loadgen.run.execute import finished
 from loadgen.workload.scenario import Scenario

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from loadgen.cell import Cell, Turn
-from loadgen.cell_server import CellServer, CellServers
+from loadgen.cells.cell import Cell, Turn
+from loadgen.cells.servers import CellServer, CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import SlobenchError, TargetError
 from loadgen.records import Run
