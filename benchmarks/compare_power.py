@@ -14,8 +14,8 @@ import sys
 import numpy as np
 from rig import nights
 
-from loadgen.measure.contrast import noise_of, runs_needed
-from loadgen.measure.judgement import POWER
+from loadgen.measure.comparison.contrast import noise_of, runs_needed
+from loadgen.measure.comparison.judgement import POWER
 
 
 def main(n_nights: int = 2000) -> None:

@@ -23,8 +23,8 @@ from rig import nights
 from rig.machine import keep
 
 from loadgen.cells.cell import Cell
-from loadgen.measure.judgement import Options
-from loadgen.measure.night_verdict import History, judge_night
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.nights.night_verdict import History, judge_night
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell
 from loadgen.run.run_options import RunOptions

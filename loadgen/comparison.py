@@ -9,9 +9,9 @@ from typing import Any
 
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
-from loadgen.measure.contrast import Noise
-from loadgen.measure.judgement import POWER
-from loadgen.measure.measures import Measured, measure
+from loadgen.measure.comparison.contrast import Noise
+from loadgen.measure.comparison.judgement import POWER
+from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.units import parse_share
 
 

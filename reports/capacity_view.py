@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.measure.capacity.answer import Capacity
 from loadgen.measure.capacity.probe import UNUSABLE, Probe
-from loadgen.measure.stats import Interval, wilson
+from loadgen.measure.statistics.stats import Interval, wilson
 
 if TYPE_CHECKING:
     from rich.console import Group

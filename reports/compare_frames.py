@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.judgement import Options, judge
-from loadgen.measure.measures import Measure, Measured
+from loadgen.measure.comparison.judgement import Options, judge
+from loadgen.measure.comparison.measures import Measure, Measured
 from reports.frames import Record, tail_position
 
 COMPARED_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")

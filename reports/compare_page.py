@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.compare import Comparison
-from loadgen.measure.judgement import Options
-from loadgen.measure.measures import Measured
+from loadgen.measure.comparison.compare import Comparison
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.comparison.measures import Measured
 from reports import compare_view
 from reports.charts import Spec
 from reports.compare_charts import ecdf_chart, shift_chart

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadgen.measure.compare import Comparison
-from loadgen.measure.contrast import Noise, runs_needed, smallest_effect
-from loadgen.measure.judgement import POWER, Compared
+from loadgen.measure.comparison.compare import Comparison
+from loadgen.measure.comparison.contrast import Noise, runs_needed, smallest_effect
+from loadgen.measure.comparison.judgement import POWER, Compared
 from loadgen.measure.wording import say, say_count, say_number
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.server import in_words
-from loadgen.measure.stats import Percentile
+from loadgen.measure.statistics.stats import Percentile
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from reports import promises, tables

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from loadgen.measure.judgement import Compared
-from loadgen.measure.night_verdict import CellVerdict
+from loadgen.measure.comparison.judgement import Compared
+from loadgen.measure.nights.night_verdict import CellVerdict
 from reports.nightly_view import HEAD, cell_line, changed_lines, control_lines, row
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 §2.2

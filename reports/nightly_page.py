@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from loadgen.measure.measures import measure
-from loadgen.measure.night_verdict import CellVerdict
+from loadgen.measure.comparison.measures import measure
+from loadgen.measure.nights.night_verdict import CellVerdict
 from reports import nightly_view
 from reports.charts import Spec
 from reports.nightly_charts import trend_chart

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadgen.measure.judgement import Compared
-from loadgen.measure.night_verdict import CellVerdict
+from loadgen.measure.comparison.judgement import Compared
+from loadgen.measure.nights.night_verdict import CellVerdict
 from loadgen.measure.wording import say, say_count
 from reports.compare_view import change
 from reports.compare_view import row as compared_row

@@ -12,7 +12,7 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import Tenant
-from loadgen.measure.stats import Interval, Percentile
+from loadgen.measure.statistics.stats import Interval, Percentile
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.wording import say, say_count, say_number
 from loadgen.records import Status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loadgen.measure.drivers import Split
-from loadgen.measure.robust_line import Line
+from loadgen.measure.statistics.robust_line import Line
 from reports.charts import BLUE, GREEN, GREY, ORANGE, RED, Spec, standalone, time_unit
 from reports.frames import Record
 

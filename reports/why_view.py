@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.per_request import PerRequest
-from loadgen.measure.robust_line import Line
+from loadgen.measure.statistics.robust_line import Line
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run

@@ -20,7 +20,7 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.workload": [
         *WORDS,
         "loadgen.workload",
-        *(f"loadgen.measure.{core}" for core in ("slo", "catalog", "stats", "arrival_stats")),
+        *(f"loadgen.measure.{core}" for core in ("slo", "catalog", "statistics")),
     ],
     "loadgen.measure": [*WORDS, "loadgen.measure"],
     "targets": [*WORDS, "targets"],

@@ -27,9 +27,9 @@ def rescore(
 
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
+    from loadgen.measure.comparison.judgement import plain
     from loadgen.measure.definitions import DEFINITIONS
     from loadgen.measure.definitions import rescore as under
-    from loadgen.measure.judgement import plain
     from loadgen.measure.window import with_window
     from reports.definitions_view import table
 
@@ -72,9 +72,9 @@ def compare(
 ) -> int:
     """Compare sets of runs, or measure what equal ones differ by; the exit code."""
     from loadgen.comparison import read_margins, read_noise, read_side
-    from loadgen.measure.compare import judge_sides
-    from loadgen.measure.judgement import FAIL_ON, Options, exit_code
-    from loadgen.measure.measures import measure
+    from loadgen.measure.comparison.compare import judge_sides
+    from loadgen.measure.comparison.judgement import FAIL_ON, Options, exit_code
+    from loadgen.measure.comparison.measures import measure
     from reports.compare_view import table
 
     if fail_on not in FAIL_ON:
@@ -125,8 +125,8 @@ def _noise(
 ) -> int:
     """What equal runs differ by, as a table or as `--noise` reads it."""
     from loadgen.comparison import noise_json, read_side
-    from loadgen.measure.compare import GATED, noise_of_sides
-    from loadgen.measure.measures import measure
+    from loadgen.measure.comparison.compare import GATED, noise_of_sides
+    from loadgen.measure.comparison.measures import measure
     from reports.compare_view import noise_rows, noise_table
 
     runs = [run for side in sides for run in read_side(side)]

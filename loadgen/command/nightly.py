@@ -15,7 +15,7 @@ from rich.console import Console
 from loadgen.command.asked import cache_dir, watched_together
 from loadgen.command.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
-from loadgen.measure.judgement import FAIL_ON
+from loadgen.measure.comparison.judgement import FAIL_ON
 from loadgen.plugins import load_plugin
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen.doctor.machine import Machine
-from loadgen.measure.stats import nearest_rank
+from loadgen.measure.statistics.stats import nearest_rank
 from loadgen.measure.wording import say, say_count, say_number, say_share
 from targets.preflight import Check
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.measure.attainment import derived, due_rows
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.judgement import plain
+from loadgen.measure.comparison.judgement import plain
 from loadgen.measure.per_request import per_request
 from loadgen.measure.summary import ClassSummary, Distribution, Summary
 from loadgen.records import OWN_SLO, Phase, Run

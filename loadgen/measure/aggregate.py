@@ -29,12 +29,12 @@ from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
 from loadgen.measure.load import load_through
 from loadgen.measure.per_request import Mask, PerRequest, per_request, without_own
-from loadgen.measure.population import Population
-from loadgen.measure.samples import Samples
 from loadgen.measure.server import server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
-from loadgen.measure.stats import Interval, Percentile, wilson
+from loadgen.measure.statistics.population import Population
+from loadgen.measure.statistics.samples import Samples
+from loadgen.measure.statistics.stats import Interval, Percentile, wilson
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import (
     PERCENTILES,

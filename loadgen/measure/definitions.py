@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
-from loadgen.measure.stats import Values, nearest_rank
+from loadgen.measure.statistics.stats import Values, nearest_rank
 from loadgen.records import Run
 
 Percentile = Callable[[Values, float], float]

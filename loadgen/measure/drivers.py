@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.measure.load import mean_over
 from loadgen.measure.per_request import Mask, PerRequest, Seconds
-from loadgen.measure.robust_line import Line, Values, robust_line
+from loadgen.measure.statistics.robust_line import Line, Values, robust_line
 from loadgen.records import Run
 
 SLOWEST = {"all": 1.0, "slowest 10 %": 0.1, "slowest 1 %": 0.01}

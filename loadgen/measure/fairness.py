@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import Window
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.population import Population
-from loadgen.measure.stats import Percentile, wilson
+from loadgen.measure.statistics.population import Population
+from loadgen.measure.statistics.stats import Percentile, wilson
 from loadgen.measure.throughput import per_second
 from loadgen.records import Run
 

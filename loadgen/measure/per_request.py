@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
-from loadgen.measure.groups import BLOCK
+from loadgen.measure.statistics.groups import BLOCK
 from loadgen.records import OWN_SLO, Chunks, Requests, Run, Schedule, Status, TokenSource
 
 Seconds = NDArray[np.float64]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.arrival_stats import describe_arrivals
 from loadgen.measure.attainment import Window, came_due
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.stats import nearest_rank
+from loadgen.measure.statistics.arrival_stats import describe_arrivals
+from loadgen.measure.statistics.stats import nearest_rank
 from loadgen.measure.wording import say_number
 from loadgen.records import Run, Times
 

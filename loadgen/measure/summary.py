@@ -14,7 +14,7 @@ from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.server import ServerSummary
 from loadgen.measure.stalls import Stalls
-from loadgen.measure.stats import Interval, Percentile
+from loadgen.measure.statistics.stats import Interval, Percentile
 from loadgen.measure.stimulus import Stimulus
 from loadgen.measure.throughput import Throughput
 from loadgen.measure.validity.check import Check

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import Window
-from loadgen.measure.groups import BLOCK
 from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.statistics.groups import BLOCK
 from loadgen.records import Run
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.population import Population
 from loadgen.measure.slo import Slo, parse_slo
-from loadgen.measure.stats import Interval, exact_bounds, needed_n, wilson
+from loadgen.measure.statistics.population import Population
+from loadgen.measure.statistics.stats import Interval, exact_bounds, needed_n, wilson
 from loadgen.measure.wording import say, say_count
 
 IMPLIED_ATTAINMENT = "attainment >= 99%"

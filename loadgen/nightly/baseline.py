@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import UsageError
-from loadgen.measure.night_record import CellNight, from_json, to_json
-from loadgen.measure.night_verdict import JOINING, History
+from loadgen.measure.nights.night_record import CellNight, from_json, to_json
+from loadgen.measure.nights.night_verdict import JOINING, History
 from loadgen.nightly.matrix import NightCell
 
 SCHEMA = 1

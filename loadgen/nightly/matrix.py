@@ -12,7 +12,7 @@ from typing import Any
 from loadgen.cells.cell import Cell
 from loadgen.drive.instrument import host
 from loadgen.errors import UsageError
-from loadgen.measure.comparable import fixed
+from loadgen.measure.comparison.comparable import fixed
 from loadgen.nightly.declared import declared, pinned, without_faults
 from loadgen.nightly.nightly_file import OURS, Control, NightlyFile, beside, read_scenarios
 from loadgen.run.run_options import RunOptions

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.measure.comparable import factor
-from loadgen.measure.measures import Measured
-from loadgen.measure.night_record import RunNumbers, numbers_of
+from loadgen.measure.comparison.comparable import factor
+from loadgen.measure.comparison.measures import Measured
+from loadgen.measure.nights.night_record import RunNumbers, numbers_of
 
 
 @dataclass

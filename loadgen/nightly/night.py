@@ -16,11 +16,11 @@ from rich.console import Console
 from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
-from loadgen.measure.comparable import promises_of
-from loadgen.measure.judgement import Options, exit_code, plain
-from loadgen.measure.night_record import CellNight
-from loadgen.measure.night_trend import trend
-from loadgen.measure.night_verdict import CellVerdict, History, judge_night, night_word
+from loadgen.measure.comparison.comparable import promises_of
+from loadgen.measure.comparison.judgement import Options, exit_code, plain
+from loadgen.measure.nights.night_record import CellNight
+from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_verdict import CellVerdict, History, judge_night, night_word
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells
 from loadgen.nightly.measuring import Measuring
@@ -254,6 +254,6 @@ def _cell_facts(
 
 
 def _first_measures(options: Options) -> list[str]:
-    from loadgen.measure.compare import GATED
+    from loadgen.measure.comparison.compare import GATED
 
     return list(options.metrics or GATED)

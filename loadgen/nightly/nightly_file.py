@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from loadgen.document import parse_document
 from loadgen.errors import ScenarioError, UsageError
-from loadgen.measure.judgement import Options
-from loadgen.measure.measures import measure
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.comparison.measures import measure
 from loadgen.measure.slo import parse_slo
 from loadgen.units import Seconds, Share
 from loadgen.workload.classes import Problem, as_validation_error

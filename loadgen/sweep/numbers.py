@@ -12,10 +12,10 @@ from typing import Any
 
 from loadgen.cells.cell import Cell
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.measure.measures import Measured, measure
-from loadgen.measure.over_runs import Estimate, estimate, over_runs
-from loadgen.measure.pareto import Point, Quantity, front
-from loadgen.measure.stats import Interval
+from loadgen.measure.comparison.measures import Measured, measure
+from loadgen.measure.comparison.over_runs import Estimate, estimate, over_runs
+from loadgen.measure.statistics.pareto import Point, Quantity, front
+from loadgen.measure.statistics.stats import Interval
 from loadgen.sweep.asked import Asked
 from loadgen.sweep.axes import number
 

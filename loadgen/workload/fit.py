@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.errors import TraceFileError
-from loadgen.measure.arrival_stats import describe_arrivals
+from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.units import write_duration, write_rate
 from loadgen.workload.fit_arrivals import ArrivalFit, fit_arrivals
 from loadgen.workload.fit_lengths import LengthFit, copula_correlation, fit_lengths

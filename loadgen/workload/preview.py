@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.arrival_stats import describe_arrivals
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, own_slo, parse_slo
-from loadgen.measure.stats import least_n
+from loadgen.measure.statistics.arrival_stats import describe_arrivals
+from loadgen.measure.statistics.stats import least_n
 from loadgen.records import OWN_SLO, Edges, Phase, Schedule
 from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts

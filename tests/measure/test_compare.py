@@ -9,10 +9,10 @@ import pytest
 from rig import nights
 
 from loadgen.errors import UsageError
-from loadgen.measure.compare import GATED, compare, measure_noise
-from loadgen.measure.contrast import Noise, noise_of, runs_needed
-from loadgen.measure.judgement import POWER, exit_code
-from loadgen.measure.measures import Measured, measure
+from loadgen.measure.comparison.compare import GATED, compare, measure_noise
+from loadgen.measure.comparison.contrast import Noise, noise_of, runs_needed
+from loadgen.measure.comparison.judgement import POWER, exit_code
+from loadgen.measure.comparison.measures import Measured, measure
 from tests.runs import measured_run, with_manifest, with_shard
 
 

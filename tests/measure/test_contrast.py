@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from loadgen.measure.contrast import (
+from loadgen.measure.comparison.contrast import (
     Noise,
     contrast,
     holm,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from rig import nights
 
-from loadgen.measure.judgement import Options
-from loadgen.measure.measures import measure
-from loadgen.measure.night_record import CellNight, from_json, to_json
-from loadgen.measure.night_trend import trend
-from loadgen.measure.night_values import on_scale_of_nights
-from loadgen.measure.night_verdict import JOINING, History, judge_night
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.comparison.measures import measure
+from loadgen.measure.nights.night_record import CellNight, from_json, to_json
+from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import on_scale_of_nights
+from loadgen.measure.nights.night_verdict import JOINING, History, judge_night
 
 
 def level(rng, n=8, **options):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from rig import nights
 
-from loadgen.measure.judgement import Options
-from loadgen.measure.night_record import from_json, to_json
-from loadgen.measure.night_verdict import History, judge_night
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.nights.night_record import from_json, to_json
+from loadgen.measure.nights.night_verdict import History, judge_night
 
 
 def night(rng, k, slower=1.0, pace=1.0, verdict="", names=("mean(tpot)",), sd=0.01):

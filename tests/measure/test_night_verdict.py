@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rig import nights
 
-from loadgen.measure.judgement import Options
-from loadgen.measure.night_record import CellNight, from_json, to_json
-from loadgen.measure.night_trend import trend
-from loadgen.measure.night_verdict import JOINING, History, judge_night, night_word
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.nights.night_record import CellNight, from_json, to_json
+from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_verdict import JOINING, History, judge_night, night_word
 
 
 def level(rng, n=8, **options):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.measure.nights import (
+from loadgen.measure.nights.night_statistics import (
     BESIDE_CONTROLS,
     Night,
     NightNoise,

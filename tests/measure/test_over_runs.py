@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from loadgen.measure.over_runs import estimate, mean_over, over_runs
-from loadgen.measure.stats import Interval
+from loadgen.measure.comparison.over_runs import estimate, mean_over, over_runs
+from loadgen.measure.statistics.stats import Interval
 
 
 def test_several_runs_have_students_interval():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.pareto import Point, Quantity, Standing, beats, front, is_above
-from loadgen.measure.stats import Interval
+from loadgen.measure.statistics.pareto import Point, Quantity, Standing, beats, front, is_above
+from loadgen.measure.statistics.stats import Interval
 
 NUMBERS = st.integers(0, 12).map(float)  # few, so that ties are common
 

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.resampling import blocked_bootstrap, paired_draws, sign_flip_p, stretches
+from loadgen.measure.comparison.resampling import (
+    blocked_bootstrap,
+    paired_draws,
+    sign_flip_p,
+    stretches,
+)
 
 
 def mean(values):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr, theilslopes
 
-from loadgen.measure.robust_line import rank_correlation, robust_line
+from loadgen.measure.statistics.robust_line import rank_correlation, robust_line
 
 points = st.lists(  # some x alike, no y: scipy has no interval where nearly all are
     st.tuples(st.integers(0, 30), st.integers(-1000, 1000)),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from loadgen.measure.stats import (
+from loadgen.measure.statistics.stats import (
     Percentile,
     effective_n,
     exact_bounds,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import vl_convert
 
-from loadgen.measure.compare import judge_sides
-from loadgen.measure.judgement import Options
-from loadgen.measure.measures import Measured
+from loadgen.measure.comparison.compare import judge_sides
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.comparison.measures import Measured
 from reports.compare_frames import ecdf, shifts
 from reports.compare_page import render
 from reports.compare_view import chance, change, row

@@ -19,11 +19,11 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.answer import conclude, probe_json
 from loadgen.measure.capacity.probe import Probe
 from loadgen.measure.capacity.search import Question, judge
-from loadgen.measure.compare import judge_sides
-from loadgen.measure.judgement import Options, plain
-from loadgen.measure.measures import Measured
-from loadgen.measure.night_trend import trend
-from loadgen.measure.night_verdict import History, judge_night
+from loadgen.measure.comparison.compare import judge_sides
+from loadgen.measure.comparison.judgement import Options, plain
+from loadgen.measure.comparison.measures import Measured
+from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_verdict import History, judge_night
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports import capacity_page, compare_page, html, modes_page, nightly_page
 from reports.capacity_view import csv_text

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from loadgen.measure.capacity.probe import Probe
 from loadgen.measure.capacity.search import Question, State, judge
-from loadgen.measure.stats import wilson
+from loadgen.measure.statistics.stats import wilson
 
 Unit = Literal["req/s", "users"]
 SCHEMA = 1

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadgen.measure.contrast import Contrast, power_of_t
-from loadgen.measure.stats import Values
+from loadgen.measure.comparison.contrast import Contrast, power_of_t
+from loadgen.measure.statistics.stats import Values
 
 
 class Lent(NamedTuple):

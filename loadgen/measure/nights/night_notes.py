@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.measure.judgement import Compared, scaled
-from loadgen.measure.measures import Measure
-from loadgen.measure.night_record import CellNight, RunNumbers
-from loadgen.measure.night_values import controls_of, values_of
-from loadgen.measure.nights import NightNoise
+from loadgen.measure.comparison.judgement import Compared, scaled
+from loadgen.measure.comparison.measures import Measure
+from loadgen.measure.nights.night_record import CellNight, RunNumbers
+from loadgen.measure.nights.night_statistics import NightNoise
+from loadgen.measure.nights.night_values import controls_of, values_of
 
 _UNLUCKY = 0.75
 

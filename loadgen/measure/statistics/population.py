@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.groups import group_sums
-from loadgen.measure.stats import (
+from loadgen.measure.statistics.groups import group_sums
+from loadgen.measure.statistics.stats import (
     Interval,
     Percentile,
     Values,

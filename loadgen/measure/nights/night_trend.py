@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measure.judgement import off_scale, typical
-from loadgen.measure.measures import Measure, measure
-from loadgen.measure.night_record import CellNight, RunNumbers
-from loadgen.measure.night_values import (
+from loadgen.measure.comparison.judgement import off_scale, typical
+from loadgen.measure.comparison.measures import Measure, measure
+from loadgen.measure.nights.night_record import CellNight, RunNumbers
+from loadgen.measure.nights.night_values import (
     controls_of,
     has_controls,
     on_scale_of_nights,

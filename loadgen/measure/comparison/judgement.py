@@ -10,9 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loadgen.measure.contrast import Contrast, Noise, contrast, holm, runs_needed, smallest_effect
-from loadgen.measure.measures import Measure, measure
-from loadgen.measure.stats import Values
+from loadgen.measure.comparison.contrast import (
+    Contrast,
+    Noise,
+    contrast,
+    holm,
+    runs_needed,
+    smallest_effect,
+)
+from loadgen.measure.comparison.measures import Measure, measure
+from loadgen.measure.statistics.stats import Values
 
 Verdict = Literal["better", "same", "worse", "inconclusive"]
 Overall = Literal["better", "same", "worse", "inconclusive", "invalid"]

@@ -7,11 +7,17 @@ import math
 
 import numpy as np
 
-from loadgen.measure.contrast import Contrast
-from loadgen.measure.judgement import Compared, Options, row_of, scaled, with_binomial_noise
-from loadgen.measure.measures import Measure, Measured
-from loadgen.measure.resampling import draws_of, paired_draws, sign_flip_p, stretches
-from loadgen.measure.stats import Values, nearest_rank
+from loadgen.measure.comparison.contrast import Contrast
+from loadgen.measure.comparison.judgement import (
+    Compared,
+    Options,
+    row_of,
+    scaled,
+    with_binomial_noise,
+)
+from loadgen.measure.comparison.measures import Measure, Measured
+from loadgen.measure.comparison.resampling import draws_of, paired_draws, sign_flip_p, stretches
+from loadgen.measure.statistics.stats import Values, nearest_rank
 
 N_STRETCHES, N_DRAWS, SEED = 40, 1000, 20_250_101
 

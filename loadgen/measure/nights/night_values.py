@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.measure.judgement import scaled
-from loadgen.measure.measures import Measure
-from loadgen.measure.night_record import RunNumbers
-from loadgen.measure.stats import Values
+from loadgen.measure.comparison.judgement import scaled
+from loadgen.measure.comparison.measures import Measure
+from loadgen.measure.nights.night_record import RunNumbers
+from loadgen.measure.statistics.stats import Values
 
 
 def on_scale_of_nights(runs: Sequence[RunNumbers], asked: Measure) -> Values:

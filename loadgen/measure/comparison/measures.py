@@ -13,9 +13,9 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
 from loadgen.measure.catalog import Metric
 from loadgen.measure.per_request import Mask, PerRequest, per_request
-from loadgen.measure.samples import Samples
 from loadgen.measure.slo import parse_measure, parse_slo
-from loadgen.measure.stats import Interval, Values, nearest_rank, wilson
+from loadgen.measure.statistics.samples import Samples
+from loadgen.measure.statistics.stats import Interval, Values, nearest_rank, wilson
 from loadgen.measure.summary import Summary
 from loadgen.measure.throughput import per_second, throughput
 from loadgen.records import Run

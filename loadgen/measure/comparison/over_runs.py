@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measure.stats import Interval, mean_bounds
+from loadgen.measure.statistics.stats import Interval, mean_bounds
 
 Estimate = dict[str, Any]
 """{value, low, high, n}: `n` runs; None where there is no such number, or it is infinite."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.stats import Interval, Values
+from loadgen.measure.statistics.stats import Interval, Values
 
 Statistic = Callable[[Values], float]
 N_DRAWS = 2000

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadgen.measure.compare import GATED, SHOWN
-from loadgen.measure.measures import Measured, measure
+from loadgen.measure.comparison.compare import GATED, SHOWN
+from loadgen.measure.comparison.measures import Measured, measure
 
 KEPT = tuple(
     dict.fromkeys(

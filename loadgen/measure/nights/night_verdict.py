@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loadgen.measure.comparable import Difference
-from loadgen.measure.compare import GATED, OF_PROMISES, SHOWN
-from loadgen.measure.contrast import Contrast
-from loadgen.measure.judgement import (
+from loadgen.measure.comparison.comparable import Difference
+from loadgen.measure.comparison.compare import GATED, OF_PROMISES, SHOWN
+from loadgen.measure.comparison.contrast import Contrast
+from loadgen.measure.comparison.judgement import (
     POWER,
     Compared,
     Options,
@@ -26,17 +26,11 @@ from loadgen.measure.judgement import (
     scaled,
     typical,
 )
-from loadgen.measure.measures import Measure, measure
-from loadgen.measure.night_notes import left_out, out_of_reach, unlucky, without_number
-from loadgen.measure.night_pace import MachinePace, left_open, machine_pace
-from loadgen.measure.night_record import CellNight, RunNumbers
-from loadgen.measure.night_values import (
-    controls_of,
-    has_controls,
-    on_scale_of_nights,
-    values_of,
-)
-from loadgen.measure.nights import (
+from loadgen.measure.comparison.measures import Measure, measure
+from loadgen.measure.nights.machine_speed import MachinePace, left_open, machine_pace
+from loadgen.measure.nights.night_notes import left_out, out_of_reach, unlucky, without_number
+from loadgen.measure.nights.night_record import CellNight, RunNumbers
+from loadgen.measure.nights.night_statistics import (
     ALONE,
     BESIDE_CONTROLS,
     Night,
@@ -45,6 +39,12 @@ from loadgen.measure.nights import (
     night_power,
     repeats_needed,
     smallest_found,
+)
+from loadgen.measure.nights.night_values import (
+    controls_of,
+    has_controls,
+    on_scale_of_nights,
+    values_of,
 )
 
 NightWord = Literal["better", "same", "worse", "inconclusive", "invalid", "baseline"]

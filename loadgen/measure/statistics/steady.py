@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measure.stats import Values
+from loadgen.measure.statistics.stats import Values
 
 BATCH = 5
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Metric
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.population import Population, clustered, independent
+from loadgen.measure.statistics.population import Population, clustered, independent
 
 
 class Samples:

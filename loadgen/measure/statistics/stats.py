@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.binomial import at_least, at_most, share_where, tails
+from loadgen.measure.statistics.binomial import at_least, at_most, share_where, tails
 
 Values = NDArray[np.float64]
 

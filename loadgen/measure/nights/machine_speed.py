@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measure.contrast import contrast
-from loadgen.measure.judgement import Compared
-from loadgen.measure.measures import measure
-from loadgen.measure.night_record import CellNight, RunNumbers
+from loadgen.measure.comparison.contrast import contrast
+from loadgen.measure.comparison.judgement import Compared
+from loadgen.measure.comparison.measures import measure
+from loadgen.measure.nights.night_record import CellNight, RunNumbers
 
 TWICE = 2.0
 """A server may suffer so many times as much from its machine as a calculation does (logarithms)."""

@@ -1,0 +1,214 @@
+"""Is B better, worse or the same as A? One verdict per measure, from sets of equal runs.
+
+Each run gives one number per measure; what equal runs differ by decides what a difference between
+the sides is worth (`contrast`). Two runs alone say nothing about that: they are judged only with
+noise known from equal runs before, in virtual time, or where asked to take them as all there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loadgen.errors import UsageError
+from loadgen.measure.comparison.comparable import Difference, changes, promises_of, refusal
+from loadgen.measure.comparison.contrast import Noise, noise_of
+from loadgen.measure.comparison.judgement import (
+    Compared,
+    Options,
+    Overall,
+    binomial_sd,
+    judge,
+    overall,
+    plain,
+    scaled,
+    settle,
+)
+from loadgen.measure.comparison.measures import Measure, Measured, measure
+from loadgen.measure.comparison.single_pair import judge_alone
+from loadgen.records import Run
+
+GATED = ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")
+"""Measures that decide unless others are asked for; few, because each one more makes all less sure.
+Closed loops add `output_tokens_per_s`: there, a slower server is offered less."""
+SHOWN = (
+    *("mean(ttft)", "p90(ttft)", "p99(tpot)", "p99(itl)", "p50(e2e)", "p99(e2e)", "attainment"),
+    *("goodput", "requests_per_s", "output_tokens_per_s"),
+)
+OF_PROMISES = ("attainment", "goodput", "goodput_output_tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides compared. `verdict` follows the gated measures: worse if any is, else inconclusive
+    if any is, else better if any is, else same; invalid where a side has no run to be trusted."""
+
+    verdict: Overall
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    measures: tuple[Compared, ...]
+    changes: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    confidence: float
+    pairing: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; NaN and infinities are null."""
+        content: dict[str, Any] = plain(dataclasses.asdict(self))
+        return {"schema": 1, **content}
+
+
+def compare(
+    a: Run | Sequence[Run], b: Run | Sequence[Run], options: Options | None = None, **changed: Any
+) -> Comparison:
+    """Runs of A against runs of B; `changed` are fields of Options.
+
+    Raises UsageError for runs that are not comparable, naming the differing keys, and for measures
+    or margins that cannot be meant.
+    """
+    chosen = dataclasses.replace(options or Options(), **changed)
+    sides = _measured(a), _measured(b)
+    return judge_sides(sides[0], sides[1], chosen)
+
+
+def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> Comparison:
+    """`compare`, for runs whose columns are made already."""
+    if not a or not b:
+        raise UsageError("each side of a comparison needs at least one run")
+    if not 0.5 < options.confidence < 1:
+        raise UsageError(f"--confidence {options.confidence}: expected above 0.5 and below 1")
+    manifests = [m.run.manifest for m in a], [m.run.manifest for m in b]
+    reasons = refusal(*manifests, options.vary)
+    if reasons:
+        raise UsageError("these runs are not comparable:\n" + "\n".join(reasons))
+    trusted_a, trusted_b = ([m for m in side if m.summary.validity.trusted] for side in (a, b))
+    notes = _left_out(a, trusted_a) + _left_out(b, trusted_b)
+    found: list[Compared] = []
+    pairing = "none"
+    if trusted_a and trusted_b:
+        asked, gated, said = _asked(trusted_a + trusted_b, options.metrics)
+        pairing = _pairing(trusted_a, trusted_b)
+        notes += said + _pairing_notes(trusted_a, trusted_b, options)
+        found = _judge_all(trusted_a, trusted_b, asked, gated, options)
+    return Comparison(
+        verdict=overall(found),
+        a=tuple(m.name for m in a),
+        b=tuple(m.name for m in b),
+        measures=tuple(found),
+        changes=tuple(changes(manifests[0][0], manifests[1][0])),
+        notes=tuple(notes),
+        confidence=options.confidence,
+        pairing=pairing,
+    )
+
+
+def measure_noise(runs: Run | Sequence[Run], metrics: Sequence[str] = ()) -> dict[str, Noise]:
+    """What equal runs differ by, per measure: the A/A noise floor. Relative (of shares: in points).
+
+    Raises UsageError for runs that differ in more than their seed, or fewer than three.
+    """
+    return noise_of_sides(_measured(runs), metrics)
+
+
+def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) -> dict[str, Noise]:
+    """`measure_noise`, for runs whose columns are made already."""
+    manifests = [m.run.manifest for m in measured]
+    reasons = refusal(manifests, manifests[:1])
+    if reasons:
+        raise UsageError("an A/A comparison needs equal runs:\n" + "\n".join(reasons))
+    trusted = [m for m in measured if m.summary.validity.trusted]
+    if len(trusted) < 3:
+        raise UsageError(f"the noise of equal runs needs three or more that can be trusted, and "
+                         f"{len(trusted)} of {len(measured)} can")  # fmt: skip
+    asked, _, _ = _asked(trusted, metrics)
+    blocks = [m.schedule_sha256 for m in trusted]
+    shared = blocks if len(set(blocks)) < len(blocks) else None
+    found = {}
+    for one in asked:
+        values = scaled(one, np.array([m.value(one) for m in trusted]))
+        noise = noise_of(values, shared) if np.isfinite(values).all() else None
+        if noise is not None and one.is_share:
+            n_due = float(sum(m.n_due() for m in trusted))
+            chance = binomial_sd(float(values.mean()) * n_due, n_due, n_due / len(trusted))
+            noise = max(noise, Noise(chance, n_due), key=lambda found: found.sd)
+        if noise is not None:
+            found[one.text] = noise
+    return found
+
+
+def _measured(runs: Run | Sequence[Run]) -> list[Measured]:
+    return [Measured(run) for run in ([runs] if isinstance(runs, Run) else runs)]
+
+
+def _asked(
+    runs: Sequence[Measured], metrics: Sequence[str]
+) -> tuple[list[Measure], set[str], list[str]]:
+    """The measures to compare, which of them decide, and what had to be left out."""
+    gated = list(metrics or GATED)
+    stated = runs[0].run.manifest.get("classes") or {}
+    if not metrics and any(one.get("is_closed_loop") for one in stated.values()):
+        gated.append("output_tokens_per_s")
+    texts = list(dict.fromkeys([*gated, *SHOWN]))
+    asked, notes = [measure(text) for text in texts], []
+    if len({promises_of(m.run.manifest) for m in runs}) > 1:
+        asked = [one for one in asked if one.metric.name not in OF_PROMISES]
+        notes.append("The runs were promised different things, so attainment and goodput are not "
+                     "compared.")  # fmt: skip
+    kept = {one.text for one in asked}
+    return asked, {measure(text).text for text in gated} & kept, notes
+
+
+def _pairing(a: Sequence[Measured], b: Sequence[Measured]) -> str:
+    hashes = [{m.schedule_sha256 for m in side} for side in (a, b)]
+    if hashes[0] != hashes[1]:
+        return "none"
+    return "one schedule" if len(hashes[0]) == 1 else "by schedule"
+
+
+def _pairing_notes(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> list[str]:
+    if len(a) + len(b) > 2 or options.noise or _is_alone(a, b, options):
+        return []
+    return [
+        "One run a side: nobody knows what equal runs differ by, so nothing is concluded. Repeat "
+        "each side (3 runs or more), give --noise from `slobench compare --aa`, or take the two "
+        "runs as all there is with --within-run."
+    ]
+
+
+def _is_alone(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> bool:
+    """Whether two single runs are judged by their own requests: asked for, or the only noise there
+    is in virtual time."""
+    if len(a) + len(b) > 2 or options.noise:
+        return False
+    virtual = all((m.run.manifest.get("target") or {}).get("kind") == "sim" for m in (*a, *b))
+    return options.within_run or virtual
+
+
+def _judge_all(
+    a: Sequence[Measured],
+    b: Sequence[Measured],
+    asked: Sequence[Measure],
+    gated: set[str],
+    options: Options,
+) -> list[Compared]:
+    hashes = [m.schedule_sha256 for m in a], [m.schedule_sha256 for m in b]
+    blocks = hashes if _pairing(a, b) == "by schedule" else None
+    n_due = sum(m.n_due() for m in a), sum(m.n_due() for m in b)
+    rows = []
+    for one in asked:
+        values = np.array([m.value(one) for m in a]), np.array([m.value(one) for m in b])
+        if _is_alone(a, b, options) and one.metric.unit != "per_s":
+            found, row = judge_alone(one, a[0], b[0], values, n_due, options)
+        else:
+            found, row = judge(one, values, blocks, options, n_due)
+        rows.append((found, dataclasses.replace(row, is_gated=one.text in gated)))
+    return settle(rows, options.confidence)
+
+
+def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:
+    return [f"{m.name} is left out, it cannot be trusted: {' '.join(m.summary.reasons)}"
+            for m in side if m not in trusted]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Estimates from samples: percentiles, proportions, intervals, fits. No knowledge of requests."""
