@@ -30,13 +30,13 @@ from loadgen.drive.instrument import host
 from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Executor, Site
 from reference_engine.executors.torch_cpu import TorchCpuExecutor
-from reference_engine.kv import KvPool
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.weights import random_weights
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import Limits
 from reference_engine.policies.continuous import Continuous
-from reference_engine.sequence import Request
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request
 
 RESULTS = Path(__file__).parent / "results" / "cpu_engine.json"
 TARGETS = {"lockstep": 1.3, "mixed": 3.0}

@@ -1,5 +1,5 @@
 """What a step of the bundled engine costs on one core of this machine: fits
-`reference_engine.cost_model.CPU_COSTS` and says how well, on steps that were not fitted.
+`reference_engine.state.cost_model.CPU_COSTS` and says how well, on steps that were not fitted.
 
 Run: python benchmarks/fit_cpu_cost.py [shape …] [--repeats 9] [--write]; `--write` keeps the result
 with the machine in benchmarks/results. A step is the least CPU time of its repeats; every repeat
@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.instrument import host
-from reference_engine.cost_model import StepShape
 from reference_engine.executors.base import EXECUTORS, Executor, Row, Site, StepBatch
-from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.zoo import resolve
-from reference_engine.sequence import Request
+from reference_engine.state.cost_model import StepShape
+from reference_engine.state.kv import BLOCK_TOKENS, KvPool
+from reference_engine.state.sequence import Request
 
 SHAPES = ("nano", "tiny", "10m")
 N_STEPS, N_BLOCKS = 160, 4096

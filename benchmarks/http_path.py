@@ -31,8 +31,8 @@ from token_path import N_PROMPT, N_TOKENS, ROOT, Server, commit, one_round, serv
 
 from reference_engine.build import build
 from reference_engine.core import step
-from reference_engine.sequence import Request, Sampling
 from reference_engine.serve_options import choose
+from reference_engine.state.sequence import Request, Sampling
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from loadgen.clock import VirtualClock
 from loadgen.drive.instrument import host
 from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Caps, StepBatch, StepResult
-from reference_engine.kv import KvPool
-from reference_engine.plan import Limits
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.sequence import Request
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request
 
 N_RUNNING, N_WAITING, TURN, STEP_S = 256, 1000, 50, 0.01
 LIMIT_MS = {"chunked": 0.3, "continuous": 0.3, "prefill_first": 0.3}

@@ -16,13 +16,13 @@ import time
 from loadgen.clock import VirtualClock
 from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Caps, StepBatch, StepResult
-from reference_engine.kv import KvPool
-from reference_engine.plan import Limits
 from reference_engine.policies.queue_state import QueueState
 from reference_engine.policies.smdp_table import SmdpTable, look
-from reference_engine.sequence import Request
 from reference_engine.smdp.lookup import Lookup
 from reference_engine.smdp.table import load_table
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request
 
 MOST_US = 20.0
 

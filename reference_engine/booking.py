@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference_engine.executors.base import Row, StepBatch
-from reference_engine.kv import KvPool
-from reference_engine.roster import Roster
-from reference_engine.sequence import Request
+from reference_engine.state.kv import KvPool
+from reference_engine.state.queues import Roster
+from reference_engine.state.sequence import Request
 
 Due = list[tuple[Request, int]]  # tokens, already appended, that may be the last of their request
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from loadgen.clock import MonotonicClock
 from loadgen.errors import UsageError
 from reference_engine.core import EngineState
-from reference_engine.cost_model import CPU_COSTS, CostModel, Machine, StepCost, machine
 from reference_engine.executors.base import Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, SimulatedExecutor
 from reference_engine.executors.toy import ToyExecutor
-from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.config import ModelConfig, ModelSource
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import Limits
 from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.serve_options import ServeOptions, executor_of, policy_of
 from reference_engine.service import Service
+from reference_engine.state.cost_model import CPU_COSTS, CostModel, Machine, StepCost, machine
+from reference_engine.state.kv import BLOCK_TOKENS, KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.swap import HostPool
+from reference_engine.state.tokenizer import Tokenizer, load_tokenizer
 from reference_engine.steps import StepLog
-from reference_engine.swap import HostPool
-from reference_engine.tokenizer import Tokenizer, load_tokenizer
 
 _KV_BYTES = 1 << 30
 _CONTEXT = 4096

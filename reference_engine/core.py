@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadgen.clock import Clock
-from reference_engine.admission import AdmissionError, check_admission
 from reference_engine.booking import UNKNOWN, Due, book, fill, seat
 from reference_engine.books import Books
-from reference_engine.cost_model import CostModel
 from reference_engine.executors.base import Executor, Launching, StepBatch, StepResult
 from reference_engine.explain import Account
-from reference_engine.forecast import Forecast
 from reference_engine.gate import Gate
-from reference_engine.kv import KvPool
 from reference_engine.placement import Placement
-from reference_engine.plan import Cause, How, Limits, Plan, PlanError, View, Why, check_plan
 from reference_engine.planned import Outset, PlannedStep
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
 from reference_engine.predict.lengths import Predictor
-from reference_engine.roster import Roster
-from reference_engine.sequence import Request, State
-from reference_engine.step_tokens import StepTokens
+from reference_engine.state.admission import AdmissionError, check_admission
+from reference_engine.state.cost_model import CostModel
+from reference_engine.state.forecast import Forecast
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Cause, How, Limits, Plan, PlanError, View, Why, check_plan
+from reference_engine.state.queues import Roster
+from reference_engine.state.sequence import Request, State
+from reference_engine.state.step_tokens import StepTokens
+from reference_engine.state.swap import HostPool
 from reference_engine.steps import Event, StepLog, told
-from reference_engine.swap import HostPool
 from reference_engine.totals import Counters
 
 

@@ -17,23 +17,23 @@ from typing import Any
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UnknownKind
-from reference_engine.admission import AdmissionError
 from reference_engine.attribution import Attribution, Attributor, Blame, Plant, Timing
 from reference_engine.core import EngineState
-from reference_engine.cost_model import StepCost
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated
 from reference_engine.explain import Account
-from reference_engine.kv import KvPool
 from reference_engine.observed_cost import observed_cost
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.sequence import Request
 from reference_engine.setup import Setup, registered
 from reference_engine.simulator import SimulationStuck, Simulator
-from reference_engine.step_tokens import StepTokens
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.kv import KvPool
+from reference_engine.state.sequence import Request
+from reference_engine.state.step_tokens import StepTokens
+from reference_engine.state.swap import HostPool
 from reference_engine.steps import StepRecord
-from reference_engine.swap import HostPool
 
 MODES = ("chunked", "bucketed", "sjf", "deadline", "priority", "token_fair", "prefill_first")
 """Asked in this order; the first that keeps a promise is named."""

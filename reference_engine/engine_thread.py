@@ -19,14 +19,14 @@ from math import inf
 from typing import NamedTuple
 
 from loadgen.clock import Clock
-from reference_engine.admission import AdmissionError
 from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Executor, Launching
 from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics
 from reference_engine.pace import Departures
-from reference_engine.sequence import Request, State
-from reference_engine.step_tokens import StepTokens
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.sequence import Request, State
+from reference_engine.state.step_tokens import StepTokens
 from reference_engine.streams import Delta, Sink
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from reference_engine.admission import AdmissionError
 from reference_engine.core import EngineState
-from reference_engine.cost_model import StepShape
 from reference_engine.predict.lengths import LengthDist
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.sequence import Request
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.cost_model import StepShape
+from reference_engine.state.sequence import Request
 
 _INPUT_COST, _OUTPUT_COST = 1.0, 2.0  # virtual tokens; source: VTC (OSDI'24, arXiv 2401.00588)
 _FEWEST_ERRORS = 8

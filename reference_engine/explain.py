@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from reference_engine.forecast import Forecast
-from reference_engine.plan import Cause, Why
-from reference_engine.sequence import Request
+from reference_engine.state.forecast import Forecast
+from reference_engine.state.plan import Cause, Why
+from reference_engine.state.sequence import Request
 
 _KEPT = 1024
 _N_TOLD = 4  # causes in a sentence

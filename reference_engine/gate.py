@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reference_engine.books import Books
-from reference_engine.plan import Cause, Why
-from reference_engine.roster import Roster
-from reference_engine.sequence import Request
+from reference_engine.state.plan import Cause, Why
+from reference_engine.state.queues import Roster
+from reference_engine.state.sequence import Request
 
 _PAUSED = Cause(Why.paused_by_operator)
 

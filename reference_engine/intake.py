@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from reference_engine.admission import AdmissionError, check_admission
-from reference_engine.kv import KvPool
-from reference_engine.plan import Limits
-from reference_engine.sequence import Request, Sampling
-from reference_engine.tokenizer import Tokenizer
+from reference_engine.state.admission import AdmissionError, check_admission
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request, Sampling
+from reference_engine.state.tokenizer import Tokenizer
 from reference_engine.wire.call import Call
 from reference_engine.wire.errors import WireError
 

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain
 
-from reference_engine.plan import Cause, Why
+from reference_engine.state.plan import Cause, Why
 
 ARRIVED = Cause(Why.step_in_flight)
 Ticks = dict[Cause, int]

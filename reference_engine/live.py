@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from reference_engine.sequence import Request, State
+from reference_engine.state.sequence import Request, State
+from reference_engine.state.tokenizer import Detokenizer
 from reference_engine.stops import StopText
 from reference_engine.streams import Delta, Sink
-from reference_engine.tokenizer import Detokenizer
 from reference_engine.wire.answer import Chosen
 
 # Half the price of calling the class.

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reference_engine.explain import Account
-from reference_engine.sequence import Request, State
 from reference_engine.smdp.lookup import UNVISITED
+from reference_engine.state.sequence import Request, State
 from reference_engine.steps import Event, StepRecord
 from reference_engine.tallies import Histogram, Names, Tally
 

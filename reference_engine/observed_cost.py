@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_engine.cost_model import NO_PADDING, CostModel, Padding, StepCost, StepShape
+from reference_engine.state.cost_model import NO_PADDING, CostModel, Padding, StepCost, StepShape
 from reference_engine.steps import StepRecord
 
 Numbers = NDArray[np.float64]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from reference_engine.cost_model import StepShape
 from reference_engine.executors.base import Copy, Row
-from reference_engine.kv import KvPool
-from reference_engine.plan import Cause, How, Item, Plan, View, Why
 from reference_engine.policies.base import Policy
-from reference_engine.roster import Roster
-from reference_engine.sequence import Request, State
-from reference_engine.swap import HostPool
+from reference_engine.state.cost_model import StepShape
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Cause, How, Item, Plan, View, Why
+from reference_engine.state.queues import Roster
+from reference_engine.state.sequence import Request, State
+from reference_engine.state.swap import HostPool
 
 NO_BLOCKS = Cause(Why.no_kv_blocks)
 

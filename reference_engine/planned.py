@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_engine.cost_model import Padding
 from reference_engine.executors.base import StepBatch
-from reference_engine.plan import Plan
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.plan import Plan
 from reference_engine.steps import Level, StepRecord
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference_engine.cost_model import StepCost
-from reference_engine.plan import Limits
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.plan import Limits
 
 _COST = StepCost(
     step_s=5e-3, seq_s=1e-4, token_s=1e-4, context_token_s=1e-6, prefill_attention_s=1e-7

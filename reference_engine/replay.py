@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference_engine import interventions
-from reference_engine.admission import AdmissionError
 from reference_engine.executors.base import Caps, StepBatch, StepResult
 from reference_engine.explain import Account
-from reference_engine.sequence import Request, State
 from reference_engine.setup import MakePolicy, NotReplayable, Setup, registered
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.sequence import Request, State
 from reference_engine.steps import Event, StepLog, StepRecord
 
 _NOT_DECIDED = ("plan_s",)  # how long planning took is the machine's doing

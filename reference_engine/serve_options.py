@@ -13,8 +13,8 @@ from loadgen.errors import MissingDependency, UsageError, nearest
 from loadgen.registry import Plugin
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
 from reference_engine.executors.delayed import StepDelay, StepDelayOption
-from reference_engine.plan import How
 from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.state.plan import How
 from reference_engine.steps import Level
 
 K = TypeVar("K", bound=Plugin)

@@ -23,10 +23,10 @@ from reference_engine.executors.base import Executor
 from reference_engine.intake import Intake
 from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
+from reference_engine.state.tokenizer import Tokenizer
 from reference_engine.stops import StopText
 from reference_engine.streams import Sink, StreamBroken, TokenStream, usage
-from reference_engine.tokenizer import Tokenizer
 from reference_engine.wire.call import Call
 from reference_engine.wire.errors import WireError
 

@@ -9,14 +9,14 @@ from typing import Any
 from loadgen.clock import Clock
 from loadgen.errors import UsageError
 from reference_engine.core import EngineState
-from reference_engine.cost_model import StepCost
-from reference_engine.kv import KvPool
-from reference_engine.plan import How, Limits
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.lengths import MaxTokens, Predictor
 from reference_engine.predict.quantiles import QuantilePredictor
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import How, Limits
+from reference_engine.state.swap import HostPool
 from reference_engine.steps import Event, StepLog
-from reference_engine.swap import HostPool
 
 
 class NotReplayable(UsageError):

@@ -15,18 +15,18 @@ from typing import Protocol
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
-from reference_engine.admission import AdmissionError
 from reference_engine.core import EngineState, step
-from reference_engine.cost_model import CostModel, StepCost
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
 from reference_engine.explain import Account
-from reference_engine.kv import BLOCK_TOKENS, KvPool
-from reference_engine.plan import Limits
 from reference_engine.policies.base import Policy
 from reference_engine.predict.lengths import Predictor
-from reference_engine.sequence import Request, State
-from reference_engine.step_tokens import StepTokens
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.cost_model import CostModel, StepCost
+from reference_engine.state.kv import BLOCK_TOKENS, KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request, State
+from reference_engine.state.step_tokens import StepTokens
 from reference_engine.steps import StepLog, StepRecord
 
 _LITTLE_TOLERANCE = 1e-6

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 Level = Literal["sizes", "full"]
 

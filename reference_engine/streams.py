@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from reference_engine.forecast import Forecast
-from reference_engine.sequence import Request
+from reference_engine.state.forecast import Forecast
+from reference_engine.state.sequence import Request
 from reference_engine.wire.answer import Chosen, Usage
 
 

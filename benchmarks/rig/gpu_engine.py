@@ -12,11 +12,11 @@ from loadgen.clock import MonotonicClock
 from reference_engine.core import EngineState, step
 from reference_engine.executors.base import Executor, Site, StepBatch
 from reference_engine.executors.torch_cuda import TorchCuda, TorchCudaExecutor
-from reference_engine.kv import KvPool
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import Limits
 from reference_engine.policies.chunked import Chunked
-from reference_engine.sequence import Request
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request
 from rig.gpu_ceilings import Place
 
 BLOCK = 16

@@ -20,8 +20,8 @@ from loadgen.measure.attainment import measured_window
 from loadgen.records import Run
 from reference_engine.explain import Account
 from reference_engine.log_files import read_log
-from reference_engine.plan import Why
 from reference_engine.replay import replay
+from reference_engine.state.plan import Why
 from reference_engine.step_files import EVENTS, STEPS
 from reports.engine_story import EngineStory, Misses
 

@@ -11,19 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError, nearest
 from reference_engine.core import EngineState
-from reference_engine.cost_model import CPU, machine
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
-from reference_engine.kv import BLOCK_TOKENS, KvPool
 from reference_engine.model.config import KvDtype
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import How, Limits
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
+from reference_engine.state.cost_model import CPU, machine
+from reference_engine.state.kv import BLOCK_TOKENS, KvPool
+from reference_engine.state.plan import How, Limits
+from reference_engine.state.swap import HostPool
 from reference_engine.steps import StepLog
-from reference_engine.swap import HostPool
 from targets.mock_options import split_options
 
 _MAX_NUM_SEQS = 256

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from loadgen.registry import Plugin, Registry
-from reference_engine.cost_model import NO_PADDING, Padding, StepShape
 from reference_engine.model.config import ModelSource
-from reference_engine.sequence import Request
+from reference_engine.state.cost_model import NO_PADDING, Padding, StepShape
+from reference_engine.state.sequence import Request
 
 
 class Row(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 Rows = NDArray[np.int32]
 OnSeat = Callable[[int, Request], None]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from reference_engine.cost_model import CostModel, machine
 from reference_engine.executors.base import (
     Caps,
     Executor,
@@ -16,6 +15,7 @@ from reference_engine.executors.base import (
     StepResult,
 )
 from reference_engine.model.config import KvDtype
+from reference_engine.state.cost_model import CostModel, machine
 
 TOKEN = ord("x")
 SIMULATED_CONTEXT = 32_768

@@ -20,7 +20,7 @@ from reference_engine.executors.torch_sampling_table import is_cut
 from reference_engine.executors.torch_step import Draws
 from reference_engine.kernels.ops import Sample
 from reference_engine.model.sampling import Cuts, drawn, uniforms_of
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 Ints = NDArray[np.int32]
 _MASK = (1 << 64) - 1

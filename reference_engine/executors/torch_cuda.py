@@ -17,7 +17,6 @@ import torch
 from pydantic import Field
 
 from loadgen.errors import MissingDependency, UsageError
-from reference_engine.cost_model import Padding
 from reference_engine.executors.base import (
     Caps,
     Executor,
@@ -46,7 +45,8 @@ from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.weights import load
-from reference_engine.sequence import Request, Sampling
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.sequence import Request, Sampling
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_engine.model.sampling import keys
-from reference_engine.sequence import Request, Sampling
+from reference_engine.state.sequence import Request, Sampling
 
 Ints = NDArray[np.int32]
 _FOR_EVER = (1 << 31) - 1

@@ -24,7 +24,7 @@ from reference_engine.executors.torch_sampling_table import SamplingTable
 from reference_engine.kernels.tiles import Piece, Tiles, cut
 from reference_engine.model.filler import filler_pieces, filler_start
 from reference_engine.model.paged import PagedStep
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 Ints = NDArray[np.int32]
 DECODE_FIELDS = 8

@@ -22,7 +22,7 @@ from reference_engine.executors.base import (
     StepBatch,
     StepResult,
 )
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 _MASK = (1 << 64) - 1
 

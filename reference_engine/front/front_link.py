@@ -24,8 +24,8 @@ from reference_engine.front.messages import (
     Step,
     Submit,
 )
-from reference_engine.sequence import Request
 from reference_engine.service import Service
+from reference_engine.state.sequence import Request
 from reference_engine.streams import Delta, Sink, StreamBroken, Told
 from reference_engine.wire.errors import WireError
 

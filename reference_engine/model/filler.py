@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reference_engine.cost_model import Padding
 from reference_engine.executors.base import Row
-from reference_engine.sequence import Request
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.sequence import Request
 
 _PIECE = 512
 

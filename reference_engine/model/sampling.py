@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reference_engine.sequence import Request, Sampling
+from reference_engine.state.sequence import Request, Sampling
 
 _MASK = (1 << 64) - 1
 

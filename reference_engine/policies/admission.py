@@ -7,8 +7,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import Self
 
-from reference_engine.plan import Cause, Item, View, Why
-from reference_engine.sequence import Request
+from reference_engine.state.plan import Cause, Item, View, Why
+from reference_engine.state.sequence import Request
 
 NO_SLOT, NO_BUDGET = Cause(Why.no_seq_slot), Cause(Why.no_token_budget)
 

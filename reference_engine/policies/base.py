@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 from pydantic import ConfigDict
 
 from loadgen.registry import Plugin, Registry
-from reference_engine.plan import Plan, View
-from reference_engine.sequence import Request
+from reference_engine.state.plan import Plan, View
+from reference_engine.state.sequence import Request
 from reference_engine.steps import StepRecord
 
 

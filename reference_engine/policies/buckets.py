@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import islice
 
-from reference_engine.plan import View
 from reference_engine.policies.line import Key, Line, Patience
-from reference_engine.sequence import Request
+from reference_engine.state.plan import View
+from reference_engine.state.sequence import Request
 
 Ranked = tuple[Key, Request]
 

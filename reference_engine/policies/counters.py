@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
 
-from reference_engine.plan import View
 from reference_engine.policies.budgets import Budget, TokenBucket
 from reference_engine.policies.line import Line
-from reference_engine.sequence import Request
+from reference_engine.state.plan import View
+from reference_engine.state.sequence import Request
 
 _MOST_IDLE = 4096  # tenants come from clients; the one longest idle is forgotten
 

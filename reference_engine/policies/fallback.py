@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from reference_engine.plan import Item, Plan, View
+from reference_engine.state.plan import Item, Plan, View
 
 
 def first_come(view: View, *, admits: bool = True) -> Plan:

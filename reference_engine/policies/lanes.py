@@ -12,9 +12,9 @@ from heapq import heappop, heappush, merge
 from math import inf
 from typing import NamedTuple
 
-from reference_engine.plan import View
 from reference_engine.policies.line import Key, Line
-from reference_engine.sequence import Request
+from reference_engine.state.plan import View
+from reference_engine.state.sequence import Request
 
 
 class Stretch(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from reference_engine.plan import View
 from reference_engine.policies.line import Ranking
-from reference_engine.sequence import Request
+from reference_engine.state.plan import View
+from reference_engine.state.sequence import Request
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from math import inf
 
-from reference_engine.plan import View
-from reference_engine.sequence import Request
+from reference_engine.state.plan import View
+from reference_engine.state.sequence import Request
 
 Key = tuple[float, ...]  # lowest first
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from reference_engine.plan import View
-from reference_engine.sequence import Request
+from reference_engine.state.plan import View
+from reference_engine.state.sequence import Request
 
 
 class Meter:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference_engine.plan import View
 from reference_engine.policies.line import Key, Line
-from reference_engine.sequence import Request
+from reference_engine.state.plan import View
+from reference_engine.state.sequence import Request
 
 Ranked = tuple[Key, Request]
 

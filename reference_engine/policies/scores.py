@@ -8,7 +8,7 @@ from math import inf, log10
 from typing import NamedTuple
 
 from reference_engine.policies.lanes import Stretch
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 _MOST_WAITING = 3.0  # TTFT SLOs
 _REMEMBERED = 512  # arrivals

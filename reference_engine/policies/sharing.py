@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reference_engine.plan import Cause, Preemption, View, Why
 from reference_engine.policies.admission import Causes, Reserve, Room
 from reference_engine.policies.line import Key
-from reference_engine.sequence import Request
+from reference_engine.state.plan import Cause, Preemption, View, Why
+from reference_engine.state.sequence import Request
 
 Ranked = tuple[Key, Request]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference_engine.cost_model import StepShape
-from reference_engine.plan import View
+from reference_engine.state.cost_model import StepShape
+from reference_engine.state.plan import View
 
 
 def prefill_within(view: View, tpot_s: float, most: int, least: int) -> int:

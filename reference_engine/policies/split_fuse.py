@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reference_engine.cost_model import NO_PADDING, Padding
-from reference_engine.plan import Plan, View
 from reference_engine.policies.admission import Room, admit_in_order
 from reference_engine.policies.base import Policy
+from reference_engine.state.cost_model import NO_PADDING, Padding
+from reference_engine.state.plan import Plan, View
 
 
 class SplitFuse(Policy):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_engine.plan import Cause, Plan, View, Why
+from reference_engine.state.plan import Cause, Plan, View, Why
 
 
 def wait_for_more(view: View, want: int, delay_s: float) -> Plan | None:

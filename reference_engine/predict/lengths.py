@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 
 class LengthDist(NamedTuple):

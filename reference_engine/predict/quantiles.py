@@ -16,7 +16,7 @@ import numpy as np
 
 from reference_engine.predict.lengths import LengthDist, Predictor
 from reference_engine.predict.log_bins import N_BINS, UNLIMITED, Shares, Survival, bin_of
-from reference_engine.sequence import Request, State
+from reference_engine.state.sequence import Request, State
 
 _PARENT_ANSWERS = 8.0  # a parent's shares weigh as much as so many answers of one's own
 _PRIOR_ANSWERS = 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from math import exp
 
-from reference_engine.cost_model import CostModel
 from reference_engine.smdp.states import Action, State
 from reference_engine.smdp.table import Table, TableFile, digest, pick, table_of
+from reference_engine.state.cost_model import CostModel
 
 FALLBACK = Action.prefill_fcfs
 """What is done where no table says anything."""

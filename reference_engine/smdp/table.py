@@ -20,8 +20,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
 from loadgen.registry import Block
-from reference_engine.cost_model import CostModel
 from reference_engine.smdp.states import FEATURES, N_STATES, Action
+from reference_engine.state.cost_model import CostModel
 
 _ACTIONS = tuple(Action)
 _HYSTERESIS = 0.1

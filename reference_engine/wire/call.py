@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_engine.sequence import Sampling
+from reference_engine.state.sequence import Sampling
 from reference_engine.wire.errors import WireError
 from reference_engine.wire.fields import (
     flag,

@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 
 from reference_engine.executors.base import EXECUTORS, Site  # noqa: E402 - only with a GPU
 from reference_engine.model.zoo import resolve  # noqa: E402
-from reference_engine.plan import How  # noqa: E402
-from reference_engine.sequence import Sampling  # noqa: E402
+from reference_engine.state.plan import How  # noqa: E402
+from reference_engine.state.sequence import Sampling  # noqa: E402
 from tests.reference_engine.engine_kit import Rig, request, rig  # noqa: E402
 from tests.reference_engine.margin import shortfalls  # noqa: E402
 

@@ -17,8 +17,8 @@ from loadgen.measure.aggregate import summarize
 from loadgen.records import FinishReason, Status
 from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
 from loadgen.workload.schedule import make_plan, schedule_sha256
-from reference_engine.cost_model import StepShape, machine
 from reference_engine.model.zoo import resolve
+from reference_engine.state.cost_model import StepShape, machine
 
 QUIET = Console(quiet=True)
 NEEDS_FILES = {"azure_replay", "mooncake_replay"}

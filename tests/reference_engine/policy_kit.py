@@ -8,11 +8,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from reference_engine.cost_model import StepCost
 from reference_engine.executors.base import StepResult
-from reference_engine.plan import Plan, check_plan
 from reference_engine.policies.base import Policy
-from reference_engine.sequence import Request
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.plan import Plan, check_plan
+from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
 STEP_S = 0.01

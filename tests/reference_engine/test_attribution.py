@@ -17,9 +17,9 @@ from reference_engine.attribution import (
     missed,
     slowed_by,
 )
-from reference_engine.cost_model import StepCost
 from reference_engine.explain import Account
-from reference_engine.plan import Cause, Why
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.plan import Cause, Why
 from reference_engine.steps import StepLog
 from tests.reference_engine.engine_kit import request, rig
 

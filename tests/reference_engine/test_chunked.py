@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from loadgen.errors import UnknownKind
-from reference_engine.plan import Cause, Item, Why
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
+from reference_engine.state.plan import Cause, Item, Why
 from tests.reference_engine.engine_kit import request, rig
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.plan import Item, Plan
 from reference_engine.policies.chunked import Chunked
-from reference_engine.sequence import Sampling, State
+from reference_engine.state.plan import Item, Plan
+from reference_engine.state.sequence import Sampling, State
 from tests.reference_engine.engine_kit import request, rig, toy_output
 
 jobs = st.lists(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pydantic import PrivateAttr
 
 from reference_engine import interventions
-from reference_engine.admission import AdmissionError
-from reference_engine.cost_model import StepCost
-from reference_engine.plan import Cause, How, Item, Plan, Preemption, Why
 from reference_engine.policies.base import Policy
-from reference_engine.sequence import State
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.plan import Cause, How, Item, Plan, Preemption, Why
+from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import request, rig, toy_output
 
 COST = StepCost(step_s=0.01, token_s=0.001)

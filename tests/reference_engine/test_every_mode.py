@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_engine.policies.base import POLICIES
-from reference_engine.sequence import Request, State
+from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
 N_BLOCKS, STEP_S = 12, 0.01

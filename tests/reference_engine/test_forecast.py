@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine.cost_model import StepCost
-from reference_engine.forecast import Forecast, Pace
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.forecast import Forecast, Pace
 from tests.reference_engine.engine_kit import request, rig
 
 

@@ -31,7 +31,7 @@ from reference_engine.front.messages import (
     Step,
     Submit,
 )
-from reference_engine.sequence import Sampling
+from reference_engine.state.sequence import Sampling
 from reference_engine.streams import Delta, StreamBroken, Told
 from reference_engine.wire.answer import Chosen
 from reference_engine.wire.call import Call, parse_chat, parse_completion

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from reference_engine import interventions
-from reference_engine.admission import AdmissionError
-from reference_engine.plan import Item, NoProgress, Plan
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
-from reference_engine.sequence import State
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.plan import Item, NoProgress, Plan
+from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
 

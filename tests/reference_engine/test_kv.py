@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.kv import KvPool
-from reference_engine.sequence import Request
+from reference_engine.state.kv import KvPool
+from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import request
 
 

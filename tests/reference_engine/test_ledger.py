@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_engine.ledger import Ledger
-from reference_engine.plan import Cause, Why
+from reference_engine.state.plan import Cause, Why
 
 BUDGET, SLOT = Cause(Why.no_token_budget), Cause(Why.no_seq_slot)
 CAUSES = [BUDGET, SLOT, *(Cause(Why.behind, f"r{i}") for i in range(3))]

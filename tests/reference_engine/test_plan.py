@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine.kv import KvPool
-from reference_engine.plan import (
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import (
     BadTokenCount,
     DuplicateItem,
     Item,
@@ -18,8 +18,8 @@ from reference_engine.plan import (
     View,
     check_plan,
 )
-from reference_engine.roster import Roster
-from reference_engine.sequence import Request
+from reference_engine.state.queues import Roster
+from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import request
 
 

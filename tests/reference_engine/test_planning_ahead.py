@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference_engine.plan import How
-from reference_engine.sequence import State
+from reference_engine.state.plan import How
+from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.cost_model import Padding
-from reference_engine.plan import Cause, Why
 from reference_engine.policies.buckets import Buckets
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.plan import Cause, Why
 from tests.reference_engine.engine_kit import Rig, request, rig
 from tests.reference_engine.policy_kit import Asked, play, traffic
 

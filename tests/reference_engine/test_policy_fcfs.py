@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.cost_model import StepShape
-from reference_engine.plan import Cause, Item, Why
 from reference_engine.predict.lengths import LengthDist
-from reference_engine.sequence import Request
+from reference_engine.state.cost_model import StepShape
+from reference_engine.state.plan import Cause, Item, Why
+from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import request, rig
 
 

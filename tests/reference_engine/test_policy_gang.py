@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reference_engine.cost_model import Padding
-from reference_engine.plan import Cause, Why
-from reference_engine.sequence import State
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.plan import Cause, Why
+from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from reference_engine import interventions
-from reference_engine.admission import AdmissionError
-from reference_engine.cost_model import StepCost
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.sequence import Request, State
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
 KNOBS: dict[str, dict[str, Any]] = {

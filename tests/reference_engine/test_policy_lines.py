@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.kv import KvPool
-from reference_engine.plan import Limits, View
 from reference_engine.policies.lanes import Lanes, Stretch
 from reference_engine.policies.line import Line, Ranking
-from reference_engine.roster import Roster
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits, View
+from reference_engine.state.queues import Roster
 from tests.reference_engine.engine_kit import request
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reference_engine import interventions
-from reference_engine.admission import AdmissionError
-from reference_engine.plan import Cause, Why
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.budgets import Budget, TokenBucket, WhenOver
 from reference_engine.policies.token_fair import TokenFair
 from reference_engine.predict.lengths import LengthDist
-from reference_engine.sequence import Request, State
+from reference_engine.state.admission import AdmissionError
+from reference_engine.state.plan import Cause, Why
+from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig
 from tests.reference_engine.policy_kit import Asked, Moment, play, traffic
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reference_engine.predict.lengths import MaxTokens
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.sequence import Request, State
+from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import request
 
 

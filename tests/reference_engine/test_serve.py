@@ -16,9 +16,9 @@ import pytest
 
 from loadgen.errors import UsageError
 from reference_engine.build import build
-from reference_engine.cost_model import StepShape
 from reference_engine.serve import n_fronts
 from reference_engine.serve_options import ServeOptions, choose
+from reference_engine.state.cost_model import StepShape
 
 ENGINE = [sys.executable, "-m", "reference_engine"]
 

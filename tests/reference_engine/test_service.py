@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from reference_engine.engine_thread import EngineThread
-from reference_engine.kv import CHECKED
 from reference_engine.metrics import EngineMetrics
-from reference_engine.sequence import Sampling
 from reference_engine.service import Service
+from reference_engine.state.kv import CHECKED
+from reference_engine.state.sequence import Sampling
 from reference_engine.streams import StreamBroken
 from reference_engine.wire.call import Call
 from reference_engine.wire.errors import WireError

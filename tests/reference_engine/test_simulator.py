@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from loadgen.clock import VirtualClock
 from reference_engine.core import EngineState
-from reference_engine.cost_model import HARDWARE, StepCost, machine, roofline_s
 from reference_engine.executors.simulated import Simulated
-from reference_engine.kv import KvPool
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.zoo import SHAPES, resolve
-from reference_engine.plan import Cause, Limits, Plan, Why
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.sequence import Request, State
 from reference_engine.simulator import SimulationStuck, Simulator, simulate
+from reference_engine.state.cost_model import HARDWARE, StepCost, machine, roofline_s
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Cause, Limits, Plan, Why
+from reference_engine.state.sequence import Request, State
 
 WIDE = Limits(100_000, 1 << 20, 1 << 17, 1 << 17)
 ALPHA_MS, TAU_MS = 0.1438, 1.8874  # a V100's batch service l(b) = alpha·b + tau

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_engine.routes.streaming import Outlet
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 from reference_engine.streams import Delta, TokenStream
 from reference_engine.wire.answer import Chosen, Encoder
 from reference_engine.wire.call import parse_completion

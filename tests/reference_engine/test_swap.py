@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine.cost_model import StepCost
 from reference_engine.executors.base import Executor, StepBatch, StepResult
-from reference_engine.plan import How
-from reference_engine.sequence import State
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.plan import How
+from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
 # 48 tokens in KV are 3 blocks; to compute them again takes 48 · 10 ms = 0.48 s.

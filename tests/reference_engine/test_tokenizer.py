@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import MissingDependency
-from reference_engine.tokenizer import (
+from reference_engine.state.tokenizer import (
     ByteTokenizer,
     Detokenizer,
     Printable,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from reference_engine.sequence import Request, Sampling
+from reference_engine.state.sequence import Request, Sampling
 from tests.reference_engine.engine_kit import request
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -8,11 +8,11 @@ import pytest
 
 from loadgen.errors import UsageError
 from reference_engine.build import build
-from reference_engine.cost_model import Padding
-from reference_engine.plan import How
 from reference_engine.policies.base import POLICIES
-from reference_engine.sequence import Request, Sampling
 from reference_engine.serve_options import ServeOptions
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.plan import How
+from reference_engine.state.sequence import Request, Sampling
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from loadgen.errors import MissingDependency, SlobenchError, UsageError
-from reference_engine.cost_model import Padding
 from reference_engine.executors.base import EXECUTORS, Caps, Site, StepBatch
 from reference_engine.model.zoo import resolve
-from reference_engine.plan import How
-from reference_engine.sequence import Request, Sampling
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.plan import How
+from reference_engine.state.sequence import Request, Sampling
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

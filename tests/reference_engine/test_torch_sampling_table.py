@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.sequence import Sampling
+from reference_engine.state.sequence import Sampling
 from tests.reference_engine.engine_kit import request
 
 pytest.importorskip("torch", reason="torch is not installed")

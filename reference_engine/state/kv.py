@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
-from reference_engine.free_list import FreeList
-from reference_engine.sequence import Request
+from reference_engine.state.free_list import FreeList
+from reference_engine.state.sequence import Request
 
 BLOCK_TOKENS = 16
 CHECKED = 256  # blocks between two looks up: some 50 µs

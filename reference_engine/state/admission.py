@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loadgen.errors import SlobenchError
-from reference_engine.kv import KvPool
-from reference_engine.plan import Limits
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
 
 
 class AdmissionError(SlobenchError):

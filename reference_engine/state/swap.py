@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from reference_engine.executors.base import Copy
-from reference_engine.kv import CHECKED
-from reference_engine.sequence import Request
+from reference_engine.state.kv import CHECKED
+from reference_engine.state.sequence import Request
 
 
 class HostPool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from reference_engine.sequence import Request
+from reference_engine.state.sequence import Request
 
 
 class Roster:

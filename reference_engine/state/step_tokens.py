@@ -7,7 +7,7 @@ from functools import partial
 from itertools import repeat
 from typing import NamedTuple, overload
 
-from reference_engine.sequence import Request, State
+from reference_engine.state.sequence import Request, State
 
 
 class TokenEvent(NamedTuple):

@@ -1,0 +1,1 @@
+"""The engine's bookkeeping as plain data: requests, KV blocks, queues, plans, costs."""

@@ -1,0 +1,150 @@
+"""One request inside the engine: what was asked, how far it is, and which KV blocks are its own.
+
+    waiting ─plan─▶ running ─▶ finished_stop | finished_length
+       ▲               │
+       ├── preempted ◀─┤   KV given up, computed again
+       └── swapped ◀───┘   KV kept in host memory
+    any of them ─cancel─▶ finished_abort
+    rejected: never entered (it could not fit even an empty engine)
+
+There are no prefill and decode phases: a request has `n_tokens` known tokens, `n_computed` of them
+in KV, and each step computes some of the difference. Computing the last known token samples the
+next one. Chunking, prefix hits and recomputation after a preemption all follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from reference_engine.state.forecast import Forecast
+
+
+class State(Enum):
+    """Where a request is; the value of a finished state is its OpenAI `finish_reason`."""
+
+    waiting = "waiting"
+    running = "running"
+    preempted = "preempted"
+    swapped = "swapped"
+    finished_stop = "stop"
+    finished_length = "length"
+    finished_abort = "abort"
+    rejected = "rejected"
+
+    @property
+    def is_over(self) -> bool:
+        return self in _OVER
+
+
+_OVER = frozenset(
+    {State.finished_stop, State.finished_length, State.finished_abort, State.rejected}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut
+    nothing. Equal seeds give equal tokens, whatever else is in the batch. `logprobs` asks for the
+    log-probability of each chosen token."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    logprobs: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its progress. Policies read it; only the core writes to it.
+
+    Times are seconds on the engine's clock, `None` until they happen; `ttft_slo_s` and
+    `tpot_slo_s` are durations, `deadline_s` an instant. `tokens` is the prompt followed by the
+    output; `chain` the hashes of its full blocks (see `kv`).
+
+    `oracle_output_tokens` is for simulation: the request stops after so many tokens. No policy or
+    predictor may read it.
+    """
+
+    id: str
+    tokens: list[int]
+    max_tokens: int
+    arrived_s: float
+    min_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+    tenant: str = "default"
+    priority: int = 0  # lower goes first, as in vLLM
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    deadline_s: float | None = None
+    oracle_output_tokens: int | None = None
+    # --- owned by the core
+    n_prompt: int = field(init=False)
+    state: State = State.waiting
+    n_computed: int = 0
+    n_cached: int = 0  # prompt tokens found in the prefix cache at first admission
+    n_preemptions: int = 0
+    blocks: list[int] = field(default_factory=list)
+    n_room: int = 0  # tokens that `blocks` can hold
+    chain: list[bytes] = field(default_factory=list)
+    n_published: int = 0  # leading blocks already offered to the prefix cache
+    host_blocks: list[int] = field(default_factory=list)
+    n_swapped: int = 0  # tokens whose KV is in `host_blocks`
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    arrival: int = 0  # number in the order of arrival
+    forecast: Forecast | None = None  # said at arrival
+    n_displaced: int = 0  # requests that came earlier and were let in later, counted per jump
+    displaced_s: float = 0.0  # what that cost them, summed
+    pushed_back_s: float = 0.0  # what others' jumps cost this one
+    # `n_computed` of a decoding request at which something other than one more token happens: its
+    # room is used up, or the answer is as long as it may get (`_n_last`).
+    _n_milestone: int = 0
+    _n_last: int = field(init=False)
+    _hits: tuple[int, list[int]] = (-1, [])  # see `kv`
+
+    def __post_init__(self) -> None:
+        self.n_prompt = len(self.tokens)
+        n_output = self.max_tokens
+        if self.oracle_output_tokens is not None:
+            n_output = min(n_output, max(1, self.oracle_output_tokens))
+        self._n_last = self.n_prompt + n_output - 1
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_remaining(self) -> int:
+        """Known tokens not in KV yet; 1 while decoding."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :]
+
+    @property
+    def n_most(self) -> int:
+        """The most tokens that can ever be in KV: the last generated one is never computed."""
+        return self.n_prompt + self.max_tokens - 1
+
+    def verdict_on(self, token: int) -> State | None:
+        """The finished state that `token`, already appended, brings; `None` to go on."""
+        n_output = len(self.tokens) - self.n_prompt
+        if token in self.stop_ids and n_output > self.min_tokens:
+            return State.finished_stop
+        if n_output >= self.max_tokens:
+            return State.finished_length
+        return State.finished_stop if len(self.tokens) > self._n_last else None
+
+    def banned_ids(self) -> Iterable[int]:
+        """Token ids the next sample must avoid: stop ids before `min_tokens` are out."""
+        return self.stop_ids if self.n_output < self.min_tokens else ()
