@@ -27,7 +27,7 @@ from rig.peer_config import llama_config
 
 from loadgen.clock import MonotonicClock
 from loadgen.drive.instrument import host
-from reference_engine.core import EngineState, step
+from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Site
 from reference_engine.executors.torch_cpu import TorchCpuExecutor
 from reference_engine.model.config import ModelConfig

@@ -14,7 +14,7 @@ import sys
 import time
 
 from loadgen.clock import VirtualClock
-from reference_engine.core import EngineState, step
+from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps, StepBatch, StepResult
 from reference_engine.policies.queue_state import QueueState
 from reference_engine.policies.smdp_table import SmdpTable, look

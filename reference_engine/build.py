@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadgen.clock import MonotonicClock
 from loadgen.errors import UsageError
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, SimulatedExecutor

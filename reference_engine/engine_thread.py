@@ -19,7 +19,7 @@ from math import inf
 from typing import NamedTuple
 
 from loadgen.clock import Clock
-from reference_engine.core import EngineState, step
+from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Launching
 from reference_engine.live import Live
 from reference_engine.metrics import EngineMetrics

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.predict.lengths import LengthDist
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.state.admission import AdmissionError

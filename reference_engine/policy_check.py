@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from loadgen.clock import VirtualClock
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
 from reference_engine.policy_traffic import Traffic

@@ -22,6 +22,7 @@ from aiohttp import web
 from loadgen.errors import SlobenchError, UsageError
 from reference_engine.about import About
 from reference_engine.build import Engine, build
+from reference_engine.core.setup import Setup
 from reference_engine.front.messages import Open
 from reference_engine.front.processes import Fronts
 from reference_engine.gpu import open_gpu
@@ -36,7 +37,6 @@ from reference_engine.routes.loading import loading_routes
 from reference_engine.serve_options import ServeOptions, policy_of
 from reference_engine.server import Guard
 from reference_engine.service import Service
-from reference_engine.setup import Setup
 from reference_engine.step_files import StepFiles
 from reference_engine.steps import Event, StepRecord
 

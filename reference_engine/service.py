@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from loadgen.clock import Clock
 from loadgen.errors import SlobenchError
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.engine_thread import Deltas, EngineThread, Listener, Verdict
 from reference_engine.executors.base import Executor
 from reference_engine.intake import Intake

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
-from reference_engine.core import EngineState, step
+from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
 from reference_engine.explain import Account

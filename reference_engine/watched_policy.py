@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
 from reference_engine.state.plan import Plan, PlanError, View, check_plan
 from reference_engine.state.sequence import Request

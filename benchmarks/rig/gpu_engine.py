@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.clock import MonotonicClock
-from reference_engine.core import EngineState, step
+from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Site, StepBatch
 from reference_engine.executors.torch_cuda import TorchCuda, TorchCudaExecutor
 from reference_engine.model.zoo import resolve

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError, nearest
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated

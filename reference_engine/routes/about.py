@@ -8,7 +8,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from reference_engine.about import About
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.exposition import CONTENT_TYPE, Moment, page
 from reference_engine.gpu import Gpu
 from reference_engine.service import Service

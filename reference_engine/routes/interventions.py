@@ -9,8 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from loadgen.errors import UnknownKind, UsageError
-from reference_engine import interventions
-from reference_engine.core import EngineState
+from reference_engine.core import interventions
+from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
 from reference_engine.routes.debug import policy_json
 from reference_engine.service import Service

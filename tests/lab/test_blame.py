@@ -6,8 +6,8 @@ import pytest
 
 from loadgen.lab.misses import misses_in
 from reference_engine.attribution import Blame
+from reference_engine.core.setup import Setup
 from reference_engine.replay import EngineLog
-from reference_engine.setup import Setup
 from reference_engine.simulator import simulate
 from reference_engine.steps import Event
 from tests.reference_engine.engine_kit import request

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.clock import VirtualClock
-from reference_engine.core import EngineState, step
+from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from reference_engine.attribution import Blame
+from reference_engine.core.setup import Setup
 from reference_engine.counterfactual import Case, Counterfactual, judge, judge_without
 from reference_engine.observed_cost import observed_cost, shape_of
 from reference_engine.policies.chunked import Chunked
 from reference_engine.policies.sjf import Sjf
-from reference_engine.setup import Setup
 from reference_engine.simulator import simulate
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Limits

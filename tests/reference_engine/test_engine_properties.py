@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import PrivateAttr
 
-from reference_engine import interventions
+from reference_engine.core import interventions
 from reference_engine.policies.base import Policy
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost

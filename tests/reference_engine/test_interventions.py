@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine import interventions
+from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
 from reference_engine.state.admission import AdmissionError

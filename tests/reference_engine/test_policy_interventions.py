@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine import interventions
+from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.state.admission import AdmissionError

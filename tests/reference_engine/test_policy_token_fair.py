@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reference_engine import interventions
+from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.budgets import Budget, TokenBucket, WhenOver
 from reference_engine.policies.token_fair import TokenFair

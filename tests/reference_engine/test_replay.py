@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine import interventions
+from reference_engine.core import interventions
+from reference_engine.core.setup import NotReplayable, Setup
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.replay import EngineLog, replay
-from reference_engine.setup import NotReplayable, Setup
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import How

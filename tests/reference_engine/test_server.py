@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reference_engine import interventions
 from reference_engine.build import build
+from reference_engine.core import interventions
 from reference_engine.policies.chunked import Chunked
 from reference_engine.serve_options import ServeOptions
 from reference_engine.state.admission import AdmissionError

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from loadgen.clock import VirtualClock
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.model.config import ModelConfig
 from reference_engine.model.zoo import SHAPES, resolve

@@ -11,7 +11,7 @@ import pytest
 from loadgen.lab.engine_story import engine_story
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
-from reference_engine.setup import Setup
+from reference_engine.core.setup import Setup
 from reference_engine.state.plan import How, Limits
 from reference_engine.step_files import EVENT_SCHEMA, EVENTS, SCHEMA_KEY, STEP_SCHEMA, STEPS
 from reports.engine_story import Misses, blocker_rows, engine_figures

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadgen.clock import Clock
-from reference_engine.booking import UNKNOWN, Due, book, fill, seat
 from reference_engine.books import Books
+from reference_engine.core.commit import UNKNOWN, Due, book, fill, seat
+from reference_engine.core.paused_tenants import Gate
+from reference_engine.core.placement import Placement
+from reference_engine.core.planned import Outset, PlannedStep
 from reference_engine.executors.base import Executor, Launching, StepBatch, StepResult
 from reference_engine.explain import Account
-from reference_engine.gate import Gate
-from reference_engine.placement import Placement
-from reference_engine.planned import Outset, PlannedStep
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
 from reference_engine.predict.lengths import Predictor

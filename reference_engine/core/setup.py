@@ -8,7 +8,7 @@ from typing import Any
 
 from loadgen.clock import Clock
 from loadgen.errors import UsageError
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.lengths import MaxTokens, Predictor
 from reference_engine.predict.quantiles import QuantilePredictor

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from reference_engine.core import EngineState
+from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
 
 

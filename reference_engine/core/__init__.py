@@ -1,0 +1,1 @@
+"""The step loop: a policy's plan is checked, placed, executed and committed."""
