@@ -21,7 +21,7 @@ from enum import StrEnum
 from math import ceil
 from typing import NamedTuple
 
-from reference_engine.explain import Account
+from reference_engine.accounting.explain import Account
 from reference_engine.state.cost_model import CostModel, StepShape
 from reference_engine.steps import StepRecord
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reference_engine.explain import Account
+from reference_engine.accounting.explain import Account
 from reference_engine.smdp.lookup import UNVISITED
 from reference_engine.state.sequence import Request, State
 from reference_engine.steps import Event, StepRecord

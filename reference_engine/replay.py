@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
 from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, registered
 from reference_engine.executors.base import Caps, StepBatch, StepResult
-from reference_engine.explain import Account
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request, State
 from reference_engine.steps import Event, StepLog, StepRecord

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
+from reference_engine.accounting.explain import Account
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
-from reference_engine.explain import Account
 from reference_engine.policies.base import Policy
 from reference_engine.predict.lengths import Predictor
 from reference_engine.state.admission import AdmissionError

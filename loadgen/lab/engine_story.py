@@ -18,7 +18,7 @@ from loadgen.errors import UsageError
 from loadgen.lab.misses import misses_in
 from loadgen.measure.attainment import measured_window
 from loadgen.records import Run
-from reference_engine.explain import Account
+from reference_engine.accounting.explain import Account
 from reference_engine.log_files import read_log
 from reference_engine.replay import replay
 from reference_engine.state.plan import Why

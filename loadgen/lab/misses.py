@@ -14,9 +14,9 @@ from loadgen.errors import UsageError
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
+from reference_engine.accounting.explain import Account
 from reference_engine.attribution import Attribution, Blame
 from reference_engine.counterfactual import Case, judge
-from reference_engine.explain import Account
 from reference_engine.log_files import read_log
 from reference_engine.replay import EngineLog, replay
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadgen.clock import Clock
-from reference_engine.books import Books
+from reference_engine.accounting.accounting import Books
+from reference_engine.accounting.explain import Account
+from reference_engine.accounting.totals import Counters
 from reference_engine.core.commit import UNKNOWN, Due, book, fill, seat
 from reference_engine.core.paused_tenants import Gate
 from reference_engine.core.placement import Placement
 from reference_engine.core.planned import Outset, PlannedStep
 from reference_engine.executors.base import Executor, Launching, StepBatch, StepResult
-from reference_engine.explain import Account
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
 from reference_engine.predict.lengths import Predictor
@@ -29,7 +30,6 @@ from reference_engine.state.sequence import Request, State
 from reference_engine.state.step_tokens import StepTokens
 from reference_engine.state.swap import HostPool
 from reference_engine.steps import Event, StepLog, told
-from reference_engine.totals import Counters
 
 
 def step(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_engine.books import Books
+from reference_engine.accounting.accounting import Books
 from reference_engine.state.plan import Cause, Why
 from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from reference_engine.accounting.explain import Account
 from reference_engine.attribution import (
     Attributor,
     Blame,
@@ -17,7 +18,6 @@ from reference_engine.attribution import (
     missed,
     slowed_by,
 )
-from reference_engine.explain import Account
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Cause, Why
 from reference_engine.steps import StepLog

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.displacement import Displacements
+from reference_engine.accounting.displacement import Displacements
 from reference_engine.policies.chunked import Chunked
 from reference_engine.state.plan import Item, Plan
 from tests.reference_engine.engine_kit import request, rig

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.ledger import Ledger
+from reference_engine.accounting.ledger import Ledger
 from reference_engine.state.plan import Cause, Why
 
 BUDGET, SLOT = Cause(Why.no_token_budget), Cause(Why.no_seq_slot)

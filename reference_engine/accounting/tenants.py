@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reference_engine.explain import Account
+from reference_engine.accounting.explain import Account
 
 _MOST = 1024
 _OTHER = "other"

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reference_engine.displacement import Displacements
-from reference_engine.explain import Account, Accounts, Blockers, account
-from reference_engine.ledger import ARRIVED, Ledger
+from reference_engine.accounting.displacement import Displacements
+from reference_engine.accounting.explain import Account, Accounts, Blockers, account
+from reference_engine.accounting.ledger import ARRIVED, Ledger
+from reference_engine.accounting.tenants import Tenants
 from reference_engine.state.cost_model import CostModel, StepShape
 from reference_engine.state.forecast import Forecast, Pace
 from reference_engine.state.plan import Cause, Limits, Plan, Why
 from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request
-from reference_engine.tenants import Tenants
 
 _N_NAMED = 8  # of those a jump pushed back
 

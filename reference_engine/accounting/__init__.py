@@ -1,0 +1,1 @@
+"""Records of waiting: seconds per cause, who displaced whom, totals per tenant."""
