@@ -23,7 +23,7 @@ from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.swap import HostPool
 from reference_engine.state.tokenizer import Tokenizer, load_tokenizer
-from reference_engine.steps import StepLog
+from reference_engine.step_log.steps import StepLog
 
 _KV_BYTES = 1 << 30
 _CONTEXT = 4096

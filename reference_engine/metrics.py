@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from reference_engine.accounting.explain import Account
 from reference_engine.smdp.lookup import UNVISITED
 from reference_engine.state.sequence import Request, State
-from reference_engine.steps import Event, StepRecord
+from reference_engine.step_log.steps import Event, StepRecord
 from reference_engine.tallies import Histogram, Names, Tally
 
 TTFT_S = (

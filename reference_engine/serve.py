@@ -37,8 +37,8 @@ from reference_engine.routes.loading import loading_routes
 from reference_engine.serve_options import ServeOptions, policy_of
 from reference_engine.server import Guard
 from reference_engine.service import Service
-from reference_engine.step_files import StepFiles
-from reference_engine.steps import Event, StepRecord
+from reference_engine.step_log.step_files import StepFiles
+from reference_engine.step_log.steps import Event, StepRecord
 
 log = logging.getLogger("reference_engine")
 

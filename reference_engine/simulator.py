@@ -27,7 +27,7 @@ from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.step_tokens import StepTokens
-from reference_engine.steps import StepLog, StepRecord
+from reference_engine.step_log.steps import StepLog, StepRecord
 
 _LITTLE_TOLERANCE = 1e-6
 

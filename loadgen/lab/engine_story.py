@@ -19,10 +19,10 @@ from loadgen.lab.misses import misses_in
 from loadgen.measure.attainment import measured_window
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account
-from reference_engine.log_files import read_log
-from reference_engine.replay import replay
 from reference_engine.state.plan import Why
-from reference_engine.step_files import EVENTS, STEPS
+from reference_engine.step_log.log_files import read_log
+from reference_engine.step_log.log_replay import replay
+from reference_engine.step_log.step_files import EVENTS, STEPS
 from reports.engine_story import EngineStory, Misses
 
 MOST_BINS, STEPS_A_BIN = 300, 8

@@ -17,8 +17,8 @@ from loadgen.records import Run
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution import Attribution, Blame
 from reference_engine.counterfactual import Case, judge
-from reference_engine.log_files import read_log
-from reference_engine.replay import EngineLog, replay
+from reference_engine.step_log.log_files import read_log
+from reference_engine.step_log.log_replay import EngineLog, replay
 
 _MOST_SIMULATED = 2_000_000  # steps, all modes together
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")

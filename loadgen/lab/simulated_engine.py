@@ -23,7 +23,7 @@ from reference_engine.state.cost_model import CPU, machine
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.plan import How, Limits
 from reference_engine.state.swap import HostPool
-from reference_engine.steps import StepLog
+from reference_engine.step_log.steps import StepLog
 from targets.mock_options import split_options
 
 _MAX_NUM_SEQS = 256

@@ -29,7 +29,7 @@ from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.step_tokens import StepTokens
 from reference_engine.state.swap import HostPool
-from reference_engine.steps import Event, StepLog, told
+from reference_engine.step_log.steps import Event, StepLog, told
 
 
 def step(

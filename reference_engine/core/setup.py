@@ -16,7 +16,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import How, Limits
 from reference_engine.state.swap import HostPool
-from reference_engine.steps import Event, StepLog
+from reference_engine.step_log.steps import Event, StepLog
 
 
 class NotReplayable(UsageError):

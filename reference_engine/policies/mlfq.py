@@ -15,7 +15,7 @@ from reference_engine.policies.sharing import causes_of, displace, share_out
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, Preemption, View
 from reference_engine.state.sequence import Request
-from reference_engine.steps import StepRecord
+from reference_engine.step_log.steps import StepRecord
 
 
 class Mlfq(Policy):

@@ -17,7 +17,7 @@ from reference_engine.core.setup import Setup
 from reference_engine.counterfactual import Case
 from reference_engine.policies.base import POLICIES
 from reference_engine.service import Service
-from reference_engine.steps import StepRecord
+from reference_engine.step_log.steps import StepRecord
 from reference_engine.wire.errors import WireError
 
 log = logging.getLogger(__name__)

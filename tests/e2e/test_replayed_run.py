@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.lab.replay import replay
-from reference_engine.step_files import EVENTS, STEPS
+from reference_engine.step_log.step_files import EVENTS, STEPS
 
 pytestmark = pytest.mark.e2e
 

@@ -7,9 +7,9 @@ import pytest
 from loadgen.lab.misses import misses_in
 from reference_engine.attribution import Blame
 from reference_engine.core.setup import Setup
-from reference_engine.replay import EngineLog
 from reference_engine.simulator import simulate
-from reference_engine.steps import Event
+from reference_engine.step_log.log_replay import EngineLog
+from reference_engine.step_log.steps import Event
 from tests.reference_engine.engine_kit import request
 from tests.reference_engine.test_counterfactual import CHUNKED, COST, LIMITS
 from tests.runs import measured_run

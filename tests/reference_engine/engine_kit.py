@@ -18,7 +18,7 @@ from reference_engine.state.plan import How, Limits, Plan
 from reference_engine.state.sequence import Request, Sampling
 from reference_engine.state.step_tokens import TokenEvent
 from reference_engine.state.swap import HostPool
-from reference_engine.steps import StepLog
+from reference_engine.step_log.steps import StepLog
 
 
 @dataclass

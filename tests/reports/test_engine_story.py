@@ -13,7 +13,13 @@ from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup
 from reference_engine.state.plan import How, Limits
-from reference_engine.step_files import EVENT_SCHEMA, EVENTS, SCHEMA_KEY, STEP_SCHEMA, STEPS
+from reference_engine.step_log.step_files import (
+    EVENT_SCHEMA,
+    EVENTS,
+    SCHEMA_KEY,
+    STEP_SCHEMA,
+    STEPS,
+)
 from reports.engine_story import Misses, blocker_rows, engine_figures
 from reports.html import render
 from tests.runs import measured_run, with_manifest

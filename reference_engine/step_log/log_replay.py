@@ -23,7 +23,7 @@ from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, regist
 from reference_engine.executors.base import Caps, StepBatch, StepResult
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request, State
-from reference_engine.steps import Event, StepLog, StepRecord
+from reference_engine.step_log.steps import Event, StepLog, StepRecord
 
 _NOT_DECIDED = ("plan_s",)  # how long planning took is the machine's doing
 _UNKNOWN_TOKEN = 0  # of an answer whose end is not in the log

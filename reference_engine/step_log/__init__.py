@@ -1,0 +1,1 @@
+"""One record per step and per event: in memory, in files, and replayed."""
