@@ -15,8 +15,8 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account
-from reference_engine.attribution import Attribution, Blame
-from reference_engine.counterfactual import Case, judge
+from reference_engine.attribution.attribution import Attribution, Blame
+from reference_engine.attribution.counterfactual import Case, judge
 from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import EngineLog, replay
 

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from reference_engine.about import About
 from reference_engine.accounting.explain import Account
-from reference_engine.attribution import Attribution
-from reference_engine.bench import Bench
+from reference_engine.attribution.attribution import Attribution
+from reference_engine.attribution.attribution_process import Bench
+from reference_engine.attribution.counterfactual import Case
 from reference_engine.core.core import EngineState
 from reference_engine.core.setup import Setup
-from reference_engine.counterfactual import Case
 from reference_engine.policies.base import POLICIES
 from reference_engine.service import Service
 from reference_engine.step_log.steps import StepRecord

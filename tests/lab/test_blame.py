@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from loadgen.lab.misses import misses_in
-from reference_engine.attribution import Blame
+from reference_engine.attribution.attribution import Blame
 from reference_engine.core.setup import Setup
 from reference_engine.simulator import simulate
 from reference_engine.step_log.log_replay import EngineLog

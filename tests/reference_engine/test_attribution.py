@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from reference_engine.accounting.explain import Account
-from reference_engine.attribution import (
+from reference_engine.attribution.attribution import (
     Attributor,
     Blame,
     Plant,

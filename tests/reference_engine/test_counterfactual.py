@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference_engine.attribution import Blame
+from reference_engine.attribution.attribution import Blame
+from reference_engine.attribution.counterfactual import Case, Counterfactual, judge, judge_without
+from reference_engine.attribution.observed_cost import observed_cost, shape_of
 from reference_engine.core.setup import Setup
-from reference_engine.counterfactual import Case, Counterfactual, judge, judge_without
-from reference_engine.observed_cost import observed_cost, shape_of
 from reference_engine.policies.chunked import Chunked
 from reference_engine.policies.sjf import Sjf
 from reference_engine.simulator import simulate

@@ -9,8 +9,8 @@ import pickle
 import sys
 from contextlib import suppress
 
-from reference_engine.attribution import Attribution, Blame, missed
-from reference_engine.counterfactual import Case, judge, judge_without
+from reference_engine.attribution.attribution import Attribution, Blame, missed
+from reference_engine.attribution.counterfactual import Case, judge, judge_without
 
 _LATER = 10  # niceness: the engine goes first
 
@@ -37,7 +37,7 @@ class Bench:
 async def _beside(case: Case) -> list[Attribution] | None:
     """The judgement of a child process; None if it died. It ends with whoever waits for it."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "reference_engine.bench"),
+        *(sys.executable, "-m", "reference_engine.attribution.attribution_process"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

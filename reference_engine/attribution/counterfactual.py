@@ -18,12 +18,12 @@ from typing import Any
 from loadgen.clock import VirtualClock
 from loadgen.errors import UnknownKind
 from reference_engine.accounting.explain import Account
-from reference_engine.attribution import Attribution, Attributor, Blame, Plant, Timing
+from reference_engine.attribution.attribution import Attribution, Attributor, Blame, Plant, Timing
+from reference_engine.attribution.observed_cost import observed_cost
 from reference_engine.core.core import EngineState
 from reference_engine.core.setup import Setup, registered
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated
-from reference_engine.observed_cost import observed_cost
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import SimulationStuck, Simulator

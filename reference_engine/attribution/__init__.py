@@ -1,0 +1,1 @@
+"""The cause of each missed SLO, found by simulating the same requests under other conditions."""
