@@ -29,9 +29,9 @@ import uvloop
 from rig.machine import interleaved, keep, machine_line, show, spreads
 from token_path import N_PROMPT, N_TOKENS, ROOT, Server, commit, one_round, server
 
-from reference_engine.build import build
 from reference_engine.core.core import step
-from reference_engine.serve_options import choose
+from reference_engine.serving.build import build
+from reference_engine.serving.serve_options import choose
 from reference_engine.state.sequence import Request, Sampling
 
 

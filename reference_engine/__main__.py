@@ -10,7 +10,7 @@ from pathlib import Path
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
 from reference_engine.serve import run
-from reference_engine.serve_options import ServeOptions, choose
+from reference_engine.serving.serve_options import ServeOptions, choose
 
 _HELP = {
     "mode": "batching mode",

@@ -20,23 +20,23 @@ import uvloop
 from aiohttp import web
 
 from loadgen.errors import SlobenchError, UsageError
-from reference_engine.about import About
-from reference_engine.build import Engine, build
 from reference_engine.core.setup import Setup
-from reference_engine.front.messages import Open
-from reference_engine.front.processes import Fronts
-from reference_engine.gpu import open_gpu
-from reference_engine.metrics import EngineMetrics
+from reference_engine.metrics.gpu import open_gpu
+from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.policies.base import Policy
-from reference_engine.routes.about import AboutRoutes
-from reference_engine.routes.completions import CompletionRoutes
-from reference_engine.routes.debug import DebugRoutes
-from reference_engine.routes.estimate import EstimateRoutes
-from reference_engine.routes.interventions import InterventionRoutes
-from reference_engine.routes.loading import loading_routes
-from reference_engine.serve_options import ServeOptions, policy_of
 from reference_engine.server import Guard
-from reference_engine.service import Service
+from reference_engine.serving.build import Engine, build
+from reference_engine.serving.http_workers.messages import Open
+from reference_engine.serving.http_workers.processes import Fronts
+from reference_engine.serving.identity import About
+from reference_engine.serving.routes.about import AboutRoutes
+from reference_engine.serving.routes.completions import CompletionRoutes
+from reference_engine.serving.routes.debug import DebugRoutes
+from reference_engine.serving.routes.estimate import EstimateRoutes
+from reference_engine.serving.routes.interventions import InterventionRoutes
+from reference_engine.serving.routes.loading import loading_routes
+from reference_engine.serving.serve_options import ServeOptions, policy_of
+from reference_engine.serving.service import Service
 from reference_engine.step_log.step_files import StepFiles
 from reference_engine.step_log.steps import Event, StepRecord
 

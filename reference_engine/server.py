@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
-from reference_engine.routes.completions import request_id
-from reference_engine.streams import StreamBroken
-from reference_engine.wire.errors import WireError, error_body
+from reference_engine.serving.routes.completions import request_id
+from reference_engine.serving.streams import StreamBroken
+from reference_engine.serving.wire.errors import WireError, error_body
 
 log = logging.getLogger(__name__)
 

@@ -81,7 +81,7 @@ def serve(
 ) -> int:
     """The bundled engine in the foreground."""
     from reference_engine.serve import run as serve_until_stopped
-    from reference_engine.serve_options import choose
+    from reference_engine.serving.serve_options import choose
 
     for plugin in plugins:
         load_plugin(plugin)

@@ -131,7 +131,7 @@ def _base(
 
 def _check_engines(asked: Asked) -> None:
     """Raises UsageError for settings that the bundled engine would refuse, before any cell runs."""
-    from reference_engine.serve_options import choose
+    from reference_engine.serving.serve_options import choose
 
     for cell in asked.cells:
         if cell.target == "reference":

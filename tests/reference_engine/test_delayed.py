@@ -10,7 +10,7 @@ from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
 from reference_engine.executors.base import Caps, StepBatch, StepResult
 from reference_engine.executors.delayed import Delayed, StepDelay, delayed, parse_step_delay
-from reference_engine.serve_options import choose
+from reference_engine.serving.serve_options import choose
 
 
 class Timed:

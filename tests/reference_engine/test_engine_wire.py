@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference_engine.serving.wire.answer import Chosen, Encoder, Usage
+from reference_engine.serving.wire.call import Call, parse_chat, parse_completion, parse_either
+from reference_engine.serving.wire.errors import WireError, error_body
 from reference_engine.state.sequence import Sampling
-from reference_engine.wire.answer import Chosen, Encoder, Usage
-from reference_engine.wire.call import Call, parse_chat, parse_completion, parse_either
-from reference_engine.wire.errors import WireError, error_body
 
 
 def chat(**fields):

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from reference_engine.build import build
-from reference_engine.exposition import Moment, page
-from reference_engine.gpu import Gpu, GpuReading, open_gpu
-from reference_engine.metrics import EngineMetrics
+from reference_engine.metrics.exposition import Moment, page
+from reference_engine.metrics.gpu import Gpu, GpuReading, open_gpu
+from reference_engine.metrics.metrics import EngineMetrics
+from reference_engine.serving.build import build
 from targets.server_metrics import read_metrics
 from tests.reference_engine.engine_server import serving, toy_options
 

@@ -8,8 +8,8 @@ import socket
 import aiohttp
 from aiohttp import web
 
-from reference_engine.routes.loading import loading_routes
 from reference_engine.server import Guard
+from reference_engine.serving.routes.loading import loading_routes
 
 
 def test_a_loading_server_is_alive_and_not_ready():

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from loadgen.errors import UsageError
-from reference_engine.build import build
 from reference_engine.serve import n_fronts
-from reference_engine.serve_options import ServeOptions, choose
+from reference_engine.serving.build import build
+from reference_engine.serving.serve_options import ServeOptions, choose
 from reference_engine.state.cost_model import StepShape
 
 ENGINE = [sys.executable, "-m", "reference_engine"]
@@ -150,7 +150,8 @@ def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
 )
 def test_a_front_that_hangs_before_it_begins_does_not_keep_the_server(patience_s, code, words):
     program = (
-        f"from reference_engine.front import processes; processes._OPEN_S = {patience_s}\n"
+        "from reference_engine.serving.http_workers import processes\n"
+        f"processes._OPEN_S = {patience_s}\n"
         "import os, signal, sys; from reference_engine import serve; build = serve.build\n"
         "def stopped(options):\n"
         "    front = open(f'/proc/self/task/{os.getpid()}/children').read().split()[0]\n"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from reference_engine.build import build
 from reference_engine.core import interventions
 from reference_engine.policies.chunked import Chunked
-from reference_engine.serve_options import ServeOptions
+from reference_engine.serving.build import build
+from reference_engine.serving.serve_options import ServeOptions
 from reference_engine.state.admission import AdmissionError
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine

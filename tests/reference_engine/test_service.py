@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from reference_engine.engine_thread import EngineThread
-from reference_engine.metrics import EngineMetrics
-from reference_engine.service import Service
+from reference_engine.metrics.metrics import EngineMetrics
+from reference_engine.serving.engine_thread import EngineThread
+from reference_engine.serving.service import Service
+from reference_engine.serving.streams import StreamBroken
+from reference_engine.serving.wire.call import Call
+from reference_engine.serving.wire.errors import WireError
 from reference_engine.state.kv import CHECKED
 from reference_engine.state.sequence import Sampling
-from reference_engine.streams import StreamBroken
-from reference_engine.wire.call import Call
-from reference_engine.wire.errors import WireError
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import toy_engine
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.routes.streaming import Outlet
+from reference_engine.serving.routes.streaming import Outlet
+from reference_engine.serving.streams import Delta, TokenStream
+from reference_engine.serving.wire.answer import Chosen, Encoder
+from reference_engine.serving.wire.call import parse_completion
 from reference_engine.state.sequence import Request
-from reference_engine.streams import Delta, TokenStream
-from reference_engine.wire.answer import Chosen, Encoder
-from reference_engine.wire.call import parse_completion
 from tests.reference_engine.engine_server import Serving, serving, toy_engine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from loadgen.errors import UsageError
-from reference_engine.build import build
 from reference_engine.policies.base import POLICIES
-from reference_engine.serve_options import ServeOptions
+from reference_engine.serving.build import build
+from reference_engine.serving.serve_options import ServeOptions
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import How
 from reference_engine.state.sequence import Request, Sampling

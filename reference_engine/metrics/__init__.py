@@ -1,0 +1,1 @@
+"""Counters, histograms and GPU readings, and their text for GET /metrics."""

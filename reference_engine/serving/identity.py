@@ -1,0 +1,33 @@
+"""What a server is, apart from what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from loadgen.errors import nearest
+from reference_engine.serving.wire.call import Call
+from reference_engine.serving.wire.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What does not change while the server runs; `cache` are settings of the KV memory."""
+
+    model: str
+    max_model_len: int
+    version: str
+    device: str
+    cache: Mapping[str, str] = field(default_factory=dict)
+    started_utc: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, call: Call) -> None:
+        """Raises WireError (404) for a call to another model."""
+        if call.model is not None and call.model != self.model:
+            raise WireError(
+                f"the model '{call.model}' is not served here; {nearest(call.model, [self.model])}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )

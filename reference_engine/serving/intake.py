@@ -1,0 +1,70 @@
+"""From a call to a request of the engine, or to the reason why it can never run."""
+
+from __future__ import annotations
+
+import random
+
+from reference_engine.serving.wire.call import Call
+from reference_engine.serving.wire.errors import WireError
+from reference_engine.state.admission import AdmissionError, check_admission
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request, Sampling
+from reference_engine.state.tokenizer import Tokenizer
+
+
+class Intake:
+    """Reads only what never changes, so that the event loop may use it while the engine runs."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: Limits, kv: KvPool) -> None:
+        self._tokenizer, self._limits, self._kv = tokenizer, limits, kv
+
+    def request(self, call: Call, request_id: str, arrived_s: float) -> Request:
+        """The request a call asks for. Raises WireError when it would not fit an empty engine."""
+        tokens = self._encode(call)
+        request = Request(
+            id=request_id,
+            tokens=tokens,
+            max_tokens=call.max_tokens or self._room_after(len(tokens)),
+            arrived_s=arrived_s,
+            min_tokens=call.min_tokens,
+            stop_ids=frozenset() if call.ignore_eos else self._tokenizer.eos_ids,
+            sampling=_sampling(call),
+            tenant=call.tenant,
+            priority=call.priority,
+            ttft_slo_s=call.ttft_slo_s,
+            tpot_slo_s=call.tpot_slo_s,
+            deadline_s=None if call.deadline_s is None else arrived_s + call.deadline_s,
+        )
+        try:
+            check_admission(request.n_prompt, request.max_tokens, self._limits, self._kv)
+        except AdmissionError as error:
+            param = "messages" if call.is_chat else "prompt"
+            raise WireError(str(error), param=param, code=error.code) from error
+        return request
+
+    def _encode(self, call: Call) -> list[int]:
+        if call.messages is not None:
+            tokens = self._tokenizer.render(call.messages)
+        elif call.prompt is not None:
+            tokens = self._tokenizer.encode(call.prompt)
+        else:
+            assert call.prompt_ids is not None, "a call has messages, a prompt or ids"
+            tokens = list(call.prompt_ids)
+        vocab = self._limits.vocab_size
+        # A tokenizer of another model may be the culprit; the model would fail on such an id.
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            bad = next(token for token in tokens if not 0 <= token < vocab)
+            raise WireError(f"prompt: token id {bad} is outside 0-{vocab - 1}", param="prompt")
+        return tokens
+
+    def _room_after(self, n_prompt: int) -> int:
+        in_kv = self._kv.n_blocks * self._kv.block_tokens + 1
+        return max(1, min(self._limits.max_model_len, in_kv) - n_prompt)
+
+
+def _sampling(call: Call) -> Sampling:
+    how = call.sampling or Sampling()
+    if call.has_seed:
+        return how
+    return Sampling(how.temperature, how.top_p, how.top_k, random.getrandbits(63), how.logprobs)

@@ -1,0 +1,82 @@
+"""What the server says about itself: models, health, version, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from aiohttp import web
+
+from reference_engine.core.core import EngineState
+from reference_engine.metrics.exposition import CONTENT_TYPE, Moment, page
+from reference_engine.metrics.gpu import Gpu
+from reference_engine.serving.identity import About
+from reference_engine.serving.service import Service
+
+
+class AboutRoutes:
+    """Read-only, and answered without the engine thread: also while a long step runs."""
+
+    def __init__(
+        self, service: Service, state: EngineState, about: About, gpu: Gpu | None = None
+    ) -> None:
+        self._service, self._state, self._about, self._gpu = service, state, about, gpu
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.get("/version", self.version),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def models(self, request: web.Request) -> web.Response:
+        model = {
+            "id": self._about.model,
+            "object": "model",
+            "created": self._about.started_utc,
+            "owned_by": "slobench",
+            "max_model_len": self._about.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Whether the process is worth keeping."""
+        failure = self._service.failure
+        if failure is not None:
+            return web.json_response({"status": "failed", "reason": failure}, status=500)
+        if self._service.is_draining:
+            return web.json_response({"status": "draining"}, status=503)
+        return web.json_response({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether to send it requests now."""
+        phase = self._service.phase
+        return web.json_response({"status": phase}, status=200 if phase == "ready" else 503)
+
+    async def version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self._about.version})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        text = await asyncio.to_thread(self._page, self._moment())
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+    def _page(self, moment: Moment) -> bytes:
+        if self._gpu is not None:
+            moment = replace(moment, gpu=self._gpu.read())
+        return page(self._service.metrics, moment)
+
+    def _moment(self) -> Moment:
+        service, state = self._service, self._state
+        policy = {name: str(value) for name, value in state.policy.model_dump().items()}
+        return Moment(
+            model=self._about.model,
+            n_running=service.n_running,
+            n_waiting=service.n_waiting,
+            kv_usage=1 - state.kv.n_free / state.kv.n_blocks,
+            cache=self._about.cache,
+            policy={"mode": state.policy.kind, **policy},
+            n_slow_readers=service.n_slow_readers,
+            n_refused=dict(service.n_refused),
+        )
