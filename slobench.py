@@ -42,7 +42,7 @@ _HOMES = {
     "nightly": "loadgen.nightly.api",
     "export": "loadgen.exports.export",
 }
-_MODULES = {"testing": "reference_engine.policy_check"}
+_MODULES = {"testing": "reference_engine.policy_testing.policy_check"}
 __all__ = [
     "capacity",
     "compare",

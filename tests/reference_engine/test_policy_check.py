@@ -4,9 +4,9 @@ import pytest
 from pydantic import PrivateAttr
 
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.policy_check import check_policy
+from reference_engine.policy_testing.policy_check import check_policy
+from reference_engine.policy_testing.watched_policy import PolicyFault
 from reference_engine.state.plan import Cause, Item, Plan, Preemption, Why
-from reference_engine.watched_policy import PolicyFault
 
 
 class Simple(Policy):

@@ -17,13 +17,19 @@ from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
-from reference_engine.policy_traffic import Traffic
-from reference_engine.policy_workloads import Workload, flood, smaller, total_tokens, workloads
+from reference_engine.policy_testing.policy_traffic import Traffic
+from reference_engine.policy_testing.policy_workloads import (
+    Workload,
+    flood,
+    smaller,
+    total_tokens,
+    workloads,
+)
+from reference_engine.policy_testing.watched_policy import PolicyFault, Watched, check_books, claims
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import SimulationStuck, Simulator
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Plan
-from reference_engine.watched_policy import PolicyFault, Watched, check_books, claims
 
 FORBIDDEN = frozenset(
     {"time", "datetime", "random", "secrets", "os", "asyncio", "socket", "threading", "torch"}

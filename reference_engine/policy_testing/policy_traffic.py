@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from reference_engine.policy_workloads import Ask, Workload
+from reference_engine.policy_testing.policy_workloads import Ask, Workload
+from reference_engine.policy_testing.watched_policy import Watched, check_books, sealed
 from reference_engine.simulator import Simulator
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request
 from reference_engine.state.step_tokens import StepTokens
-from reference_engine.watched_policy import Watched, check_books, sealed
 
 _CHECK_EVERY = 16  # steps between two looks at the engine's own invariants, which take long
 

@@ -1,0 +1,1 @@
+"""Checks a batching policy under random traffic."""
