@@ -20,7 +20,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.records import CHUNKS, Names, Phase, Run, Status, TokenSource, empty_requests
 from loadgen.records import SCHEDULE as SCHEDULE_TYPE
 from reports.bundle import vega_bundle
-from reports.html import render
+from reports.run.page import render
 
 TOKENS = 8
 RATE_PER_S = 1000.0

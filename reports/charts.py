@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadgen.measure.catalog import METRICS
-from reports.frames import ANSWERED, WITH_FAILURES, Frames, Record
+from reports.run.frames import ANSWERED, WITH_FAILURES, Frames, Record
 
 Spec = dict[str, Any]
 

@@ -25,9 +25,9 @@ from loadgen.records import Status
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
-from reports.capacity_charts import figures
-from reports.capacity_page import render
-from reports.capacity_view import csv_text, heading, row
+from reports.capacity.charts import figures
+from reports.capacity.page import render
+from reports.capacity.view import csv_text, heading, row
 from tests.runs import measured_run
 
 QUICK = (

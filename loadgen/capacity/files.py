@@ -113,8 +113,8 @@ def write(
     answer: Capacity,
 ) -> None:
     """The answer, for programs, for spreadsheets and, as a page, for people."""
-    from reports.capacity_page import render
-    from reports.capacity_view import csv_text
+    from reports.capacity.page import render
+    from reports.capacity.view import csv_text
     from reports.page import write_page
     from reports.redaction import redact
 

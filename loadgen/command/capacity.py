@@ -51,7 +51,7 @@ def capacity(
     from loadgen.capacity.asked import Asked
     from loadgen.capacity.search import search
     from loadgen.run.run_options import RunOptions
-    from reports.capacity_view import table
+    from reports.capacity.view import table
 
     chosen = target or os.environ.get("OPENAI_BASE_URL")
     if not chosen:

@@ -31,7 +31,7 @@ def rescore(
     from loadgen.measure.definitions import DEFINITIONS
     from loadgen.measure.definitions import rescore as under
     from loadgen.measure.window import with_window
-    from reports.definitions_view import table
+    from reports.run.definitions_view import table
 
     known = [*DEFINITIONS, "all"]
     for name in definitions:
@@ -75,7 +75,7 @@ def compare(
     from loadgen.measure.comparison.compare import judge_sides
     from loadgen.measure.comparison.judgement import FAIL_ON, Options, exit_code
     from loadgen.measure.comparison.measures import measure
-    from reports.compare_view import table
+    from reports.compare.view import table
 
     if fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
@@ -101,7 +101,7 @@ def compare(
     a, b = (read_side(side) for side in sides)
     found = judge_sides(a, b, options)
     if html is not None:
-        from reports.compare_page import render
+        from reports.compare.page import render
         from reports.page import write_page
 
         write_page(html, render(found, a, b, options, cache_dir(os.environ)))
@@ -127,7 +127,7 @@ def _noise(
     from loadgen.comparison import noise_json, read_side
     from loadgen.measure.comparison.compare import GATED, noise_of_sides
     from loadgen.measure.comparison.measures import measure
-    from reports.compare_view import noise_rows, noise_table
+    from reports.compare.view import noise_rows, noise_table
 
     runs = [run for side in sides for run in read_side(side)]
     if not runs:

@@ -65,7 +65,7 @@ def modes(
         if as_json:
             print_json(compared.facts)
         else:
-            from reports.modes_view import tables
+            from reports.modes.view import tables
 
             stdout().print(tables(compared.facts))
         typer.echo(f"report: {directory / 'modes.html'}", err=True)

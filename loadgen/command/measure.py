@@ -171,7 +171,7 @@ def preview(scenario: Scenario, as_json: bool, html: Path | None, parquet: Path 
         typer.echo(f"note: {note}", err=True)
     if html is not None:
         from reports.page import write_page
-        from reports.preview_page import render
+        from reports.preview.page import render
 
         classes = scenario.names().classes
         text = render(facts, plan.schedule, classes, scenario.to_yaml(), cache_dir(os.environ))
@@ -185,7 +185,7 @@ def preview(scenario: Scenario, as_json: bool, html: Path | None, parquet: Path 
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
-    from reports.preview_view import tables
+    from reports.preview.view import tables
 
     stdout().print(tables(facts))
 

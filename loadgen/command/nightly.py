@@ -75,7 +75,7 @@ def nightly(
     if as_json:
         print_json(night.facts)
     else:
-        from reports.nightly_view import tables
+        from reports.nightly.view import tables
 
         stdout().print(tables(night.verdict, night.cells, night.facts))
     typer.echo(f"report: {night.directory / 'index.html'}", err=True)
@@ -101,7 +101,7 @@ def _accept(accepted: Mapping[str, Sequence[str]], as_json: bool) -> int:
 
 def _tell_github(night: Night, environ: Mapping[str, str]) -> None:
     """The summary and the annotations, where GitHub Actions reads them."""
-    from reports.nightly_view import github_lines
+    from reports.nightly.view import github_lines
 
     if path := environ.get("GITHUB_STEP_SUMMARY"):
         summary = night.directory / "summary.md"

@@ -67,7 +67,7 @@ def sweep(
     if as_json:
         print_json(swept.facts)
     else:
-        from reports.sweep_view import tables
+        from reports.sweep.view import tables
 
         stdout().print(tables(swept.facts))
     typer.echo(f"report: {directory / 'report.html'}", err=True)
@@ -143,7 +143,7 @@ def _forecast(asked: Asked, directory: Path, as_json: bool) -> int:
     """What would be done, in which order and for how long."""
     from loadgen.cells.cell import check_cells
     from loadgen.sweep.sweep import forecast
-    from reports.sweep_view import forecast_table
+    from reports.sweep.view import forecast_table
 
     check_cells(asked.cells, directory)
     found = forecast(asked, directory)

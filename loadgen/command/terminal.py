@@ -29,6 +29,6 @@ def tell(summary: Summary, as_json: bool) -> None:
     if as_json:
         print_json(summary.to_json())
         return
-    from reports.console import table
+    from reports.run.console import table
 
     stdout().print(table(summary))

@@ -23,7 +23,7 @@ from reference_engine.state.plan import Why
 from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import replay
 from reference_engine.step_log.step_files import EVENTS, STEPS
-from reports.engine_story import EngineStory, Misses
+from reports.run.engine_section import EngineStory, Misses
 
 MOST_BINS, STEPS_A_BIN = 300, 8
 MOST_STEPS = 20_000  # decided again for a page

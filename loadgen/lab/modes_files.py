@@ -8,8 +8,8 @@ from typing import Any
 
 from loadgen.lab.mode_table import to_csv
 from reports.figure_files import write_figure
-from reports.modes_charts import paper
-from reports.modes_page import render
+from reports.modes.charts import paper
+from reports.modes.page import render
 from reports.page import write_page
 
 

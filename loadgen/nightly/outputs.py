@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from loadgen.nightly.night import Night
-from reports.junit import junit
-from reports.nightly_page import render
-from reports.nightly_view import markdown
+from reports.nightly.junit import junit
+from reports.nightly.page import render
+from reports.nightly.view import markdown
 
 
 def write_night(night: Night, cache_dir: Path | None = None) -> None:

@@ -14,10 +14,10 @@ from loadgen.measure.attainment import derived
 from loadgen.measure.capacity.answer import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
-from reports.engine_story import EngineStory
-from reports.html import render
 from reports.page import write_page
-from reports.searched import Searched
+from reports.run.engine_section import EngineStory
+from reports.run.page import render
+from reports.run.searched import Searched
 
 ReadStory = Callable[[Path, Run, bool], EngineStory | None]
 """Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_story`; whether

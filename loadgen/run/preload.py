@@ -16,9 +16,9 @@ _MODULES = (
     "rich.live",
     "loadgen.measure.aggregate",
     "jinja2",
-    "reports.html",
+    "reports.run.page",
     "loadgen.run.conclude",
-    "reports.console",
+    "reports.run.console",
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgen.sweep.sweep import Swept
 from reports.page import write_page
-from reports.sweep_page import render
+from reports.sweep.page import render
 
 _ENDS = ("value", "low", "high")
 

@@ -14,9 +14,9 @@ from loadgen.lab.mode_table import QUANTITIES, rows, to_csv
 from loadgen.lab.modes import Comparison, compare
 from loadgen.lab.modes_files import write_all
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
-from reports.modes_charts import figures, paper
-from reports.modes_page import render
-from reports.modes_view import tables, times_text
+from reports.modes.charts import figures, paper
+from reports.modes.page import render
+from reports.modes.view import tables, times_text
 
 MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
 

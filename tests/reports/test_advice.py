@@ -3,8 +3,8 @@
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from reports.advice import is_inconclusive, next_steps
-from reports.promises import banner
+from reports.run.advice import is_inconclusive, next_steps
+from reports.run.verdict_rows import banner
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 CHAT, URL = "scenarios/chat.yaml", "--target http://h"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from loadgen.measure.aggregate import summarize
-from reports import tables
-from reports.console import table
+from reports.run import tables
+from reports.run.console import table
 from tests.runs import measured_run
 
 

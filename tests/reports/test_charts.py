@@ -13,8 +13,8 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import SERVER, Run, Status
 from reports.charts import spectra
-from reports.frames import frames
-from reports.timeline import timeline
+from reports.run.frames import frames
+from reports.run.timeline import timeline
 from tests.runs import measured_run
 
 SLO = ["ttft <= 150ms", "p99(ttft) <= 300ms", "p99(itl) <= 20ms"]

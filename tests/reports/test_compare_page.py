@@ -11,9 +11,9 @@ import vl_convert
 from loadgen.measure.comparison.compare import judge_sides
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import Measured
-from reports.compare_frames import ecdf, shifts
-from reports.compare_page import render
-from reports.compare_view import chance, change, row
+from reports.compare.curves import ecdf, shifts
+from reports.compare.page import render
+from reports.compare.view import chance, change, row
 from tests.runs import measured_run, with_manifest
 
 

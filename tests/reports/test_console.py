@@ -7,7 +7,7 @@ from rich.console import Console
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
-from reports.console import table
+from reports.run.console import table
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 SLO = [

@@ -9,8 +9,8 @@ from hypothesis import given
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
-from reports import embedded_rows as module
-from reports.embedded_rows import embedded_rows
+from reports.run import embedded_rows as module
+from reports.run.embedded_rows import embedded_rows
 from tests.runs import measured_run, runs
 
 

@@ -20,8 +20,8 @@ from reference_engine.step_log.step_files import (
     STEP_SCHEMA,
     STEPS,
 )
-from reports.engine_story import Misses, blocker_rows, engine_figures
-from reports.html import render
+from reports.run.engine_section import Misses, blocker_rows, engine_figures
+from reports.run.page import render
 from tests.runs import measured_run, with_manifest
 
 

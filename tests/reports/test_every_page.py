@@ -25,8 +25,12 @@ from loadgen.measure.comparison.measures import Measured
 from loadgen.measure.nights.night_trend import trend
 from loadgen.measure.nights.night_verdict import History, judge_night
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
-from reports import capacity_page, compare_page, html, modes_page, nightly_page
-from reports.capacity_view import csv_text
+from reports.capacity import page as capacity_page
+from reports.capacity.view import csv_text
+from reports.compare import page as compare_page
+from reports.modes import page as modes_page
+from reports.nightly import page as nightly_page
+from reports.run import page as run_page
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, with_manifest, with_shard
 from tests.shown import number, tables
@@ -67,7 +71,7 @@ def short_run(slo=("ttft <= 1s",)):
 
 
 def of_run(cache, run, confidence=None):
-    return Made(html.render(run, summarize(run, confidence=confidence), cache), None)
+    return Made(run_page.render(run, summarize(run, confidence=confidence), cache), None)
 
 
 def compared(cache):

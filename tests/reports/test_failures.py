@@ -3,7 +3,7 @@
 import pytest
 
 from loadgen.measure.attainment import due_rows
-from reports.failures import failures
+from reports.run.failures import failures
 from tests.runs import measured_run
 
 

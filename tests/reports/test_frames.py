@@ -8,8 +8,8 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
 from loadgen.measure.summary import PERCENTILES
 from loadgen.records import Run
-from reports.embedded_rows import embedded_rows
-from reports.frames import (
+from reports.run.embedded_rows import embedded_rows
+from reports.run.frames import (
     ANSWERED,
     MAX_BINS,
     MAX_POINTS,

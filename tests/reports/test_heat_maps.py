@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.measure.attainment import due_rows
-from reports.heat_maps import MOST_BUCKETS, attainment_cells, heat_figures
+from reports.run.heat_maps import MOST_BUCKETS, attainment_cells, heat_figures
 from tests.runs import measured_run, two_classes
 
 

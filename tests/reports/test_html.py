@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
-from reports.html import render
+from reports.run.page import render
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 from tests.shown import number
 

@@ -8,9 +8,9 @@ from loadgen.drive import store
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.run.conclude import conclude
-from reports.engine_story import EngineStory, Misses
-from reports.html import render
-from reports.place import run_word
+from reports.run.engine_section import EngineStory, Misses
+from reports.run.page import render
+from reports.run.place import run_word
 from tests.runs import measured_run
 
 
@@ -43,7 +43,7 @@ def test_a_page_names_the_directory_the_run_is_in(tmp_path, cache, monkeypatch):
 def test_a_page_too_large_for_its_requests_and_one_of_an_engine_name_it_too(
     tmp_path, cache, monkeypatch
 ):
-    monkeypatch.setattr("reports.embedded_rows.MOST_BYTES", 0)
+    monkeypatch.setattr("reports.run.embedded_rows.MOST_BYTES", 0)
     run = measured_run(slo=["ttft <= 1ms"])
     story = EngineStory([], [], {}, misses=[Misses("policy", 1, [("deadline", 1)])])
     page = render(run, summarize(run), cache, story, tmp_path / "runs" / "x")

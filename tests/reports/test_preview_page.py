@@ -17,8 +17,8 @@ from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan
 from reports.page import embedded, policy, write_page
-from reports.preview_charts import MAX_TICKS, figures, length_bins, rate_curve, strip_s
-from reports.preview_page import render
+from reports.preview.charts import MAX_TICKS, figures, length_bins, rate_curve, strip_s
+from reports.preview.page import render
 
 
 @pytest.fixture(scope="module")

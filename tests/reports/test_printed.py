@@ -7,8 +7,8 @@ import pytest
 from loadgen.command.measure import write_copies
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.measure.aggregate import summarize
-from reports.html import render
 from reports.printed import find_browser, pdf, picture, write_figures
+from reports.run.page import render
 from tests.browser import CHROMIUM, needs_chromium
 from tests.runs import measured_run
 

@@ -7,8 +7,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # has no types
 
 from loadgen.measure.aggregate import summarize
-from reports.engine_story import EngineStory
-from reports.html import render
+from reports.run.engine_section import EngineStory
+from reports.run.page import render
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, two_classes, with_shard
 

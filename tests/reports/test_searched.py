@@ -10,7 +10,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.answer import conclude, probe_json, read_answer
 from loadgen.measure.capacity.search import Question
 from loadgen.run.conclude import searched
-from reports.html import render
+from reports.run.page import render
 from tests.runs import measured_run
 
 

@@ -8,7 +8,7 @@ import vl_convert
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import Status
-from reports.slowest import MAX_TICKS, gantt, slowest
+from reports.run.slowest import MAX_TICKS, gantt, slowest
 from tests.runs import measured_run
 
 

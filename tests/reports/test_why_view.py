@@ -9,7 +9,7 @@ import vl_convert
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import Run
-from reports.why_view import Why, whys
+from reports.run.causes_view import Why, whys
 from tests.runs import measured_run
 
 

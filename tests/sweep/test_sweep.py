@@ -19,9 +19,9 @@ from loadgen.sweep.numbers import rows
 from loadgen.sweep.points import Base
 from loadgen.sweep.sweep import forecast
 from loadgen.workload.scenario import load_scenario
-from reports.sweep_charts import figures
-from reports.sweep_page import render
-from reports.sweep_view import forecast_table, tables
+from reports.sweep.charts import figures
+from reports.sweep.page import render
+from reports.sweep.view import forecast_table, tables
 
 SHORT = ["phases.warmup=0s", "phases.measure=4s"]
 OVER = {"rate": ["4/s", "16/s"], "engine.mode": ["chunked", "static"]}

@@ -1,0 +1,39 @@
+"""A capacity search on one HTML page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from loadgen.measure.capacity.answer import Capacity
+from loadgen.measure.capacity.curve import Posterior
+from reports.capacity import view
+from reports.capacity.charts import figures
+from reports.page import render_page
+
+_TONES = {"found": "met", "misses": "missed"}
+
+
+def render(
+    answer: Capacity,
+    posterior: Posterior | None,
+    about: Mapping[str, str],
+    cache_dir: Path | None = None,
+) -> str:
+    """The page. `about` says what was searched; `cache_dir` keeps the plotting bundle."""
+    drawn = figures(answer, posterior)
+    return render_page(
+        "capacity.html.j2",
+        drawn,
+        cache_dir,
+        answer=answer,
+        about=about,
+        tone=_TONES.get(answer.outcome, "unknown"),
+        lines=view.lines(answer),
+        steps=view.next_steps(answer),
+        head=(*view.HEAD, "why"),
+        rows=[
+            (view.row(probe, answer), probe)
+            for probe in sorted(answer.probes, key=lambda probe: probe.level)
+        ],
+    )

@@ -1,0 +1,62 @@
+"""A comparison on one HTML page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.comparison.compare import Comparison
+from loadgen.measure.comparison.judgement import Options
+from loadgen.measure.comparison.measures import Measured
+from reports.charts import Spec
+from reports.compare import view
+from reports.compare.charts import ecdf_chart, shift_chart
+from reports.compare.curves import COMPARED_METRICS, ecdf, shifts
+from reports.page import render_page
+
+_TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
+_DRAWN_MARGIN = 0.05
+
+
+def figures(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> dict[str, Spec]:
+    """All figures by name; a metric without enough samples has none."""
+    drawn: dict[str, Spec] = {}
+    for name in COMPARED_METRICS:
+        word = name.removesuffix("_s")
+        moved, spread = shifts(name, a, b, options), ecdf(name, a, b)
+        if moved:
+            margin = options.margins.get("", _DRAWN_MARGIN)
+            drawn[f"shift-{word}"] = shift_chart(name, moved, margin)
+        if spread:
+            drawn[f"ecdf-{word}"] = ecdf_chart(name, spread)
+    return drawn
+
+
+def render(
+    comparison: Comparison,
+    a: Sequence[Measured],
+    b: Sequence[Measured],
+    options: Options,
+    cache_dir: Path | None = None,
+) -> str:
+    """The page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    drawn = figures(a, b, options)
+    return render_page(
+        "compare.html.j2",
+        drawn,
+        cache_dir,
+        comparison=comparison,
+        tone=_TONES.get(comparison.verdict, "unknown"),
+        sentence=view.sentence(comparison),
+        sides_line=view.sides_line(comparison),
+        lines=view.lines(comparison),
+        steps=view.next_steps(comparison),
+        head=view.HEAD,
+        rows=[(view.row(one), one.how) for one in comparison.measures],
+        command=shlex.join(
+            ["slobench", "compare", *(",".join(side) for side in (comparison.a, comparison.b))]
+        ),
+        titles={n.removesuffix("_s"): METRICS[n].title for n in COMPARED_METRICS},
+    )

@@ -1,0 +1,1 @@
+"""The page of a night, and its verdict for CI systems."""

@@ -1,0 +1,89 @@
+"""A night on one HTML page with trends over the nights; it needs nothing but a browser."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from loadgen.measure.comparison.measures import measure
+from loadgen.measure.nights.night_verdict import CellVerdict
+from reports.charts import Spec
+from reports.nightly import view
+from reports.nightly.charts import trend_chart
+from reports.page import render_page
+from reports.redaction import redact
+
+_TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
+
+
+def render(
+    verdict: str,
+    cells: Sequence[CellVerdict],
+    facts: Mapping[str, Any],
+    cache_dir: Path | None = None,
+) -> str:
+    """The page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    drawn: dict[str, Spec] = {}
+    shown = [
+        _cell(k, one, said, drawn)
+        for k, (one, said) in enumerate(zip(cells, facts["cells"], strict=True), start=1)
+    ]
+    waits = view.WAITS.format(file=facts["file"])
+    return render_page(
+        "nightly.html.j2",
+        drawn,
+        cache_dir,
+        facts=facts,
+        verdict=verdict,
+        tone=_TONES.get(verdict, "unknown"),
+        sentence=view.SENTENCES[verdict],
+        waits=waits if verdict in ("worse", "better") else "",
+        lines=view.lines(cells, verdict),
+        began=str(facts["started_utc"])[:16].replace("T", " "),
+        command=shlex.join(redact(str(word)) for word in facts["command"]),
+        head=view.HEAD,
+        has_control=any(one.controls for one in cells),
+        cells=shown,
+    )
+
+
+def _cell(
+    k: int, one: CellVerdict, said: Mapping[str, Any], drawn: dict[str, Spec]
+) -> dict[str, Any]:
+    charts = []
+    for n, (text, points) in enumerate(said["trends"].items()):
+        if points:
+            name = f"trend-{k}-{n}"
+            drawn[name] = trend_chart(text, measure(text).metric, points)
+            charts.append((name, text))
+    return {
+        "name": one.cell,
+        "line": view.cell_line(one),
+        "verdict": one.verdict,
+        "n_nights": one.n_nights,
+        "notes": one.notes,
+        "rows": [(view.row(row), row.how) for row in one.measures],
+        "charts": charts,
+        "noise": [_noise(text, noise) for text, noise in one.noise.items()],
+        "control": view.control_lines(one),
+        "changes": view.changed_lines(one),
+        "runs": [_linked(run) for run in said["runs"]],
+    }
+
+
+def _linked(run: Mapping[str, Any]) -> dict[str, Any]:
+    of_control = run.get("control_directory")
+    return {
+        **run,
+        "directory": quote(run["directory"]),
+        "control_directory": quote(of_control) if of_control else "",
+    }
+
+
+def _noise(text: str, noise: Any) -> tuple[str, str, str, str]:
+    unit = "points" if measure(text).is_share else "%"
+    of_runs, of_nights = (f"{100 * sd:.2g} {unit}" for sd in (noise.run_sd, noise.night_sd))
+    return text, of_runs, of_nights, "yes" if noise.assumed_df else "no"

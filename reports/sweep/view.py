@@ -1,0 +1,146 @@
+"""A sweep as words and cells: the page and the terminal show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.measure.catalog import METRICS, Unit
+from loadgen.measure.slo import parse_measure
+from loadgen.units import format_duration
+from reports.modes.view import value_text
+
+Row = Mapping[str, Any]
+COLUMNS = ("p50(ttft)", "p99(ttft)", "p99(tpot)", "p99(itl)", "goodput", "attainment")
+"""What the page shows of every cell beside the trade-off."""
+
+
+def tables(facts: Mapping[str, Any]) -> Group:
+    """The sweep for a terminal of 100 columns."""
+    names = factor_names(facts)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for name in ("n", benefit_title(facts), facts["cost"], "goodput", "met", "verdict", ""):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in facts["rows"]:
+        table.add_row(
+            *row["factors"].values(),
+            str(row["n"]),
+            benefit_text(row),
+            cost_text(row, facts),
+            measure_text(row, "goodput"),
+            measure_text(row, "attainment"),
+            verdict_text(row),
+            "front" if row["is_front"] else "",
+            style="" if row["is_front"] else "dim",
+        )
+    parts: list[RenderableType] = [Text(heading(facts), style="bold"), table]
+    parts += [Text(f"note: {note}", style="yellow") for note in notes(facts)]
+    return Group(*parts)
+
+
+def heading(facts: Mapping[str, Any]) -> str:
+    """What was swept, in one line."""
+    keys = " and ".join(axis["key"] for axis in facts["axes"])
+    where = ", ".join(facts["targets"])
+    runs = f"{facts['repeats']} runs" if facts["repeats"] > 1 else "one run"
+    return f"{facts['scenario']} against {where}: {keys} varied, {runs} a cell"
+
+
+def factor_names(facts: Mapping[str, Any]) -> list[str]:
+    """The swept keys in few words: `rate` of `arrivals.rate`, unless two end alike."""
+    keys = [axis["key"] for axis in facts["axes"]]
+    last = [key.rpartition(".")[2] for key in keys]
+    return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
+
+
+def notes(facts: Mapping[str, Any]) -> list[str]:
+    """What the reader must know before believing a number."""
+    said, rows = [], facts["rows"]
+    n_left = facts["n_runs"] - facts["n_done"] - facts["n_failed"]
+    if n_left:
+        said.append(f"only {facts['n_done']} of {facts['n_runs']} runs are done")
+    for row in rows:
+        said += [f"{row['cell']}: no run: {failure['reason']}" for failure in row["failures"]]
+    if facts["n_untrusted"]:
+        said.append(f"{facts['n_untrusted']} runs cannot be trusted; their reports say why")
+    if any(row["n"] and not row["gpus_are_declared"] for row in rows):
+        said.append(
+            "per GPU: no label says how many the target has, so it counts as 1; add "
+            "labels: {gpus: …} to a target file"
+        )
+    if facts["repeats"] == 1:
+        said.append("one run a cell: its throughput has no interval, so chance decides near ties")
+    if facts["targets"] == ["sim"]:
+        said.append("simulated: steps cost what the cost model says; compare, do not quote")
+    return said
+
+
+def benefit_title(facts: Mapping[str, Any]) -> str:
+    words = {"output_tokens_per_s": "tokens/s", "requests_per_s": "requests/s"}
+    name = parse_measure(facts["benefit"])[0].name
+    return f"{words.get(name, METRICS[name].title)} per GPU"
+
+
+def benefit_text(row: Row) -> str:
+    return value_text(row["benefit"], "per_s")
+
+
+def cost_text(row: Row, facts: Mapping[str, Any]) -> str:
+    return "∞" if row["cost_is_infinite"] else value_text(row["cost"], facts["cost_unit"])
+
+
+def measure_text(row: Row, text: str) -> str:
+    unit: Unit = parse_measure(text)[0].unit
+    return value_text(row["measures"][text], unit)
+
+
+def verdict_text(row: Row) -> str:
+    """`met`, or how often each: `2 met, 1 missed`."""
+    verdicts: Mapping[str, int] = row["verdicts"]
+    words = {name.replace("_", " "): n for name, n in verdicts.items()}
+    if row["failures"] and not words:
+        return "failed"
+    text = next(iter(words)) if len(words) == 1 else ", ".join(f"{n} {w}" for w, n in words.items())
+    return f"{text} (!)" if row["n_untrusted"] else text or "–"
+
+
+def standing_text(row: Row) -> str:
+    if row["is_front"]:
+        return "front"
+    return "–" if row["beaten_by"] is None else f"beaten by {row['beaten_by']}"
+
+
+def shown_columns(facts: Mapping[str, Any]) -> Sequence[str]:
+    """The measures of the page's table, the cost of the trade-off left out: it stands before."""
+    return [text for text in COLUMNS if text != facts["cost"]]
+
+
+def forecast_table(facts: Mapping[str, Any]) -> Group:
+    """What a sweep would do, run by run, and how long that takes."""
+    turns: Sequence[Row] = facts["turns"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for name in ("turn", "cell", "repeat", ""):
+        table.add_column(name, overflow="fold", justify="right" if name == "turn" else "left")
+    for k, turn in enumerate(turns, start=1):
+        there = "there already" if turn["is_done"] else ""
+        table.add_row(str(k), turn["cell"], f"r{turn['repeat']}", there)
+    n_todo = sum(not turn["is_done"] for turn in turns)
+    n_cells = len({turn["cell"] for turn in turns})
+    sentence = f"{n_cells} cells, {len(turns)} runs, {n_todo} to be made"
+    if facts["arrivals_s"]:
+        arrivals, drain = (format_duration(facts[key]) for key in ("arrivals_s", "drain_s"))
+        starts = facts["n_starts"]
+        sentence += (
+            f": {arrivals} of arrivals, up to {drain} more for the last answers, "
+            f"and {starts} server{'' if starts == 1 else 's'} to be reached or started"
+        )
+    elif n_todo:
+        sentence += ": in virtual time, as fast as this machine computes"
+    return Group(table, Text(f"{sentence}. Results go to {facts['directory']}"))
