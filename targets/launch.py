@@ -3,7 +3,7 @@
     with launched(endpoint, environ, run_dir / "logs", print) as server:
         measure(server.endpoint)
 
-A warden process (`targets.warden`) stands between: the server and all it started end with the
+A warden process (`targets.supervisor`) stands between: the server and all it started end with the
 block, and also when slobench is killed outright. A Ctrl-C at the terminal reaches slobench alone,
 so the server still serves while a run drains. All it writes goes to `logs/server.log`.
 """
@@ -114,7 +114,7 @@ class _Warden:
         self._told, self._over = threading.Event(), threading.Event()
         log.touch()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "targets.warden"],
+            [sys.executable, "-P", "-m", "targets.supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C at the terminal is not meant for it

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from targets.base import Request
-from targets.exchange import Answer
-from targets.preflight import Fit, two_point_fit
+from targets.preflight_result import Fit, two_point_fit
+from targets.probe_request import Answer
 
 _FIT_CHARS = 128  # of the shorter prompt
 _LONGER = 4  # times that, of the longer one at least

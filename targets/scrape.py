@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from targets.address import parse_metrics_url
 from targets.endpoint import Endpoint
-from targets.exchange import reason
 from targets.http_session import Session
-from targets.preflight import Check
+from targets.preflight_result import Check
+from targets.probe_request import reason
 from targets.route import Route
 from targets.server_metrics import add_up, read_metrics
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from targets.endpoint import Endpoint
-from targets.exchange import is_redirect, one_line, reason, redirected, said
 from targets.http_session import Session
+from targets.probe_request import is_redirect, one_line, reason, redirected, said
 from targets.server_text import strip_controls
 
 # vLLM, SGLang and our engine; then hosted gateways.

@@ -50,7 +50,7 @@ ALLOWED: dict[str, list[str]] = {
         "targets.endpoint",
         "reports",
     ],
-    "loadgen.capacity": [*WORDS, "loadgen", "targets.settle", "reports"],
+    "loadgen.capacity": [*WORDS, "loadgen", "targets.quiesce", "reports"],
     "loadgen.capacity.early_stop": [
         *WORDS,
         "loadgen.live.watched",
@@ -136,8 +136,8 @@ PURE = [
     "targets.address",
     "targets.proxies",
     "targets.route",
-    "targets.preflight",
-    "targets.diagnosis",
+    "targets.preflight_result",
+    "targets.preflight_checks",
     "targets.mock_script",
     "targets.mock_options",
     "targets.mock_wire",
@@ -269,7 +269,7 @@ def test_importing_the_load_generator_loads_nothing_heavy():
 # What takes long to import and is not needed before the first question to the server, or not at
 # all by a process that generates load. Its time is the user's: see docs/decisions/0037.
 LATE = {
-    "loadgen.run.execute, targets.probe, targets.openai_chat": {
+    "loadgen.run.execute, targets.preflight, targets.openai_chat": {
         *("aiohttp", "pyarrow", "pandas", "scipy", "jinja2", "uvloop", "rich.live", "rich.table"),
         *("reports", "loadgen.run.recording", "loadgen.run.conclude", "reference_engine"),
     },

@@ -32,7 +32,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
 from loadgen.workload.scaling import probed, scaled
 from loadgen.workload.scenario import Scenario
-from targets.settle import settle
+from targets.quiesce import settle
 
 _TRIES = 2  # at a load at which the client could not be trusted
 

@@ -26,8 +26,8 @@ from loadgen.run.execute import SIMULATED, finished, prepared
 from loadgen.run.run_options import NOBODY, RunOptions
 from loadgen.run.target import Server, finish, tell
 from loadgen.workload.scenario import Scenario
-from targets.preflight import Check
-from targets.settle import settle, unreachable
+from targets.preflight_result import Check
+from targets.quiesce import settle, unreachable
 
 if TYPE_CHECKING:
     from loadgen.measure.summary import Summary

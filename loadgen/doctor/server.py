@@ -10,11 +10,11 @@ from rich.console import Console
 from loadgen.run.target import Choice, finish, open_server
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.texts import Synthetic
-from targets.diagnosis import CONSEQUENCES, EXAMINED
 from targets.endpoint import Endpoint
-from targets.examination import examine
-from targets.preflight import Check, Preflight
-from targets.probe import preflight
+from targets.extended_preflight import examine
+from targets.preflight import preflight
+from targets.preflight_checks import CONSEQUENCES, EXAMINED
+from targets.preflight_result import Check, Preflight
 
 _LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
 _TIMEOUT_S = 30.0

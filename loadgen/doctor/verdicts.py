@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from loadgen.doctor.machine import Machine
 from loadgen.measure.statistics.stats import nearest_rank
 from loadgen.measure.wording import say, say_count, say_number, say_share
-from targets.preflight import Check
+from targets.preflight_result import Check
 
 _LEAST_FILES = 4096
 _LEAST_PORTS = 20_000

@@ -25,7 +25,7 @@ from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import say, say_number
 from loadgen.run.target import Choice
-from targets.preflight import Check
+from targets.preflight_result import Check
 from targets.truth_compiler import truth_program
 
 PROOF_RATES_PER_S = (20.0, 100.0, 400.0)

@@ -27,8 +27,8 @@ from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
 from targets.launch import launched
 from targets.mock_options import split_options
-from targets.preflight import Check, Preflight
-from targets.probe import preflight
+from targets.preflight import preflight
+from targets.preflight_result import Check, Preflight
 from targets.scrape import find_metrics
 
 T = TypeVar("T")

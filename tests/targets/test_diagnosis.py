@@ -2,9 +2,9 @@
 
 import pytest
 
-from targets import diagnosis
-from targets.diagnosis import CONSEQUENCES, Chunking, Connections, Head, Repeats
-from targets.preflight import CHECKS
+from targets import preflight_checks
+from targets.preflight_checks import CONSEQUENCES, Chunking, Connections, Head, Repeats
+from targets.preflight_result import CHECKS
 
 HEAD = Head("1.1", "text/event-stream", "", True, False)
 
@@ -19,7 +19,7 @@ HEAD = Head("1.1", "text/event-stream", "", True, False)
     ],
 )
 def test_a_round_trip_is_near_far_or_unsteady(request_s, ok, says):
-    check = diagnosis.round_trip([0.0005] * 5, request_s)
+    check = preflight_checks.round_trip([0.0005] * 5, request_s)
     assert (check.ok, says in check.consequence) == (ok, True)
     assert "connecting 500 µs" in check.detail
 
@@ -36,12 +36,12 @@ def test_a_round_trip_is_near_far_or_unsteady(request_s, ok, says):
     ],
 )
 def test_connections_are_kept_or_not(seen, ok, says):
-    check = diagnosis.connections(seen)
+    check = preflight_checks.connections(seen)
     assert (check.ok, says in check.consequence) == (ok, True)
 
 
 def test_a_keep_alive_header_is_shown():
-    assert "keep-alive: timeout=5" in diagnosis.connections(
+    assert "keep-alive: timeout=5" in preflight_checks.connections(
         Connections(20, 1, 4, 1, "timeout=5")
     ).detail  # fmt: skip
 
@@ -58,14 +58,14 @@ def test_a_keep_alive_header_is_shown():
     ],
 )
 def test_framing_has_its_faults(head, detail, consequence):
-    check = diagnosis.http(head)
+    check = preflight_checks.http(head)
     assert detail in check.detail
     assert consequence in check.consequence
     assert check.ok is (not consequence)
 
 
 def test_several_faults_are_all_told():
-    check = diagnosis.http(Head("1.0", "text/html", "br", False, False))
+    check = preflight_checks.http(Head("1.0", "text/html", "br", False, False))
     assert check.detail.count(";") == 3
 
 
@@ -82,13 +82,13 @@ def test_several_faults_are_all_told():
     ],
 )
 def test_tokens_come_in_chunks_and_chunks_in_reads(seen, ok, detail):
-    check = diagnosis.chunking(seen)
+    check = preflight_checks.chunking(seen)
     assert (check.ok, bool(check.consequence)) == (ok, ok is not True)
     assert detail in check.detail
 
 
 def test_packed_tokens_that_also_come_in_blocks_are_both_told():
-    check = diagnosis.chunking(Chunking(64, 16, 3, False))
+    check = preflight_checks.chunking(Chunking(64, 16, 3, False))
     assert check.consequence.startswith("ITL is per chunk, not per token")
     assert "; chunks come in blocks" in check.consequence
 
@@ -106,7 +106,9 @@ def test_packed_tokens_that_also_come_in_blocks_are_both_told():
     ],
 )
 def test_a_prefix_cache_shows_by_time_or_by_count(warm_s, cold_cached, warm_cached, ok, says):
-    check = diagnosis.prefix_cache(Repeats(2000, [0.2] * 3, warm_s, cold_cached, warm_cached))
+    check = preflight_checks.prefix_cache(
+        Repeats(2000, [0.2] * 3, warm_s, cold_cached, warm_cached)
+    )
     assert check.ok is ok
     assert says in check.detail
 

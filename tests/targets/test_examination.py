@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from targets.diagnosis import EXAMINED
 from targets.embed import mock
 from targets.endpoint import read_target
-from targets.examination import examine
-from targets.probe import preflight
+from targets.extended_preflight import examine
+from targets.preflight import preflight
+from targets.preflight_checks import EXAMINED
 from targets.truth_server import truth_server
 
 

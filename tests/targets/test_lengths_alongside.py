@@ -6,8 +6,8 @@ import json
 from loadgen.workload.prompts import Asked
 from targets.endpoint import read_target
 from targets.openai_completions import OpenAICompletions
-from targets.preflight import Fit
-from targets.probe import preflight
+from targets.preflight import preflight
+from targets.preflight_result import Fit
 
 HEAD = (
     b"HTTP/1.1 %d X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"

@@ -11,11 +11,11 @@ from loadgen.errors import TargetError
 from targets.base import Adapter
 from targets.embed import mock
 from targets.endpoint import read_target
-from targets.exchange import EventReader, connect_problem, said
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
-from targets.preflight import CHECKS, two_point_fit, without_refused
-from targets.probe import preflight
+from targets.preflight import preflight
+from targets.preflight_result import CHECKS, two_point_fit, without_refused
+from targets.probe_request import EventReader, connect_problem, said
 from targets.served_models import _is_bundled, parse_models
 
 TEXT = "many words of the workload's own text " * 200

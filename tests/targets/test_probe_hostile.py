@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from targets.endpoint import read_target
-from targets.exchange import one_line, said
 from targets.openai_chat import OpenAIChat
-from targets.probe import preflight
+from targets.preflight import preflight
+from targets.probe_request import one_line, said
 from targets.served_models import parse_models
 
 KEY = "sk-do-not-show-me"

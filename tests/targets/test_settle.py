@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from targets.endpoint import Endpoint, read_target
-from targets.settle import settle, unreachable
+from targets.quiesce import settle, unreachable
 
 BUSY = "vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"

@@ -8,7 +8,7 @@ from targets.endpoint import Endpoint, Labels
 from targets.mock_options import OPTIONS
 from targets.mock_reply import LogRow
 from targets.mock_script import FAILURES
-from targets.preflight import CHECKS
+from targets.preflight_result import CHECKS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "targets.md").read_text("utf-8")
 

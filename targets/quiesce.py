@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 
 from targets.endpoint import Endpoint
-from targets.exchange import reason
 from targets.http_session import Session
-from targets.preflight import Check
+from targets.preflight_result import Check
+from targets.probe_request import reason
 from targets.scrape import Problem, Source, why
 from targets.server_metrics import add_up
 

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from targets import diagnosis
+from targets import preflight_checks
 from targets.base import Adapter, Request
-from targets.diagnosis import EXAMINED, Chunking, Connections, Head, Repeats
 from targets.endpoint import Endpoint
-from targets.exchange import Answer, ask, connect, reason
 from targets.http_session import Disconnected, Session
-from targets.preflight import Check, Preflight
+from targets.preflight_checks import EXAMINED, Chunking, Connections, Head, Repeats
+from targets.preflight_result import Check, Preflight
+from targets.probe_request import Answer, ask, connect, reason
 from targets.served_models import fetch_models
 from targets.server_text import strip_controls
 
@@ -91,13 +91,13 @@ class _Patient:
             if not models.status:
                 raise _Unknown(f"GET /v1/models: {models.problem}")
         self.small = (_SMALL_REQUESTS, self.session.n_opened - opened)
-        return diagnosis.round_trip(connect_s, request_s[1:])  # the first one connected
+        return preflight_checks.round_trip(connect_s, request_s[1:])  # the first one connected
 
     async def _http(self) -> Check:
         for _ in range(_ATTEMPTS - 1):
             with suppress(Disconnected):  # a connection closed unannounced
-                return diagnosis.http(await self._head())
-        return diagnosis.http(await self._head())
+                return preflight_checks.http(await self._head())
+        return preflight_checks.http(await self._head())
 
     async def _head(self) -> Head:
         sent = self.adapter.encode(Request(self._text(64), 2))
@@ -126,7 +126,9 @@ class _Patient:
             await self._answer(self._text(64), 1)
         # The first stream may use a connection that was left open before it.
         streams = max(1, self.session.n_opened - opened)
-        return diagnosis.connections(Connections(*self.small, _STREAMS, streams, self.keep_alive))
+        return preflight_checks.connections(
+            Connections(*self.small, _STREAMS, streams, self.keep_alive)
+        )
 
     async def _chunking(self) -> Check:
         """Of the answer that came in most pieces: a client that was kept from reading saw fewer."""
@@ -136,7 +138,7 @@ class _Patient:
         answer = max(answers, key=lambda one: len(one.token_reads_s))
         usage = answer.usage
         running = [d for d in answer.deltas if d.is_token and d.usage is not None]
-        return diagnosis.chunking(
+        return preflight_checks.chunking(
             Chunking(
                 tokens=usage.output_tokens if usage else None,
                 chunks=answer.n_token_events,
@@ -154,7 +156,7 @@ class _Patient:
             cold.append(await self._answer(text, 1))
             warm.append(await self._answer(text, 1))
         counts = [answer.usage.input_tokens if answer.usage else None for answer in cold]
-        return diagnosis.prefix_cache(
+        return preflight_checks.prefix_cache(
             Repeats(
                 prompt_tokens=counts[-1],
                 cold_s=[answer.first_token_s for answer in cold],
@@ -191,7 +193,10 @@ class _Patient:
 
 
 def _is_in_pieces(answer: Answer) -> bool:
-    return diagnosis.per_read(answer.n_token_events, len(answer.token_reads_s)) <= diagnosis.BLOCK
+    return (
+        preflight_checks.per_read(answer.n_token_events, len(answer.token_reads_s))
+        <= preflight_checks.BLOCK
+    )
 
 
 def _cached(answer: Answer) -> int | None:

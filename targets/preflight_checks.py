@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from loadgen.units import format_duration as told
-from targets.preflight import Check
+from targets.preflight_result import Check
 
 EXAMINED = ("round_trip", "http", "connections", "chunking", "prefix_cache")
 
