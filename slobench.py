@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loadgen.capacity.api import capacity as capacity
     from loadgen.drive.store import read_run as read_run
-    from loadgen.exports.export import export as export
-    from loadgen.lab.replay import replay as replay
+    from loadgen.exports.formats import export as export
+    from loadgen.lab.log_replay_api import replay as replay
     from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
     from loadgen.measure.compare import compare as compare
@@ -33,14 +33,14 @@ _HOMES = {
     "make_schedule": "loadgen.workload.schedule",
     "run": "loadgen.run.execute",
     "simulate": "loadgen.lab.simulate",
-    "replay": "loadgen.lab.replay",
+    "replay": "loadgen.lab.log_replay_api",
     "read_run": "loadgen.drive.store",
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",
     "measure_noise": "loadgen.measure.compare",
     "sweep": "loadgen.sweep.api",
     "nightly": "loadgen.nightly.api",
-    "export": "loadgen.exports.export",
+    "export": "loadgen.exports.formats",
 }
 _MODULES = {"testing": "reference_engine.policy_testing.policy_check"}
 __all__ = [

@@ -40,13 +40,13 @@ from rig.machine import keep, machine_line
 from rig.queues import Queue, search
 from scipy.special import stdtrit
 
-from loadgen.capacity.asked import Asked
+from loadgen.capacity.capacity_spec import Asked
 from loadgen.capacity.search import search as whole_search
 from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.capacity.answer import Capacity
-from loadgen.measure.capacity.probe import Probe, in_blocks
-from loadgen.measure.capacity.search import Question
+from loadgen.measure.capacity.capacity_probe import Probe, in_blocks
+from loadgen.measure.capacity.capacity_result import Capacity
+from loadgen.measure.capacity.next_probe import Question
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scaling import probed, scaled
 from loadgen.workload.scenario import Scenario, load_scenario

@@ -23,9 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import TargetFileError
 from loadgen.registry import Block
+from loadgen.yaml_document import Document, override, parse_document, write_document
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WORDS = [
     f"loadgen.{word}"
-    for word in ("registry", "records", "clock", "errors", "units", "document", "timer")
+    for word in ("registry", "records", "clock", "errors", "units", "yaml_document", "timer")
 ]
 
 # A module may import what stands under the longest prefix of its name, itself and third parties.
@@ -98,7 +98,7 @@ ALLOWED: dict[str, list[str]] = {
         *WORDS,
         "loadgen.live",
         "loadgen.measure",
-        "loadgen.drive.glimpse",
+        "loadgen.drive.live_sample",
         "loadgen.run.run_options",
     ],
     "loadgen.live.watching": [
@@ -290,7 +290,8 @@ def test_what_is_not_needed_at_once_is_imported_later(modules):
 
 
 GEVENT = {
-    f"loadgen.web.{name}" for name in ("wiring", "locustfile", "master", "shard_host", "page")
+    f"loadgen.web.{name}"
+    for name in ("locust_events", "locustfile", "locust_master", "locust_worker", "locust_page")
 }
 
 
@@ -304,7 +305,7 @@ def test_locust_is_imported_in_its_own_processes_only(module, path):
 def test_what_conducts_and_what_generates_load_is_not_patched():
     import subprocess
 
-    code = "import sys, loadgen.web.conductor, loadgen.web.generator; print(*sys.modules)"
+    code = "import sys, loadgen.web.control_process, loadgen.web.load_process; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -11,16 +11,16 @@ from rich.console import Console
 from rig import queues
 
 import slobench as sb
-from loadgen.capacity.asked import Asked, question_of
+from loadgen.capacity.capacity_spec import Asked, question_of
 from loadgen.capacity.early_stop import EarlyEnd
 from loadgen.capacity.observed import why_gone
 from loadgen.capacity.search import search
 from loadgen.errors import TargetError, UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.capacity.answer import conclude
-from loadgen.measure.capacity.probe import Probe
-from loadgen.measure.capacity.search import Question
+from loadgen.measure.capacity.capacity_probe import Probe
+from loadgen.measure.capacity.capacity_result import conclude
+from loadgen.measure.capacity.next_probe import Question
 from loadgen.records import Status
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
@@ -310,7 +310,7 @@ def test_the_answer_is_told_with_its_interval_and_every_probe(answer):
 
 def test_the_page_shows_probes_band_and_interval(asked, answer):
     question, found = answer
-    from loadgen.measure.capacity.search import judge
+    from loadgen.measure.capacity.next_probe import judge
 
     posterior = judge(question, found.probes).posterior
     drawn = figures(found, posterior)

@@ -10,12 +10,12 @@ import typer.main
 from typer.testing import CliRunner
 
 from loadgen.app import app
-from loadgen.document import parse_document
 from loadgen.errors import UsageError
 from loadgen.kinds import FAMILIES, describe
 from loadgen.measure.catalog import METRICS
 from loadgen.records import REQUESTS
 from loadgen.translate.command_line import translate
+from loadgen.yaml_document import parse_document
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(DOCS.glob("coming-from-*.md"))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.document import override, parse_document, write_document
 from loadgen.errors import TargetFileError, UsageError
+from loadgen.yaml_document import override, parse_document, write_document
 
 SAMPLE = """\
 name: evening

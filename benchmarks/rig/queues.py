@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.capacity.budget import within
+from loadgen.measure.capacity.capacity_probe import Grade, Probe, in_blocks
 from loadgen.measure.capacity.clear import clear
-from loadgen.measure.capacity.probe import Grade, Probe, in_blocks
-from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
+from loadgen.measure.capacity.next_probe import Ask, Question, State, judge, next_probe
 from loadgen.measure.statistics.stats import Values
 
 _LOOKS = 40  # at a probe, for an early end

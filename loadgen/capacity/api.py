@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.capacity.asked import Asked
+from loadgen.capacity.capacity_spec import Asked
 from loadgen.capacity.search import search
-from loadgen.measure.capacity.answer import Capacity
+from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scaling import Over
 from loadgen.workload.scenario import Scenario, load_scenario

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from loadgen.live.watched import kept
+from loadgen.measure.capacity.capacity_probe import Grade, in_blocks
 from loadgen.measure.capacity.clear import clear
-from loadgen.measure.capacity.probe import Grade, in_blocks
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import Status
 from loadgen.workload.scenario import Scenario
@@ -18,7 +18,7 @@ _LOOKS = 40  # over the window
 
 
 class EarlyEnd:
-    """Fed with requests as they end (`loadgen.drive.glimpse.FIELDS`), says when to stop.
+    """Fed with requests as they end (`loadgen.drive.live_sample.FIELDS`), says when to stop.
 
     What it sees is guessed from undecoded bytes and only decides when to stop; what the run found
     is counted from the decoded rows. Requests in flight count as kept where a miss is to be clear,

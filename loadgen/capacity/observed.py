@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
-from loadgen.measure.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
-from loadgen.measure.capacity.search import Ask
+from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
+from loadgen.measure.capacity.next_probe import Ask
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run, Status

@@ -15,18 +15,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.capacity.asked import Asked, question_of
+from loadgen.capacity.capacity_files import default_directory, kept_probes, store, write
+from loadgen.capacity.capacity_spec import Asked, question_of
 from loadgen.capacity.early_stop import EarlyEnd
-from loadgen.capacity.files import default_directory, kept_probes, store, write
 from loadgen.capacity.observed import probe_of
 from loadgen.cells.cell import Cell
 from loadgen.cells.servers import CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
-from loadgen.measure.capacity.answer import Capacity, Unit, conclude
 from loadgen.measure.capacity.budget import within
-from loadgen.measure.capacity.probe import Grade, Probe
-from loadgen.measure.capacity.search import Ask, Question, State, judge, next_probe
+from loadgen.measure.capacity.capacity_probe import Grade, Probe
+from loadgen.measure.capacity.capacity_result import Capacity, Unit, conclude
+from loadgen.measure.capacity.next_probe import Ask, Question, State, judge, next_probe
 from loadgen.run.execute import SIMULATED, Finished, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish

@@ -17,8 +17,8 @@ _BINARY, _DASHBOARD = "parquet", "grafana"
 def export(directories: Sequence[Path], format: str, rows: str | None, path: Path | None) -> None:
     """Runs as one table in a file, or on standard output."""
     from loadgen.drive.store import read_run
-    from loadgen.exports.export import check_format, export_path
-    from loadgen.exports.export import export as exported
+    from loadgen.exports.formats import check_format, export_path
+    from loadgen.exports.formats import export as exported
 
     if format == _DASHBOARD:
         _export_dashboard(directories, path)
@@ -52,7 +52,7 @@ def read_exports(asked: Sequence[str]) -> list[tuple[str, Path | None]]:
     """`FORMAT` or `FORMAT=PATH` as (format, path). Raises UsageError for what no export writes."""
     if not asked:  # nothing need be imported before the first request
         return []
-    from loadgen.exports.export import check_format
+    from loadgen.exports.formats import check_format
 
     found = []
     for text in asked:
@@ -78,8 +78,8 @@ def write_exports(
     if not asked:
         return
     from loadgen.drive.store import read_run
-    from loadgen.exports.export import export as exported
-    from loadgen.exports.export import export_path
+    from loadgen.exports.formats import export as exported
+    from loadgen.exports.formats import export_path
 
     run = read_run(directory)
     for format, path in asked:

@@ -203,9 +203,9 @@ def fit(trace: Path, format_text: str, as_json: bool) -> None:
     """A scenario that looks like a trace on stdout, and how well it does on stderr."""
     from pydantic import ValidationError
 
-    from loadgen.document import parse_document
     from loadgen.workload.fit import fit_text
     from loadgen.workload.traces.trace import TRACES
+    from loadgen.yaml_document import parse_document
     from reports.fit_view import tables
 
     asked = parse_document(f"format: {format_text}", "--format", UsageError)
@@ -276,7 +276,7 @@ def doctor(
     target: str | None, prove: bool, budget: str, model: str, engine: str, as_json: bool
 ) -> int:
     """Examine this machine, the numbers made on it, or a server; the exit code."""
-    from loadgen.doctor.visit import visit_machine, visit_target, visit_truth
+    from loadgen.doctor.checkup import visit_machine, visit_target, visit_truth
     from loadgen.run.target import Choice
     from reports.doctor_view import tables
 

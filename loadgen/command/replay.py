@@ -22,7 +22,7 @@ def replay(
 ) -> int:
     """Decide a recorded run of the bundled engine again; `others` are flags that would mean
     something else, and must not be given."""
-    from loadgen.lab.replay import replay as decide_again
+    from loadgen.lab.log_replay_api import replay as decide_again
 
     _prepare("--replay", plugins, others)
     found = decide_again(directory)

@@ -19,9 +19,9 @@ from loadgen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from loadgen.run.run_options import Watch
-    from loadgen.sweep.asked import Asked, SweepFile
     from loadgen.sweep.points import Base
     from loadgen.sweep.sweep import Swept
+    from loadgen.sweep.sweep_spec import Asked, SweepFile
 
 FAIL_ON = ("missed", "no_verdict")
 _MISSED = 1
@@ -45,9 +45,9 @@ def sweep(
     """Run what is not there yet, tell of all of it, and return the exit code. `asked_keys` are
     those of a sweep file, None where not given."""
     from loadgen.sweep.api import default_directory
-    from loadgen.sweep.asked import asked_of
-    from loadgen.sweep.files import write_all
     from loadgen.sweep.sweep import prepare, run_sweep
+    from loadgen.sweep.sweep_files import write_all
+    from loadgen.sweep.sweep_spec import asked_of
 
     if fail_on is not None and fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
@@ -77,8 +77,8 @@ def sweep(
 def _file(
     source: str | None, resume: Path | None, over: Sequence[str], asked_keys: Mapping[str, Any]
 ) -> SweepFile:
-    from loadgen.sweep.asked import FILE, is_sweep_file, read_sweep_file, sweep_from_flags
     from loadgen.sweep.axes import read_axis
+    from loadgen.sweep.sweep_spec import FILE, is_sweep_file, read_sweep_file, sweep_from_flags
 
     given = {key: value for key, value in asked_keys.items() if value is not None}
     axes = [read_axis(text) for text in over]
@@ -106,8 +106,8 @@ def _base(
     plugins: Sequence[Path],
 ) -> Base:
     from loadgen.run.run_options import RunOptions
-    from loadgen.sweep.asked import is_sweep_file
     from loadgen.sweep.points import Base
+    from loadgen.sweep.sweep_spec import is_sweep_file
 
     named = file.scenario or (None if is_sweep_file(source) else source)
     scenario = choose_scenario(named, [*file.settings(), *settings], plugins, **flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.doctor.machine import Machine
+from loadgen.doctor.machine_facts import Machine
 from loadgen.measure.statistics.stats import nearest_rank
 from loadgen.measure.wording import say, say_count, say_number, say_share
 from targets.preflight_result import Check

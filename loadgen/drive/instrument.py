@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadgen.drive.core_use import (
+from loadgen.drive.core_time import (
     TICKS_PER_S,
     core_times,
     cores_of_thread,

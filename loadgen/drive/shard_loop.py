@@ -13,8 +13,8 @@ from loadgen.drive.backlog import Backlog
 from loadgen.drive.decode import decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.glimpse import Glimpses
 from loadgen.drive.instrument import GcPauses, Meter
+from loadgen.drive.live_sample import Glimpses
 from loadgen.drive.loop_probe import LoopProbe
 from loadgen.drive.memory import memory_for
 from loadgen.drive.payloads import Payloads

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgen.drive.copied import CopiedProcess, may_copy
+from loadgen.drive.prefork import CopiedProcess, may_copy
 
 _LAST_WORDS_S = 10.0
 _TAIL_BYTES = 1 << 16  # more than any last line

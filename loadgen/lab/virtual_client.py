@@ -300,7 +300,7 @@ class VirtualClient:
         self._dispatcher.ended(row, status, done_s)
 
     def _glimpse(self, row: int, status: Status, done_s: float) -> dict[str, Any]:
-        """What a shard would tell of it (`drive.glimpse.FIELDS`)."""
+        """What a shard would tell of it (`drive.live_sample.FIELDS`)."""
         rows = self.rows
         released_s, first_s, last_s = (
             float(rows[name][row]) for name in ("released_s", "first_token_s", "last_token_s")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from loadgen.errors import UsageError
-from loadgen.live.series import Labels, Reading, Tally
+from loadgen.live.live_series import Labels, Reading, Tally
 from loadgen.live.watched import About, Watched
 from loadgen.records import Status
 

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from loadgen.errors import UsageError
-from loadgen.live.series import INFO, INFO_LABELS, Reading, Tally
+from loadgen.live.live_series import INFO, INFO_LABELS, Reading, Tally
 from loadgen.live.watched import Watched
 
 

@@ -29,7 +29,7 @@ from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
 from loadgen.measure.load import load_through
 from loadgen.measure.per_request import Mask, PerRequest, per_request, without_own
-from loadgen.measure.server import server_findings, server_summary
+from loadgen.measure.server_load import server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
 from loadgen.measure.statistics.population import Population

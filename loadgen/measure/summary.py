@@ -12,7 +12,7 @@ from loadgen.measure.attainment import Window
 from loadgen.measure.backends import Backend
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
-from loadgen.measure.server import ServerSummary
+from loadgen.measure.server_load import ServerSummary
 from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.stats import Interval, Percentile
 from loadgen.measure.stimulus import Stimulus

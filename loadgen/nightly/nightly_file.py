@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from loadgen.document import parse_document
 from loadgen.errors import ScenarioError, UsageError
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import measure
@@ -18,6 +17,7 @@ from loadgen.units import Seconds, Share
 from loadgen.workload.classes import Problem, as_validation_error
 from loadgen.workload.requests import Strict
 from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.yaml_document import parse_document
 
 EVERY = "default"
 """The margin of every measure that has none of its own."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from loadgen.drive import store
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
-from loadgen.measure.capacity.answer import read_answer
+from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from reports.page import write_page
@@ -20,7 +20,7 @@ from reports.run.page import render
 from reports.run.searched import Searched
 
 ReadStory = Callable[[Path, Run, bool], EngineStory | None]
-"""Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_story`; whether
+"""Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_report`; whether
 the run is judged by its own promises is the third."""
 
 

@@ -129,7 +129,7 @@ def read_story(directory: Path) -> ReadStory | None:
     the engine is imported for other servers."""
     if not (directory / "engine_steps.parquet").is_file():
         return None
-    from loadgen.lab.engine_story import engine_story
+    from loadgen.lab.engine_report import engine_story
 
     return engine_story
 

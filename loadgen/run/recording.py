@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 
 from loadgen.drive import store
-from loadgen.drive.core_use import Cpu, family_cpu, family_cpu_s
-from loadgen.drive.glimpse import FIELDS
+from loadgen.drive.core_time import Cpu, family_cpu, family_cpu_s
+from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules

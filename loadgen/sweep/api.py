@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.run.run_options import RunOptions
-from loadgen.sweep.asked import asked_of, sweep_from_flags
-from loadgen.sweep.files import write_all
 from loadgen.sweep.points import Base
 from loadgen.sweep.sweep import Swept, prepare, run_sweep
+from loadgen.sweep.sweep_files import write_all
+from loadgen.sweep.sweep_spec import asked_of, sweep_from_flags
 from loadgen.workload.scenario import Scenario, load_scenario
 
 _OF_A_RUN = ("engine", "model", "environ", "cache_dir", "plugins", "transport", "n_workers",

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loadgen.document import parse_document
 from loadgen.errors import UsageError
+from loadgen.yaml_document import parse_document
 
 How = Literal["grid", "zip"]
 Point = Mapping[str, Any]

@@ -16,8 +16,8 @@ from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.measure.comparison.over_runs import Estimate, estimate, over_runs
 from loadgen.measure.statistics.pareto import Point, Quantity, front
 from loadgen.measure.statistics.stats import Interval
-from loadgen.sweep.asked import Asked
 from loadgen.sweep.axes import number
+from loadgen.sweep.sweep_spec import Asked
 
 SHOWN = (
     "output_tokens_per_s", "requests_per_s", "goodput", "attainment", "error_rate", "p50(ttft)",

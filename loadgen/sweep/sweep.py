@@ -22,9 +22,9 @@ from loadgen.cells.runner import CellFailure
 from loadgen.errors import UsageError
 from loadgen.run.execute import SIMULATED
 from loadgen.run.manifest import version, without_key
-from loadgen.sweep.asked import FILE, SCENARIO, Asked, SweepFile
 from loadgen.sweep.numbers import Facts, facts_of, rows
 from loadgen.sweep.points import Base
+from loadgen.sweep.sweep_spec import FILE, SCENARIO, Asked, SweepFile
 from loadgen.workload.scenario import Scenario
 
 SCHEMA = 1

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from loadgen.document import write_document
 from loadgen.errors import UsageError
 from loadgen.translate import aiperf, guidellm, vllm
 from loadgen.translate.draft import Draft
 from loadgen.workload.scenario import Scenario
+from loadgen.yaml_document import write_document
 
 TOOLS = "vllm bench serve …, guidellm benchmark …, aiperf profile …"
 

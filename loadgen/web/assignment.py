@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
-from loadgen.document import parse_document, write_document
 from loadgen.drive.payloads import HttpHead
 from loadgen.drive.shard import payloads_of
 from loadgen.drive.store import from_parquet, to_parquet
@@ -27,12 +26,13 @@ from loadgen.live.watching import about
 from loadgen.records import EDGES, SCHEDULE
 from loadgen.run.shard_tasks import Job, Share, shard_task
 from loadgen.run.target import Target
-from loadgen.web.messages import Assign, Fit, Piece, pieces
-from loadgen.web.origin import is_loopback, is_same_origin
+from loadgen.web.control_messages import Assign, Fit, Piece, pieces
+from loadgen.web.credentials import is_loopback, is_same_origin
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, schedule_sha256
 from loadgen.workload.word_text import WordCounts
+from loadgen.yaml_document import parse_document, write_document
 from targets.endpoint import DEFAULT_KEY_ENV, Endpoint, read_target
 
 _N_SAMPLED = 8  # requests that are written out for the fingerprint

@@ -1,6 +1,6 @@
 """The locustfile that slobench brings: `locust -f $(slobench locustfile)`, or `slobench web`."""
 
-from loadgen.web.wiring import OpenLoop, Shard, listen
+from loadgen.web.locust_events import OpenLoop, Shard, listen
 
 listen()
 

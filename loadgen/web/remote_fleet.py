@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome
 from loadgen.run.shard_tasks import Job
 from loadgen.web.assignment import assignments
-from loadgen.web.controller import Controller, Policy, Send
-from loadgen.web.live import Live, merged
-from loadgen.web.messages import Bad, Frame, encode, read_up
-from loadgen.web.received import check_part
+from loadgen.web.control_messages import Bad, Frame, encode, read_up
+from loadgen.web.live_status import Live, merged
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, Line, Note, Told, ToWorker
+from loadgen.web.run_protocol import Controller, Policy, Send
 from loadgen.web.self_report import check_self_report
+from loadgen.web.validate import check_part
 
 _TELL_EVERY_S = 1.0
 _POLL_S = 0.1

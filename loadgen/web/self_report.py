@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from loadgen.web.messages import Bad, Count, Text
+from loadgen.web.control_messages import Bad, Count, Text
 
 Share = Annotated[float, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from loadgen.web.messages import Piece
+from loadgen.web.control_messages import Piece
 
 WINDOW = 2
 """Pieces on their way that nobody has confirmed yet."""

@@ -20,8 +20,8 @@ from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.pairs import draw_pair, mean_pair
+from loadgen.workload.random_streams import Purpose, stream
 from loadgen.workload.requests import Cancel, Requests, SharedPrefix
-from loadgen.workload.streams import Purpose, stream
 from loadgen.workload.traffic import Traffic
 
 Index = NDArray[np.int32]  # row numbers, or counts of rows; half the memory of int64

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from loadgen.workload.client_tokenizer import Tokenizer, fit_text
 from loadgen.workload.texts import Messages, PromptKind, Recorded
-from loadgen.workload.tokenizer import Tokenizer, fit_text
 from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, framed
 
 HEAD_CHARS = 16

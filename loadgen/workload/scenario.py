@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 
-from loadgen.document import Document, override, parse_document, write_document
 from loadgen.errors import ScenarioError, nearest
 from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
@@ -41,6 +40,7 @@ from loadgen.workload.classes import (
 from loadgen.workload.presets import expanded
 from loadgen.workload.requests import Requests, Strict
 from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
+from loadgen.yaml_document import Document, override, parse_document, write_document
 
 ONLY_CLASS = "default"
 

@@ -22,8 +22,8 @@ from loadgen.workload.classes import TrafficClass
 from loadgen.workload.durations import Durations
 from loadgen.workload.layout import Index, Layout, Owner, joined, lay_out, places, row_numbers
 from loadgen.workload.prompts import entry_of, planned_tokens
+from loadgen.workload.random_streams import Purpose, stream
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.streams import Purpose, stream
 from loadgen.workload.traffic import Traffic
 
 MAX_REQUESTS = 20_000_000

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 
 from loadgen.errors import ScenarioError
 from loadgen.registry import Plugin, Registry
-from loadgen.workload.tokenizer import Tokenizer, load_tokenizer
+from loadgen.workload.client_tokenizer import Tokenizer, load_tokenizer
 from loadgen.workload.vocabulary import WORDS
 
 CORPUS_WORDS = 60_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measure.capacity.answer import Capacity
+from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.capacity.curve import Posterior
 from reports.capacity.view import attainment_interval
 from reports.charts import BLUE, GREY, ORANGE, RED, Spec, standalone

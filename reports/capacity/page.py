@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadgen.measure.capacity.answer import Capacity
+from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.capacity.curve import Posterior
 from reports.capacity import view
 from reports.capacity.charts import figures

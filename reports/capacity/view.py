@@ -6,8 +6,8 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from loadgen.measure.capacity.answer import Capacity
-from loadgen.measure.capacity.probe import UNUSABLE, Probe
+from loadgen.measure.capacity.capacity_probe import UNUSABLE, Probe
+from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.statistics.stats import Interval, wilson
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.server import in_words
+from loadgen.measure.server_load import in_words
 from loadgen.measure.statistics.stats import Percentile
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count

@@ -14,7 +14,7 @@ from loadgen.measure.attainment import due_rows, meets_own
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import mean_in_flight
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.server import points
+from loadgen.measure.server_load import points
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.samples import Samples

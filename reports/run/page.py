@@ -13,7 +13,7 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.interference import interference
 from loadgen.measure.per_request import per_request
-from loadgen.measure.server import in_words
+from loadgen.measure.server_load import in_words
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run

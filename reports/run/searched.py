@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadgen.measure.capacity.answer import Capacity
+from loadgen.measure.capacity.capacity_result import Capacity
 from reports.run.tables import Cell
 
 

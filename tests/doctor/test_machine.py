@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.doctor.machine import Machine, cpu_pressure, port_count, read_machine
+from loadgen.doctor.machine_facts import Machine, cpu_pressure, port_count, read_machine
 from loadgen.doctor.verdicts import machine_checks
 from loadgen.run.cores import quota_cores, quota_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.drive.core_use import (
+from loadgen.drive.core_time import (
     TICKS_PER_S,
     Used,
     core_times,

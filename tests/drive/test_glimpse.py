@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.glimpse import FIELDS, FINE_BOUNDS_S, GAP_BOUNDS_S, Glimpses, coarse
+from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S, GAP_BOUNDS_S, Glimpses, coarse
 from loadgen.records import Status
 from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
 from tests.runs import schedule_rows

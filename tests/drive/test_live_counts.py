@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
 
 durations = st.lists(st.floats(1e-6, 600.0), min_size=1, max_size=60)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.drive.copied import may_copy
+from loadgen.drive.prefork import may_copy
 from loadgen.drive.shard_process import EarlyShard, ShardProcess
 from loadgen.drive.shards import Shards
 from loadgen.errors import RunInvalid

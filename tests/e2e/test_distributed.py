@@ -266,7 +266,7 @@ def test_a_killed_worker_and_a_killed_generator_are_lost_and_the_third_goes_on(c
         assert any(line.startswith("sending") for line in master.stderr)
         assert len(list(folder.iterdir())) == 3
         tree = descendants(master.pid)
-        generators = {pid for pid, line in tree.items() if "loadgen.web.generator" in line}
+        generators = {pid for pid, line in tree.items() if "loadgen.web.load_process" in line}
         assert len(generators) == 3, tree
         hosts = {pid: set(descendants(pid)) & generators for pid in set(tree) - generators}
         (worker, (its_own,)), (_, (generator,)), _ = [

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from loadgen.command import measure
+from loadgen.doctor.checkup import visit_target
 from loadgen.doctor.trial import Bench, measure_trial
-from loadgen.doctor.visit import visit_target
 from loadgen.errors import UsageError
 from loadgen.run.target import Choice
 

@@ -61,7 +61,7 @@ def below(process, words):
 
 def locust_workers(master):
     """The Locust processes that have one generator each."""
-    generators = set(below(master, "loadgen.web.generator"))
+    generators = set(below(master, "loadgen.web.load_process"))
     tree = set(descendants(master.pid)) - generators
     return [pid for pid in tree if len(set(descendants(pid)) & generators) == 1]
 
@@ -133,7 +133,7 @@ def test_workers_whose_master_is_killed_soon_send_nothing_more(cli, tmp_path, tr
         ):  # fmt: skip
             said = Said(master)
             said.wait_for_load()
-            generators = [pid for w in (one, other) for pid in below(w, "loadgen.web.generator")]
+            generators = [pid for w in (one, other) for pid in below(w, "loadgen.web.load_process")]
             master.kill()
             killed_ns = time.monotonic_ns()
             assert len(generators) == 2

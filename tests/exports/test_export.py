@@ -12,7 +12,7 @@ import pytest
 import slobench
 from loadgen.drive.store import write_run, write_schedule
 from loadgen.errors import UsageError
-from loadgen.exports.export import FORMATS, export
+from loadgen.exports.formats import FORMATS, export
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import Names

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from loadgen.errors import UsageError
+from loadgen.live.live_series import SERIES
 from loadgen.live.otlp import metrics_url, otlp_export
-from loadgen.live.series import SERIES
 from tests.live.test_watched import watched
 
 protocol = pytest.importorskip(

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.drive.glimpse import FINE_BOUNDS_S
+from loadgen.drive.live_sample import FINE_BOUNDS_S
 from loadgen.errors import UsageError
 from loadgen.live.grafana import dashboard
+from loadgen.live.live_series import INFO, INFO_LABELS, SERIES, Tally
 from loadgen.live.prometheus import prometheus_endpoint
-from loadgen.live.series import INFO, INFO_LABELS, SERIES, Tally
 from loadgen.live.watched import About, Watched
 from loadgen.live.watching import one_endpoint, watching
 from loadgen.measure.slo import parse_slo

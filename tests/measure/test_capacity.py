@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from rig import queues
 from rig.queues import Queue
 
-from loadgen.measure.capacity.answer import Capacity
+from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Probe, in_blocks, overloaded
+from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.capacity.clear import clear
 from loadgen.measure.capacity.curve import Posterior, posterior
 from loadgen.measure.capacity.dispersion import Dispersion, dispersion
-from loadgen.measure.capacity.probe import N_BLOCKS, Probe, in_blocks, overloaded
-from loadgen.measure.capacity.search import Ask, Question, judge, next_probe
+from loadgen.measure.capacity.next_probe import Ask, Question, judge, next_probe
 
 
 def probe(level, share, n=1600, warmup_s=1e6, grade="measured"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.server import in_words
+from loadgen.measure.server_load import in_words
 from loadgen.records import SERVER, Run
 from tests.runs import measured_run, with_manifest
 

@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.validity.check import Check
-from loadgen.measure.validity.client import held_by_cap
+from loadgen.measure.validity.client_checks import held_by_cap
 from loadgen.records import EDGES, Run, Status
 from tests.runs import measured_run, with_manifest, with_shard
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.lab.engine_story import engine_story
+from loadgen.lab.engine_report import engine_story
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup

@@ -16,9 +16,9 @@ import slobench as sb
 from loadgen.lab.mode_spec import Mode
 from loadgen.lab.modes import Comparison, compare
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.capacity.answer import conclude, probe_json
-from loadgen.measure.capacity.probe import Probe
-from loadgen.measure.capacity.search import Question, judge
+from loadgen.measure.capacity.capacity_probe import Probe
+from loadgen.measure.capacity.capacity_result import conclude, probe_json
+from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.measure.comparison.compare import judge_sides
 from loadgen.measure.comparison.judgement import Options, plain
 from loadgen.measure.comparison.measures import Measured

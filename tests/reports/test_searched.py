@@ -7,8 +7,8 @@ import pytest
 from rig import queues
 
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.capacity.answer import conclude, probe_json, read_answer
-from loadgen.measure.capacity.search import Question
+from loadgen.measure.capacity.capacity_result import conclude, probe_json, read_answer
+from loadgen.measure.capacity.next_probe import Question
 from loadgen.run.conclude import searched
 from reports.run.page import render
 from tests.runs import measured_run

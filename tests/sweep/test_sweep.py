@@ -14,10 +14,10 @@ import slobench as sb
 from loadgen.cells.runner import CellFailure
 from loadgen.errors import UsageError
 from loadgen.run.run_options import RunOptions
-from loadgen.sweep.asked import asked_of, is_sweep_file, read_sweep_file, sweep_from_flags
 from loadgen.sweep.numbers import rows
 from loadgen.sweep.points import Base
 from loadgen.sweep.sweep import forecast
+from loadgen.sweep.sweep_spec import asked_of, is_sweep_file, read_sweep_file, sweep_from_flags
 from loadgen.workload.scenario import load_scenario
 from reports.sweep.charts import figures
 from reports.sweep.page import render

@@ -10,8 +10,8 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
 from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
-from loadgen.web.messages import Load, Piece, encode, read_down
-from loadgen.web.origin import environ_for
+from loadgen.web.control_messages import Load, Piece, encode, read_down
+from loadgen.web.credentials import environ_for
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan, merge, split_plan

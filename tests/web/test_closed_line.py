@@ -5,7 +5,7 @@ import socket
 import threading
 
 from loadgen.web.assignment import assignments
-from loadgen.web.messages import Assign, Ping, Pong, Ready, Up, encode, read_down
+from loadgen.web.control_messages import Assign, Ping, Pong, Ready, Up, encode, read_down
 from loadgen.web.relay_pipe import FromWorker, Line, ToWorker, Unpacker, pack
 from loadgen.web.remote_fleet import RemoteFleet
 from tests.web.test_assignment import job

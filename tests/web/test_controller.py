@@ -8,8 +8,7 @@ import pytest
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
 from loadgen.web.assignment import Assignment
-from loadgen.web.controller import N_PINGS, Controller, Send
-from loadgen.web.messages import (
+from loadgen.web.control_messages import (
     Assign,
     Died,
     Done,
@@ -26,6 +25,7 @@ from loadgen.web.messages import (
     Release,
     Stop,
 )  # fmt: skip
+from loadgen.web.run_protocol import N_PINGS, Controller, Send
 
 SECOND = 1_000_000_000
 SHAS = ["a" * 64, "b" * 64]

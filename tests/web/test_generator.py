@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from loadgen.web.generator import clear_up
+from loadgen.web.load_process import clear_up
 
 
 @pytest.fixture

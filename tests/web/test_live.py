@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.glimpse import FIELDS
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
+from loadgen.drive.live_sample import FIELDS
 from loadgen.records import SCHEDULE, Status
-from loadgen.web.controller import Shard
-from loadgen.web.live import Live, ledger, merged
-from loadgen.web.messages import Frame
-from loadgen.web.tally import Tally
+from loadgen.web.control_messages import Frame
+from loadgen.web.frame_builder import Tally
+from loadgen.web.live_status import Live, ledger, merged
+from loadgen.web.run_protocol import Shard
 
 NOBODY = (0,) * len(Status)
 STATES = ["running", "lost", "died", "done"]

@@ -9,8 +9,8 @@ pytestmark = pytest.mark.timeout(120)
 
 EARLY = """
 import sys
-from loadgen.web.asked import Asked
-from loadgen.web.master import Master
+from loadgen.web.form import Asked
+from loadgen.web.locust_master import Master
 
 master = Master(lambda worker, data: None, lambda: ["w"], lambda text: None)
 master.begin(Asked("quickstart", "mock"))
@@ -22,7 +22,7 @@ print(master.finished.exit_code, master.finished.error)
 """
 
 LOCUST = """
-import loadgen.web.wiring as wiring
+import loadgen.web.locust_events as wiring
 import gevent
 from locust import events
 from locust.argument_parser import get_parser

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.web import messages
-from loadgen.web.messages import (
+from loadgen.web import control_messages
+from loadgen.web.control_messages import (
     Bad,
     Go,
     Load,
@@ -36,7 +36,7 @@ def test_what_is_large_goes_in_pieces_that_may_be_sent():
     data = bytes(range(256)) * 12_000  # 3.07 MB
     cut = pieces("r", 3, data)
     assert [piece.k for piece in cut] == [0, 1, 2]
-    assert all(len(encode(piece)) <= messages.MAX_BYTES for piece in cut)
+    assert all(len(encode(piece)) <= control_messages.MAX_BYTES for piece in cut)
     assert b"".join(piece.data for piece in cut) == data
     assert len(pieces("r", 3, b"")) == 1
 
@@ -47,14 +47,14 @@ def test_what_is_large_goes_in_pieces_that_may_be_sent():
         ("GO", "a message is bytes"),
         (None, "a message is bytes"),
         (b"\xc1", "invalid"),
-        (bytes(messages.MAX_BYTES + 1), "at most"),
+        (bytes(control_messages.MAX_BYTES + 1), "at most"),
         (msgspec.msgpack.encode({"type": "Go", "run": "r"}), "missing required field `epoch_ns`"),
         (msgspec.msgpack.encode({"type": "Format", "run": "r"}), "Invalid value 'Format'"),
         (
             msgspec.msgpack.encode({"type": "Lease", "run": "r", "command": "rm"}),
             "unknown field `command`",
         ),
-        (encode(messages.Pong("r", 1, 2)), "Invalid value 'Pong'"),
+        (encode(control_messages.Pong("r", 1, 2)), "Invalid value 'Pong'"),
     ],
 )
 def test_anything_else_is_refused_with_the_reason(data, why):

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.store import write_part
 from loadgen.records import CHUNKS, SCHEDULE, Names, Status, empty_requests
-from loadgen.web.messages import Bad, ClassCounts, Frame
-from loadgen.web.received import check_frame, check_part
+from loadgen.web.control_messages import Bad, ClassCounts, Frame
+from loadgen.web.validate import check_frame, check_part
 
 IDS = np.array([3, 5, 8], np.uint32)
 NOBODY = [0] * len(Status)

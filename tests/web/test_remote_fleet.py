@@ -16,7 +16,7 @@ from loadgen.records import CHUNKS, Names, Status, empty_requests
 from loadgen.run.recording import Recording
 from loadgen.run.run_options import RunOptions
 from loadgen.web.assignment import assignments
-from loadgen.web.messages import (
+from loadgen.web.control_messages import (
     Assign,
     Died,
     Done,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from loadgen.web.messages import Bad
+from loadgen.web.control_messages import Bad
 from loadgen.web.self_report import check_self_report
 
 

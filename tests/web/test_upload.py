@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.web.messages import Piece
+from loadgen.web.control_messages import Piece
 from loadgen.web.upload import WINDOW, Upload
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.command.web import PASSWORD, PLUGINS, TARGET, Where, check_ports, password
 from loadgen.errors import UsageError
-from loadgen.web.options import of_this_machine
+from loadgen.web.web_options import of_this_machine
 
 
 @pytest.mark.parametrize("environ", [{}, {PASSWORD: ""}])

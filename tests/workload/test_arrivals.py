@@ -10,9 +10,9 @@ from scipy import stats
 
 from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.workload.arrivals import ARRIVALS
+from loadgen.workload.random_streams import Purpose, stream
 from loadgen.workload.scenario import scenario_from_flags
 from loadgen.workload.schedule import make_schedule, merge, split
-from loadgen.workload.streams import Purpose, stream
 from tests import strategies
 
 

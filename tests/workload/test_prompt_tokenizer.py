@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from loadgen.errors import MissingDependency, ScenarioError
 from loadgen.records import SCHEDULE
+from loadgen.workload.client_tokenizer import ByteTokenizer, fit_text, load_tokenizer
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.texts import Synthetic
-from loadgen.workload.tokenizer import ByteTokenizer, fit_text, load_tokenizer
 from loadgen.workload.vocabulary import WORDS
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.document import parse_document
 from loadgen.errors import ScenarioError
 from loadgen.workload.arrivals import ARRIVALS
 from loadgen.workload.classes import Step, TrafficClass
@@ -19,6 +18,7 @@ from loadgen.workload.scenario import (
     shipped_scenarios,
 )
 from loadgen.workload.texts import PROMPTS
+from loadgen.yaml_document import parse_document
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "scenarios.md").read_text("utf-8")
 ROWS = {line.split("|")[1].strip(): line for line in PAGE.splitlines() if line.startswith("|")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadgen.measure.capacity.probe import Probe
-from loadgen.measure.capacity.search import Ask, Question, judge
+from loadgen.measure.capacity.capacity_probe import Probe
+from loadgen.measure.capacity.next_probe import Ask, Question, judge
 
 _FAIR_SHARE = 0.25  # of what is left of the budget, for a probe before the answer is bracketed
 _LEAST_HURRIED = 0.1  # of the asked window: one of some twenty requests says something

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from loadgen.measure.capacity.capacity_probe import Counts
 from loadgen.measure.capacity.dispersion import USUAL
-from loadgen.measure.capacity.probe import Counts
 
 LEAST_DUE = 60
 _GROUPS = 8

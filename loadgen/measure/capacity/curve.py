@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loadgen.measure.capacity.capacity_probe import Array, Probe, counts
 from loadgen.measure.capacity.dispersion import USUAL, Dispersion, dispersion, relative
-from loadgen.measure.capacity.probe import Array, Probe, counts
 
 _N_LEVELS = 121
 _N_SLOPES, _LEAST_SLOPE, _MOST_SLOPE = 31, 0.4, 400.0

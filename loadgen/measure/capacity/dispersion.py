@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measure.capacity.probe import N_BLOCKS, Array, Probe, counts
+from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Array, Probe, counts
 
 USUAL = 3.0
 _USUAL_DF = 2.0  # what the prior weighs, in degrees of freedom

@@ -14,7 +14,7 @@ from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.stalls import stalls
 from loadgen.measure.validity.check import Check
-from loadgen.measure.validity.client import (
+from loadgen.measure.validity.client_checks import (
     connections,
     encoding,
     lateness,
@@ -24,9 +24,9 @@ from loadgen.measure.validity.client import (
     shared_cores,
     stalls_of_our_own,
 )
-from loadgen.measure.validity.machine import processor_speed, steal
-from loadgen.measure.validity.sent import client_limits, record, stimulus
-from loadgen.measure.validity.served import cache, grown_load, input_lengths, output_lengths
+from loadgen.measure.validity.machine_checks import processor_speed, steal
+from loadgen.measure.validity.sent_checks import client_limits, record, stimulus
+from loadgen.measure.validity.served_checks import cache, grown_load, input_lengths, output_lengths
 from loadgen.records import Run
 
 LOOP_LAG_S = 0.005

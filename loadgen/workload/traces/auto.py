@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from loadgen.errors import TraceFileError
-from loadgen.workload.traces.table import csv_header
+from loadgen.workload.traces.text_columns import csv_header
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
 _HEAD_BYTES = 1 << 20

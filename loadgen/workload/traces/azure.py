@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.table import csv_header, first_line, read_csv, read_promises
+from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_promises
 from loadgen.workload.traces.trace import PROMISES, Columns, Trace, TraceFormat, build_trace
 
 _TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"

@@ -19,7 +19,7 @@ from loadgen.workload.traces.json_lines import (
     tick_column,
     token_column,
 )
-from loadgen.workload.traces.table import NS_PER_UNIT
+from loadgen.workload.traces.text_columns import NS_PER_UNIT
 from loadgen.workload.traces.trace import Columns, Ids, Trace, TraceFormat, build_trace
 
 

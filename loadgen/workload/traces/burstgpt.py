@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.table import csv_header, first_line, read_csv, read_promises
+from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_promises
 from loadgen.workload.traces.trace import PROMISES, Columns, Ids, Trace, TraceFormat, build_trace
 
 _TIME, _MODEL, _IN, _OUT = "Timestamp", "Model", "Request tokens", "Response tokens"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError
 from loadgen.workload.lengths import MAX_TOKENS
-from loadgen.workload.traces.table import LONGEST_S, Table, require
+from loadgen.workload.traces.text_columns import LONGEST_S, Table, require
 from loadgen.workload.traces.trace import PROMISES, Ticks
 
 R = TypeVar("R", bound=msgspec.Struct)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from loadgen.records import OWN_SLO
 from loadgen.workload.traces.json_lines import read_json_table
-from loadgen.workload.traces.table import first_line, read_csv
+from loadgen.workload.traces.text_columns import first_line, read_csv
 from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
 
 ColumnName = Annotated[str, Field(min_length=1)]

@@ -28,7 +28,7 @@ from flask import (
 from loadgen.command.asked import cache_dir
 from loadgen.command.web import password
 from loadgen.errors import SlobenchError
-from loadgen.web.master import Master
+from loadgen.web.locust_master import Master
 from reports.bundle import vega_bundle
 
 SHARD_COLUMNS = {

@@ -22,7 +22,7 @@ import gevent
 import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
-from loadgen.web.messages import (
+from loadgen.web.control_messages import (
     Assign,
     Bad,
     Died,
@@ -42,7 +42,7 @@ from loadgen.web.messages import (
     pieces,
     read_down,
 )
-from loadgen.web.tally import Ended, Tally
+from loadgen.web.frame_builder import Ended, Tally
 from loadgen.web.upload import Upload
 
 LEASE_TICKS = 5
@@ -120,7 +120,7 @@ class _Work:
         self._upload = Upload([])
         with self._log.open("wb") as log:
             self._process = Popen(
-                [sys.executable, "-P", "-m", "loadgen.web.generator", str(self._folder)],
+                [sys.executable, "-P", "-m", "loadgen.web.load_process", str(self._folder)],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,

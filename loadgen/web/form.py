@@ -10,7 +10,7 @@ import msgspec
 
 from loadgen.command.asked import choose_scenario, read_duration_s
 from loadgen.errors import UsageError, nearest
-from loadgen.web.controller import Policy
+from loadgen.web.run_protocol import Policy
 from loadgen.workload.scenario import Scenario
 
 POLICIES: tuple[Policy, ...] = ("continue", "abort")

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from loadgen.errors import UsageError
-from loadgen.measure.capacity.answer import Unit
-from loadgen.measure.capacity.search import Question
+from loadgen.measure.capacity.capacity_result import Unit
+from loadgen.measure.capacity.next_probe import Question
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.verdict import IMPLIED_ATTAINMENT
 from loadgen.run.run_options import RunOptions

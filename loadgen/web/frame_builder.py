@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.drive.glimpse import FIELDS, FINE_BOUNDS_S
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
+from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S
 from loadgen.live.watched import kept
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import Status
-from loadgen.web.messages import ClassCounts, Frame
+from loadgen.web.control_messages import ClassCounts, Frame
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "lateness")
 """What is counted in histograms, each from the planned instant where it has one."""

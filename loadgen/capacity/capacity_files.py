@@ -15,12 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from loadgen.capacity.asked import Asked
+from loadgen.capacity.capacity_spec import Asked
 from loadgen.cells.cell import differing
 from loadgen.errors import UsageError
-from loadgen.measure.capacity.answer import Capacity, conclude, probe_json, read_probe
-from loadgen.measure.capacity.probe import Probe
-from loadgen.measure.capacity.search import Question, judge
+from loadgen.measure.capacity.capacity_probe import Probe
+from loadgen.measure.capacity.capacity_result import Capacity, conclude, probe_json, read_probe
+from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.measure.slo import parse_slo
 from loadgen.run.directory import free
 from loadgen.run.manifest import version

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from loadgen.drive.glimpse import GAP_BOUNDS_S
+from loadgen.drive.live_sample import GAP_BOUNDS_S
 
 Kind = Literal["counter", "gauge", "histogram"]
 _FIRST_TOKEN_S = (

@@ -17,7 +17,7 @@ import gevent.queue
 import msgspec
 from gevent.subprocess import Popen
 
-from loadgen.web.asked import Asked
+from loadgen.web.form import Asked
 from loadgen.web.relay_pipe import (
     ENDING,
     Back,
@@ -92,7 +92,7 @@ class Master:
         ours, theirs = socket.socketpair()
         with theirs, _held_back(ENDING):
             self._process = Popen(
-                [sys.executable, "-P", "-m", "loadgen.web.conductor", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "loadgen.web.control_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is ours to interpret
             )

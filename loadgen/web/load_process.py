@@ -1,4 +1,4 @@
-"""The process beside a worker that generates load: `python -m loadgen.web.generator DIR`.
+"""The process beside a worker that generates load: `python -m loadgen.web.load_process DIR`.
 
 It is a shard like those of `slobench run`, but for where its task comes from: on stdin, as the
 messages `assign` and `piece`, each behind its length. After that the same lines go in and come out.
@@ -23,7 +23,7 @@ from loadgen.drive.shard import prepare, serve
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
 from loadgen.web.assignment import fingerprint, task_of
-from loadgen.web.messages import MAX_BYTES, Assign, Bad, Load, Piece, read_down
+from loadgen.web.control_messages import MAX_BYTES, Assign, Bad, Load, Piece, read_down
 
 _PR_SET_PDEATHSIG = 1
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
+from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.curve import REACH_LOGIT, Posterior, posterior
 from loadgen.measure.capacity.dispersion import USUAL
-from loadgen.measure.capacity.probe import Probe
 
 LEAST_NEAR = 5.0
 """Probes near the target before an answer is given, each counted by its relevance."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loadgen.measure.capacity.probe import Probe
-from loadgen.measure.capacity.search import Question, State, judge
+from loadgen.measure.capacity.capacity_probe import Probe
+from loadgen.measure.capacity.next_probe import Question, State, judge
 from loadgen.measure.statistics.stats import wilson
 
 Unit = Literal["req/s", "users"]

@@ -22,14 +22,14 @@ from locust.runners import (
     WorkerRunner,
 )
 
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
-from loadgen.web.master import NOBODY, Master
-from loadgen.web.options import Settings, add_options, of_this_machine
-from loadgen.web.page import dress
-from loadgen.web.shard_host import ShardHost
-from loadgen.web.tally import Ended
+from loadgen.web.frame_builder import Ended
+from loadgen.web.locust_master import NOBODY, Master
+from loadgen.web.locust_page import dress
+from loadgen.web.locust_worker import ShardHost
+from loadgen.web.web_options import Settings, add_options, of_this_machine
 
 DOWN, UP = "slobench_down", "slobench_up"
 METHOD = "LLM"

@@ -12,7 +12,7 @@ from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed
 from loadgen.measure.statistics.stats import nearest_rank
 from loadgen.measure.validity.check import Check
-from loadgen.measure.validity.machine import taken
+from loadgen.measure.validity.machine_checks import taken
 from loadgen.measure.wording import say, say_count, say_share
 from loadgen.records import Run
 

@@ -12,10 +12,10 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
 from loadgen.records import CHUNKS, REQUESTS, FinishReason, Status, TokenSource
-from loadgen.web.messages import Bad, Frame
-from loadgen.web.tally import METRICS
+from loadgen.web.control_messages import Bad, Frame
+from loadgen.web.frame_builder import METRICS
 
 _ENUMS: dict[str, type[IntEnum]] = {
     "status": Status, "token_source": TokenSource, "finish_reason": FinishReason,

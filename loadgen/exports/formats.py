@@ -105,7 +105,7 @@ def _made(runs: Sequence[Run], format: str, rows: str | None) -> bytes:
         lines = [json.dumps(vllm_bench(run), allow_nan=False) for run in runs]
         return ("\n".join(lines) + "\n").encode()
     if (rows or chosen.rows) == "requests":
-        from loadgen.exports.tables import request_table
+        from loadgen.exports.flat_tables import request_table
 
         return chosen.write(request_table(runs))
     return chosen.write(_run_table(runs))
@@ -114,7 +114,7 @@ def _made(runs: Sequence[Run], format: str, rows: str | None) -> bytes:
 def _run_table(runs: Sequence[Run]) -> pd.DataFrame:
     import pandas as pd
 
-    from loadgen.exports.tables import summary_rows
+    from loadgen.exports.flat_tables import summary_rows
 
     return pd.DataFrame([row for run in runs for row in summary_rows(run, summarize(run))])
 

@@ -13,13 +13,13 @@ from pydantic import Field, ValidationError, field_validator
 
 from loadgen.cells.cell import Cell
 from loadgen.cells.runner import BETWEEN, Between
-from loadgen.document import Document, parse_document, write_document
 from loadgen.errors import UsageError
 from loadgen.measure.comparison.measures import Measure, measure
 from loadgen.registry import Block
 from loadgen.sweep.axes import Axis, How, axis, label
 from loadgen.sweep.points import Base, cells_of
 from loadgen.units import Seconds, as_data
+from loadgen.yaml_document import Document, parse_document, write_document
 
 FILE = "sweep.yaml"
 SCENARIO = "scenario.yaml"

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadgen.command.web import PLUGINS, TARGET
 from loadgen.errors import UsageError, nearest
-from loadgen.web.asked import POLICIES, Asked, read_asked, several
+from loadgen.web.form import POLICIES, Asked, read_asked, several
 from loadgen.workload.scenario import shipped_scenarios
 
 IN_FORM = {

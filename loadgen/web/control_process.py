@@ -1,4 +1,4 @@
-"""The process beside Locust's master that conducts a run: `python -m loadgen.web.conductor FD`.
+"""Conducts a run beside Locust's master: `python -m loadgen.web.control_process FD`.
 
 It does what `slobench run` does, with Locust's workers in the place of its own processes, and knows
 nothing of Locust: everything to and from the workers goes over the socket FD, which Locust's
@@ -25,8 +25,8 @@ from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.run.execute import Finished as Recorded
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
-from loadgen.web.asked import Asked, read_asked
-from loadgen.web.origin import environ_for
+from loadgen.web.credentials import environ_for
+from loadgen.web.form import Asked, read_asked
 from loadgen.web.relay_pipe import ENDING, Begin, Finished, Line, Note
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.scenario import Scenario

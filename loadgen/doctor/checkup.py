@@ -16,9 +16,9 @@ from typing import Any, Literal
 from rich.console import Console
 
 from loadgen.doctor.ceiling import Ceiling, find_ceiling, write_ceiling
-from loadgen.doctor.machine import read_machine, read_pressure
+from loadgen.doctor.machine_facts import read_machine, read_pressure
 from loadgen.doctor.proof import prove, proven_rate
-from loadgen.doctor.server import examine_target
+from loadgen.doctor.server_facts import examine_target
 from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Bench, Trial, measure_trial
 from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host

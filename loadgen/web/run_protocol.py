@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.web.assignment import Assignment
-from loadgen.web.messages import (
+from loadgen.web.control_messages import (
     Bad,
     Died,
     Done,
@@ -37,7 +37,7 @@ from loadgen.web.messages import (
     Stop,
     Up,
 )
-from loadgen.web.received import check_frame
+from loadgen.web.validate import check_frame
 
 N_PINGS = 8
 MEETING_S = 20.0

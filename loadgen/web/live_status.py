@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.drive.live_counts import LiveCounts
+from loadgen.drive.live_histogram import LiveCounts
 from loadgen.records import Schedule, Status
-from loadgen.web.controller import Shard
-from loadgen.web.messages import Frame
-from loadgen.web.tally import METRICS
+from loadgen.web.control_messages import Frame
+from loadgen.web.frame_builder import METRICS
+from loadgen.web.run_protocol import Shard
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 _NEVER_ENDED = "open"
