@@ -26,15 +26,15 @@ from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.policies.base import Policy
 from reference_engine.server import Guard
 from reference_engine.serving.build import Engine, build
-from reference_engine.serving.http_workers.messages import Open
+from reference_engine.serving.http_workers.engine_messages import Open
 from reference_engine.serving.http_workers.processes import Fronts
 from reference_engine.serving.identity import About
-from reference_engine.serving.routes.about import AboutRoutes
 from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.routes.debug import DebugRoutes
-from reference_engine.serving.routes.estimate import EstimateRoutes
-from reference_engine.serving.routes.interventions import InterventionRoutes
+from reference_engine.serving.routes.estimate_route import EstimateRoutes
+from reference_engine.serving.routes.identity_routes import AboutRoutes
 from reference_engine.serving.routes.loading import loading_routes
+from reference_engine.serving.routes.operator import InterventionRoutes
 from reference_engine.serving.serve_options import ServeOptions, policy_of
 from reference_engine.serving.service import Service
 from reference_engine.step_log.step_files import StepFiles

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from reference_engine.serving.routes.completions import request_id
 from reference_engine.serving.streams import StreamBroken
-from reference_engine.serving.wire.errors import WireError, error_body
+from reference_engine.serving.wire.wire_errors import WireError, error_body
 
 log = logging.getLogger(__name__)
 

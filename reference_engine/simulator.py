@@ -20,7 +20,7 @@ from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
-from reference_engine.predict.lengths import Predictor
+from reference_engine.predict.base import Predictor
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import CostModel, StepCost
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool

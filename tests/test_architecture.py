@@ -200,6 +200,7 @@ PURE = [
 IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
 TORCH_IN = (
     "reference_engine.executors.torch_",
+    "reference_engine.executors.cuda_stream",
     "reference_engine.model",
     "reference_engine.kernels",
 )

@@ -19,7 +19,7 @@ from reference_engine.core.planned import Outset, PlannedStep
 from reference_engine.executors.base import Executor, Launching, StepBatch, StepResult
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
-from reference_engine.predict.lengths import Predictor
+from reference_engine.predict.base import Predictor
 from reference_engine.state.admission import AdmissionError, check_admission
 from reference_engine.state.cost_model import CostModel
 from reference_engine.state.forecast import Forecast

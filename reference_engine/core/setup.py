@@ -10,7 +10,7 @@ from loadgen.clock import Clock
 from loadgen.errors import UsageError
 from reference_engine.core.core import EngineState
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.predict.lengths import MaxTokens, Predictor
+from reference_engine.predict.base import MaxTokens, Predictor
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool

@@ -25,11 +25,11 @@ from reference_engine.executors.base import (
     StepBatch,
     StepResult,
 )
-from reference_engine.executors.buckets import blocks_that_fit, bucket_of, buckets
+from reference_engine.executors.cuda_stream import CpuLane, CudaLane, Lane
+from reference_engine.executors.graph_sizes import blocks_that_fit, bucket_of, buckets
 from reference_engine.executors.torch_arena import Arena, Held, aligned
-from reference_engine.executors.torch_asks import Asks, AsksOnDevice, asks_of, choose
 from reference_engine.executors.torch_blocks import asked_for
-from reference_engine.executors.torch_lane import CpuLane, CudaLane, Lane
+from reference_engine.executors.torch_sampling_requests import Asks, AsksOnDevice, asks_of, choose
 from reference_engine.executors.torch_step import (
     DECODE_FIELDS,
     Draws,

@@ -102,7 +102,15 @@ def ops(which: Which) -> Ops:
     if which == "plain":
         return PLAIN
     try:
-        from reference_engine.kernels import chunk, decode, fused, norm, rope, sampling, silu
+        from reference_engine.kernels import (
+            chunk_attention,
+            decode_attention,
+            fused_attention,
+            norm,
+            rope,
+            silu,
+            token_sampling,
+        )
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise
@@ -113,9 +121,9 @@ def ops(which: Which) -> Ops:
         norm.add_rms_norm,
         silu.silu_mul,
         rope.rope_write,
-        decode.decode_attention,
-        chunk.chunk_attention,
-        fused.fused_attention,
-        sampling.sample,
+        decode_attention.decode_attention,
+        chunk_attention.chunk_attention,
+        fused_attention.fused_attention,
+        token_sampling.sample,
     )
     return Ops(*found)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds, Share
-from reference_engine.policies.admission import Room
 from reference_engine.policies.base import Policy
-from reference_engine.policies.buckets import Bucket, Buckets
 from reference_engine.policies.gang import Pad
+from reference_engine.policies.length_buckets import Bucket, Buckets
 from reference_engine.policies.sharing import causes_of, share_out
+from reference_engine.policies.step_budget import Room
 from reference_engine.state.cost_model import NO_PADDING, Padding
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from loadgen.units import Seconds
-from reference_engine.policies.admission import Reserve, Room, admit_in_order
 from reference_engine.policies.base import Policy
 from reference_engine.policies.slo_budget import prefill_within
+from reference_engine.policies.step_budget import Reserve, Room, admit_in_order
 from reference_engine.state.plan import Plan, View
 
 _LEAST_PREFILL = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from reference_engine.policies.admission import Reserve, reserved_tokens
+from reference_engine.policies.step_budget import Reserve, reserved_tokens
 from reference_engine.state.cost_model import NO_PADDING, Padding
 from reference_engine.state.plan import Cause, Item, Plan, View, Why
 from reference_engine.state.sequence import Request

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from reference_engine.policies.line import Ranking
+from reference_engine.policies.sorted_queue import Ranking
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds
-from reference_engine.policies.admission import Room
 from reference_engine.policies.base import Policy
 from reference_engine.policies.levels import Levels
 from reference_engine.policies.sharing import causes_of, displace, share_out
+from reference_engine.policies.step_budget import Room
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, Preemption, View
 from reference_engine.state.sequence import Request

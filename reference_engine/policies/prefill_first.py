@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reference_engine.policies.admission import Room, admit_in_order
 from reference_engine.policies.base import Policy
+from reference_engine.policies.step_budget import Room, admit_in_order
 from reference_engine.state.plan import Plan, View
 
 

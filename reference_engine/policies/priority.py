@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds
-from reference_engine.policies.admission import Room
 from reference_engine.policies.base import Policy
-from reference_engine.policies.lanes import Lanes
-from reference_engine.policies.line import Key, Patience
+from reference_engine.policies.scored_queue import Lanes
 from reference_engine.policies.scores import Scores, Weights
 from reference_engine.policies.sharing import Blocked, causes_of, displace, share_out
+from reference_engine.policies.sorted_queue import Key, Patience
+from reference_engine.policies.step_budget import Room
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, Preemption, View
 from reference_engine.state.sequence import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference_engine.policies.line import Key, Line
+from reference_engine.policies.sorted_queue import Key, Line
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 

@@ -7,7 +7,7 @@ from collections import deque
 from math import inf, log10
 from typing import NamedTuple
 
-from reference_engine.policies.lanes import Stretch
+from reference_engine.policies.scored_queue import Stretch
 from reference_engine.state.sequence import Request
 
 _MOST_WAITING = 3.0  # TTFT SLOs

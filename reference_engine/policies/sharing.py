@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reference_engine.policies.admission import Causes, Reserve, Room
-from reference_engine.policies.line import Key
+from reference_engine.policies.sorted_queue import Key
+from reference_engine.policies.step_budget import Causes, Reserve, Room
 from reference_engine.state.plan import Cause, Preemption, View, Why
 from reference_engine.state.sequence import Request
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds
-from reference_engine.policies.admission import Room
 from reference_engine.policies.base import Policy
 from reference_engine.policies.queue_state import QueueState
 from reference_engine.policies.sharing import causes_of, share_out
+from reference_engine.policies.step_budget import Room
+from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.lookup import FALLBACK, Lookup
 from reference_engine.smdp.states import Action, State, state_of
-from reference_engine.smdp.table import load_table
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
 

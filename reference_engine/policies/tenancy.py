@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from reference_engine.policies.budgets import Budget, WhenOver, budget_of
-from reference_engine.policies.counters import Counters, Flow, Tenant
-from reference_engine.policies.line import Key
 from reference_engine.policies.meter import Meter
+from reference_engine.policies.sorted_queue import Key
+from reference_engine.policies.virtual_counters import Counters, Flow, Tenant
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 

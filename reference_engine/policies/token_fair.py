@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from reference_engine.policies.admission import Room
 from reference_engine.policies.base import Policy
 from reference_engine.policies.budgets import Budget, WhenOver, mapping_of_text
+from reference_engine.policies.step_budget import Room
 from reference_engine.policies.tenancy import Tenancy
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.plan import Cause, Plan, View, Why

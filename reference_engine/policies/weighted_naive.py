@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 
-from reference_engine.policies.admission import Room
 from reference_engine.policies.base import Policy
-from reference_engine.policies.line import Ranking
 from reference_engine.policies.sharing import causes_of, share_out
+from reference_engine.policies.sorted_queue import Ranking
+from reference_engine.policies.step_budget import Room
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
 

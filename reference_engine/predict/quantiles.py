@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from reference_engine.predict.lengths import LengthDist, Predictor
+from reference_engine.predict.base import LengthDist, Predictor
 from reference_engine.predict.log_bins import N_BINS, UNLIMITED, Shares, Survival, bin_of
 from reference_engine.state.sequence import Request, State
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from reference_engine.serving.stops import StopText
 from reference_engine.serving.streams import Delta, Sink
-from reference_engine.serving.wire.answer import Chosen
+from reference_engine.serving.wire.response import Chosen
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.tokenizer import Detokenizer
 

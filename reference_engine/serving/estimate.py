@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from reference_engine.core.core import EngineState
-from reference_engine.predict.lengths import LengthDist
+from reference_engine.predict.base import LengthDist
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepShape

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from loadgen.errors import nearest
 from reference_engine.serving.wire.call import Call
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 
 
 @dataclass(frozen=True, slots=True)

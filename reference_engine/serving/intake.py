@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from reference_engine.serving.wire.call import Call
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.admission import AdmissionError, check_admission
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits

@@ -26,7 +26,7 @@ from reference_engine.serving.intake import Intake
 from reference_engine.serving.stops import StopText
 from reference_engine.serving.streams import Sink, StreamBroken, TokenStream, usage
 from reference_engine.serving.wire.call import Call
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Request
 from reference_engine.state.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from reference_engine.serving.wire.answer import Chosen, Usage
+from reference_engine.serving.wire.response import Chosen, Usage
 from reference_engine.state.forecast import Forecast
 from reference_engine.state.sequence import Request
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from math import exp
 
+from reference_engine.smdp.decision_table import Table, TableFile, digest, pick, table_of
 from reference_engine.smdp.states import Action, State
-from reference_engine.smdp.table import Table, TableFile, digest, pick, table_of
 from reference_engine.state.cost_model import CostModel
 
 FALLBACK = Action.prefill_fcfs

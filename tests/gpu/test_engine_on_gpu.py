@@ -135,7 +135,7 @@ def test_kv_takes_what_is_left_of_the_share_of_memory():
 
 def test_a_gpu_tells_its_telemetry():
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    from reference_engine.executors.torch_lane import CudaLane
+    from reference_engine.executors.cuda_stream import CudaLane
     from reference_engine.metrics.gpu import open_gpu
 
     gpu = open_gpu(CudaLane(torch.device("cuda", 0)).gpu)

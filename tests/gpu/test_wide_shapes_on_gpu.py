@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from reference_engine.executors.torch_lane import CudaLane  # noqa: E402 - only with a GPU
+from reference_engine.executors.cuda_stream import CudaLane  # noqa: E402 - only with a GPU
 from reference_engine.kernels.ops import ops  # noqa: E402
 from tests.reference_engine.wide_shapes import WIDE, greedy_shortfalls  # noqa: E402
 

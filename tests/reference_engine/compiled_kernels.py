@@ -19,7 +19,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reference_engine.kernels import chunk, decode, fused, norm, rope, sampling, silu
+from reference_engine.kernels import (
+    chunk_attention,
+    decode_attention,
+    fused_attention,
+    norm,
+    rope,
+    silu,
+    token_sampling,
+)
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = (
@@ -67,17 +75,21 @@ def _over_kv(kv: str, largest: float) -> dict[str, str]:
     keep = {"LARGEST": largest, "SMALLEST": 1e-20, "IS_INT": kv == "*i8"}
     return {
         "decode": compiled(
-            decode._partial,
+            decode_attention._partial,
             read | parts | {"rows": INT, "contexts": INT},
             heads | {"ROWS": 16, "SPLITS": 4},
             num_warps=4,
             num_stages=3,
         ),
         "chunk": compiled(
-            chunk._kernel, read | {"tiles": INT}, heads | {"ROWS": 64}, num_warps=4, num_stages=2
+            chunk_attention._kernel,
+            read | {"tiles": INT},
+            heads | {"ROWS": 64},
+            num_warps=4,
+            num_stages=2,
         ),
         "fused": compiled(
-            fused._kernel,
+            fused_attention._kernel,
             read | parts | behind,
             heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64, "SPLITS": 4},
             num_warps=4,
@@ -95,7 +107,7 @@ def _pointwise() -> dict[str, str]:
     best = {"best": F, "where": INT}
     return {
         "decode_join": compiled(
-            decode.join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
+            decode_attention.join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
         ),
         "norm": compiled(
             norm._kernel,
@@ -104,9 +116,9 @@ def _pointwise() -> dict[str, str]:
             num_warps=8,
         ),
         "silu": compiled(silu._kernel, {"gate_up": B, "out": B}, {"WIDTH": 14336, "BLOCK": 1024}),
-        "sample": compiled(sampling._partial, draw | best, {"BLOCK": 4096}, num_warps=8),
+        "sample": compiled(token_sampling._partial, draw | best, {"BLOCK": 4096}, num_warps=8),
         "sample_join": compiled(
-            sampling._join,
+            token_sampling._join,
             best | {"tokens": LONG, "n_parts": "i32"},
             {"BLOCK": 64},
             num_warps=1,

@@ -11,7 +11,7 @@ from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.predict.lengths import Predictor
+from reference_engine.predict.base import Predictor
 from reference_engine.state.cost_model import CostModel
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import How, Limits, Plan

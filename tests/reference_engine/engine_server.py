@@ -20,9 +20,9 @@ from aiohttp import web
 from reference_engine.serve import Wired, wire_up
 from reference_engine.server import Guard
 from reference_engine.serving.build import Engine, build
-from reference_engine.serving.http_workers.app import Front
+from reference_engine.serving.http_workers.engine_messages import Open
 from reference_engine.serving.http_workers.front_link import FrontLink
-from reference_engine.serving.http_workers.messages import Open
+from reference_engine.serving.http_workers.worker_app import Front
 from reference_engine.serving.serve_options import ServeOptions
 from reference_engine.serving.service import Service
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
 from reference_engine.executors.block_tables import BlockTables
-from reference_engine.executors.buckets import blocks_that_fit, bucket_of, buckets
+from reference_engine.executors.graph_sizes import blocks_that_fit, bucket_of, buckets
 from tests.reference_engine.engine_kit import request
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reference_engine.serving.wire.answer import Chosen, Encoder, Usage
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion, parse_either
-from reference_engine.serving.wire.errors import WireError, error_body
+from reference_engine.serving.wire.response import Chosen, Encoder, Usage
+from reference_engine.serving.wire.wire_errors import WireError, error_body
 from reference_engine.state.sequence import Sampling
 
 

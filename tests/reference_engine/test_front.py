@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from reference_engine.serving.http_workers.channel import Channel
 from reference_engine.serving.http_workers.engine_link import EngineLink
-from reference_engine.serving.http_workers.front_link import FrontLink
-from reference_engine.serving.http_workers.messages import (
+from reference_engine.serving.http_workers.engine_messages import (
     Admitted,
     Broken,
     Closed,
@@ -30,11 +29,12 @@ from reference_engine.serving.http_workers.messages import (
     Step,
     Submit,
 )
+from reference_engine.serving.http_workers.front_link import FrontLink
 from reference_engine.serving.identity import About
 from reference_engine.serving.streams import Delta, StreamBroken, Told
-from reference_engine.serving.wire.answer import Chosen
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.response import Chosen
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Sampling
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine

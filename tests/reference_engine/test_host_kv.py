@@ -11,8 +11,8 @@ from tests.reference_engine.cuda_stand_in import StandIn
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - only with torch
 
+from reference_engine.executors.cuda_stream import CudaLane  # noqa: E402
 from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402
-from reference_engine.executors.torch_lane import CudaLane  # noqa: E402
 from reference_engine.executors.torch_swap import HostKv  # noqa: E402
 from reference_engine.kernels.kv_memory import Kv  # noqa: E402
 from reference_engine.kernels.ops import PLAIN  # noqa: E402

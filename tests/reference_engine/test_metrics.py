@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from reference_engine.metrics.exposition import Moment, page
 from reference_engine.metrics.histograms import Histogram, Names
 from reference_engine.metrics.metrics import EngineMetrics, one_two_five
+from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.states import N_STATES
-from reference_engine.smdp.table import load_table
 from reference_engine.state.sequence import State
 from reference_engine.step_log.steps import Event, StepLog
 from tests.reference_engine.engine_kit import request, rig

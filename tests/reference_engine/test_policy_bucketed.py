@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.policies.buckets import Buckets
+from reference_engine.policies.length_buckets import Buckets
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Cause, Why
 from tests.reference_engine.engine_kit import Rig, request, rig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.predict.lengths import LengthDist
+from reference_engine.predict.base import LengthDist
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Cause, Item, Why
 from reference_engine.state.sequence import Request

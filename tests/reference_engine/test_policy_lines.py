@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.policies.lanes import Lanes, Stretch
-from reference_engine.policies.line import Line, Ranking
+from reference_engine.policies.scored_queue import Lanes, Stretch
+from reference_engine.policies.sorted_queue import Line, Ranking
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits, View
 from reference_engine.state.queues import Roster

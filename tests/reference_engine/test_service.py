@@ -11,7 +11,7 @@ from reference_engine.serving.engine_thread import EngineThread
 from reference_engine.serving.service import Service
 from reference_engine.serving.streams import StreamBroken
 from reference_engine.serving.wire.call import Call
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.kv import CHECKED
 from reference_engine.state.sequence import Sampling
 from tests.reference_engine.engine_kit import toy_output

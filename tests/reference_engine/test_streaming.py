@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from reference_engine.serving.routes.streaming import Outlet
 from reference_engine.serving.streams import Delta, TokenStream
-from reference_engine.serving.wire.answer import Chosen, Encoder
 from reference_engine.serving.wire.call import parse_completion
+from reference_engine.serving.wire.response import Chosen, Encoder
 from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_server import Serving, serving, toy_engine
 

@@ -12,7 +12,7 @@ from tests.reference_engine.engine_kit import request
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from reference_engine.executors.torch_arena import Arena  # noqa: E402 - only with torch
-from reference_engine.executors.torch_asks import AsksOnDevice, asks_of, choose  # noqa: E402
+from reference_engine.executors.torch_sampling_requests import AsksOnDevice, asks_of, choose  # noqa: E402
 from reference_engine.executors.torch_step import Draws  # noqa: E402
 from reference_engine.kernels import plain  # noqa: E402
 from reference_engine.model.sampling import Cuts, sample_with_logprobs  # noqa: E402

@@ -20,8 +20,8 @@ from tests.reference_engine.engine_kit import Rig, request, rig
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from reference_engine.executors.cuda_stream import CpuLane  # noqa: E402
 from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402 - only with torch
-from reference_engine.executors.torch_lane import CpuLane  # noqa: E402
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
 from reference_engine.model.weights import random_weights  # noqa: E402

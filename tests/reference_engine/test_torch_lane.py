@@ -12,8 +12,8 @@ from tests.reference_engine.engine_kit import request, rig
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from reference_engine.executors.cuda_stream import CudaLane  # noqa: E402 - only with torch
 from reference_engine.executors.torch_cuda import TorchCuda, _measured_blocks  # noqa: E402
-from reference_engine.executors.torch_lane import CudaLane  # noqa: E402 - only with torch
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
 from reference_engine.model.weights import random_weights  # noqa: E402

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from reference_engine.executors.base import Site
+from reference_engine.executors.cuda_stream import Lane
 from reference_engine.executors.torch_cuda import TorchCuda
-from reference_engine.executors.torch_lane import Lane
 from reference_engine.kernels.ops import Ops
 from reference_engine.model.config import ModelConfig, ModelSource
 from reference_engine.model.paged import PagedLlama

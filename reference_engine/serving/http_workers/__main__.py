@@ -13,7 +13,7 @@ import sys
 
 import uvloop
 
-from reference_engine.serving.http_workers.app import Front
+from reference_engine.serving.http_workers.worker_app import Front
 
 
 async def _run(channel: int, listener: int) -> int:

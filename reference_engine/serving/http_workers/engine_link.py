@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loadgen.clock import Clock
-from reference_engine.serving.http_workers.messages import (
+from reference_engine.serving.http_workers.engine_messages import (
     Admitted,
     Broken,
     Closed,
@@ -18,7 +18,7 @@ from reference_engine.serving.http_workers.messages import (
 )
 from reference_engine.serving.streams import StreamBroken, TokenStream, Told
 from reference_engine.serving.wire.call import Call
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 
 _GONE = "the engine's process has ended"
 

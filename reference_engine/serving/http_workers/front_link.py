@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from reference_engine.serving.http_workers.channel import Channel
-from reference_engine.serving.http_workers.messages import (
+from reference_engine.serving.http_workers.engine_messages import (
     Admitted,
     Broken,
     Bye,
@@ -26,7 +26,7 @@ from reference_engine.serving.http_workers.messages import (
 )
 from reference_engine.serving.service import Service
 from reference_engine.serving.streams import Delta, Sink, StreamBroken, Told
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Request
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from typing import Any
 from aiohttp import web
 
 from loadgen.errors import SlobenchError
+from reference_engine.serving.http_workers.engine_messages import Open
 from reference_engine.serving.http_workers.front_link import FrontLink
-from reference_engine.serving.http_workers.messages import Open
 from reference_engine.serving.service import Service
 
 log = logging.getLogger("reference_engine")

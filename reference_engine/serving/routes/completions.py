@@ -12,8 +12,8 @@ from loadgen.clock import Clock
 from reference_engine.serving.identity import About
 from reference_engine.serving.routes.streaming import stream_answer
 from reference_engine.serving.streams import Delta, TokenStream
-from reference_engine.serving.wire.answer import Encoder
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
+from reference_engine.serving.wire.response import Encoder
 
 _LONGEST_REQUEST_ID = 128
 

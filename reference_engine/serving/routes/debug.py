@@ -17,7 +17,7 @@ from reference_engine.core.setup import Setup
 from reference_engine.policies.base import POLICIES
 from reference_engine.serving.identity import About
 from reference_engine.serving.service import Service
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.step_log.steps import StepRecord
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from yarl import URL
 
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 
 _ASKED = ("x-tenant", "x-actor")  # all that the engine looks at
 _TOLD = ("Content-Type", "Content-Length", "Retry-After")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 
 
 def loading_routes() -> list[web.RouteDef]:

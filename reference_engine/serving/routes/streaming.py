@@ -15,9 +15,9 @@ from contextlib import suppress
 from aiohttp import ClientConnectionResetError, web
 
 from reference_engine.serving.streams import Delta, StreamBroken, TokenStream
-from reference_engine.serving.wire.answer import Encoder, Piece
 from reference_engine.serving.wire.call import Call
-from reference_engine.serving.wire.errors import WireError, error_event
+from reference_engine.serving.wire.response import Encoder, Piece
+from reference_engine.serving.wire.wire_errors import WireError, error_event
 
 log = logging.getLogger(__name__)
 

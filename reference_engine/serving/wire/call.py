@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_engine.serving.wire.errors import WireError
 from reference_engine.serving.wire.fields import (
     flag,
     integer,
@@ -19,6 +18,7 @@ from reference_engine.serving.wire.fields import (
     valid_unicode,
 )
 from reference_engine.serving.wire.prompt import parse_messages, parse_prompt
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Sampling
 
 

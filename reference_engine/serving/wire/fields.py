@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reference_engine.serving.wire.errors import WireError
 from reference_engine.serving.wire.fields import is_int, valid_unicode
+from reference_engine.serving.wire.wire_errors import WireError
 
 _MOST_ID = 1 << 32  # of any vocabulary
 _ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -15,7 +15,7 @@ import msgspec
 from reference_engine.serving.identity import About
 from reference_engine.serving.streams import Delta, Told
 from reference_engine.serving.wire.call import Call
-from reference_engine.serving.wire.errors import WireError
+from reference_engine.serving.wire.wire_errors import WireError
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=True):

@@ -12,7 +12,7 @@ from heapq import heappop, heappush, merge
 from math import inf
 from typing import NamedTuple
 
-from reference_engine.policies.line import Key, Line
+from reference_engine.policies.sorted_queue import Key, Line
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 

@@ -17,7 +17,7 @@ from loadgen.clock import MonotonicClock
 from reference_engine.server import Guard
 from reference_engine.serving.http_workers.channel import Channel
 from reference_engine.serving.http_workers.engine_link import EngineLink
-from reference_engine.serving.http_workers.messages import Bye, FromEngine, Listening, Open
+from reference_engine.serving.http_workers.engine_messages import Bye, FromEngine, Listening, Open
 from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.routes.forward import ForwardRoutes, session_to
 

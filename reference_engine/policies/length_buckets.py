@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import islice
 
-from reference_engine.policies.line import Key, Line, Patience
+from reference_engine.policies.sorted_queue import Key, Line, Patience
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 

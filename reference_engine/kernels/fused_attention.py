@@ -12,8 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_engine.kernels.chunk import one_tile
-from reference_engine.kernels.decode import KEYS, join, one_split, parts_of_splits, rows_of
+from reference_engine.kernels.chunk_attention import one_tile
+from reference_engine.kernels.decode_attention import (
+    KEYS,
+    join,
+    one_split,
+    parts_of_splits,
+    rows_of,
+)
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.tiles import TILE_ROWS, Tiles
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
 
 from reference_engine.policies.budgets import Budget, TokenBucket
-from reference_engine.policies.line import Line
+from reference_engine.policies.sorted_queue import Line
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 

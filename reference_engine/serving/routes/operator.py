@@ -14,8 +14,8 @@ from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
 from reference_engine.serving.routes.debug import policy_json
 from reference_engine.serving.service import Service
-from reference_engine.serving.wire.errors import WireError
 from reference_engine.serving.wire.fields import integer, parse_object, text
+from reference_engine.serving.wire.wire_errors import WireError
 
 MakePolicy = Callable[[str, Mapping[str, Any]], Policy]
 
