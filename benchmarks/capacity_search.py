@@ -40,7 +40,7 @@ from rig.machine import keep, machine_line
 from rig.queues import Queue, search
 from scipy.special import stdtrit
 
-from loadgen.capacity.capacity_spec import Asked
+from loadgen.capacity.capacity_spec import CapacitySpec
 from loadgen.capacity.search import search as whole_search
 from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
@@ -231,7 +231,7 @@ def engine_search(seed: int, target: float, precision: float) -> Capacity:
     """The answer of one whole `slobench capacity`."""
     values = load_scenario("capacity_search", _TRAFFIC).resolved() | {"seed": seed}
     words = ",".join(f"{key}={value}" for key, value in _ENGINE.items())
-    asked = Asked(
+    asked = CapacitySpec(
         Scenario.model_validate(values),
         "sim",
         RunOptions(engine=words, cache_dir=Path(tempfile.gettempdir())),

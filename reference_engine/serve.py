@@ -28,7 +28,7 @@ from reference_engine.server import Guard
 from reference_engine.serving.build import Engine, build
 from reference_engine.serving.http_workers.engine_messages import Open
 from reference_engine.serving.http_workers.processes import Fronts
-from reference_engine.serving.identity import About
+from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.routes.debug import DebugRoutes
 from reference_engine.serving.routes.estimate_route import EstimateRoutes
@@ -38,7 +38,7 @@ from reference_engine.serving.routes.operator import InterventionRoutes
 from reference_engine.serving.serve_options import ServeOptions, policy_of
 from reference_engine.serving.service import Service
 from reference_engine.step_log.step_files import StepFiles
-from reference_engine.step_log.steps import Event, StepRecord
+from reference_engine.step_log.steps import StepEvent, StepRecord
 
 log = logging.getLogger("reference_engine")
 
@@ -123,7 +123,7 @@ class Wired(NamedTuple):
     """The engine's service, not started, and everything the server answers with it."""
 
     service: Service
-    about: About
+    about: ServerIdentity
     routes: list[web.RouteDef]
 
 
@@ -133,7 +133,7 @@ def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = Non
     state = engine.state
     state.log.on_step, state.log.on_event = _listeners(service.metrics, files)
     state.log.note(Setup.of(state).event(state.view().now_s))
-    about = About(
+    about = ServerIdentity(
         model=options.model_name or engine.model.name,
         max_model_len=engine.limits.max_model_len,
         version=_version(),
@@ -171,7 +171,7 @@ def n_fronts(options: ServeOptions) -> int:
 
 def _listeners(
     metrics: EngineMetrics, files: StepFiles | None
-) -> tuple[Callable[[StepRecord], None], Callable[[Event], None]]:
+) -> tuple[Callable[[StepRecord], None], Callable[[StepEvent], None]]:
     """Who hears of each step and of each event: `/metrics`, and the files if there are any."""
     if files is None:
         return metrics.on_step, metrics.on_event
@@ -180,7 +180,7 @@ def _listeners(
         metrics.on_step(record)
         files.on_step(record)
 
-    def on_event(event: Event) -> None:
+    def on_event(event: StepEvent) -> None:
         metrics.on_event(event)
         files.on_event(event)
 

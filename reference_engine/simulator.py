@@ -36,7 +36,7 @@ class SimulationStuck(SlobenchError):
     """Requests wait, nobody will ever act again, and the policy goes on waiting."""
 
 
-class Client(Protocol):
+class EngineClient(Protocol):
     """Whoever uses a simulated engine: acts at instants of its own and when it is answered."""
 
     @property
@@ -79,7 +79,7 @@ class Simulator:
         if self.state.end(request_id, State.finished_abort) is not None:
             self._leave(request_id)
 
-    def run(self, client: Client) -> None:
+    def run(self, client: EngineClient) -> None:
         """Until the client has nothing left to do and no request is left. Raises SimulationStuck
         where a policy would wait for ever."""
         while True:
@@ -94,7 +94,7 @@ class Simulator:
                 self._wait(client)
         self._check_little()
 
-    def _step(self, client: Client) -> bool:
+    def _step(self, client: EngineClient) -> bool:
         """One step; False if the policy chose to wait."""
         state, clock = self.state, self.clock
         n_present, started_s, n_steps = len(self._arrived_s), clock.now_s(), state.counters.steps
@@ -107,7 +107,7 @@ class Simulator:
         client.receive(events, self)
         return True
 
-    def _wait(self, client: Client) -> None:
+    def _wait(self, client: EngineClient) -> None:
         until_s, next_s = self.state.wait_until_s, client.next_s()
         wake_s = min(
             math.inf if until_s is None else until_s, math.inf if next_s is None else next_s

@@ -22,7 +22,7 @@ _FIGURES = {
 
 
 def tables(facts: Mapping[str, Any]) -> Group:
-    """The figures of `loadgen.workload.fit.Fit.to_facts` for people."""
+    """The figures of `loadgen.workload.fit.ScenarioFit.to_facts` for people."""
     parts: list[RenderableType] = [
         Text(f"{facts['source']}: {facts['n']} requests in {format_duration(facts['duration_s'])}")
     ]

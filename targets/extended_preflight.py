@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from targets import preflight_checks
 from targets.base import Adapter, Request
 from targets.endpoint import Endpoint
-from targets.http_session import Disconnected, Session
-from targets.preflight_checks import EXAMINED, Chunking, Connections, Head, Repeats
-from targets.preflight_result import Check, Preflight
+from targets.http_session import Disconnected, HttpSession
+from targets.preflight_checks import EXAMINED, Chunking, ConnectionCounts, Head, Repeats
+from targets.preflight_result import Preflight, PreflightCheck
 from targets.probe_request import Answer, ask, connect, reason
 from targets.served_models import fetch_models
 from targets.server_text import strip_controls
@@ -37,9 +37,9 @@ TextOf = Callable[[int, int], str]  # (about so many characters, which text) →
 
 async def examine(
     endpoint: Endpoint, found: Preflight, text_of: TextOf, timeout_s: float = 30.0
-) -> tuple[Check, ...]:
+) -> tuple[PreflightCheck, ...]:
     """The checks of EXAMINED, in that order, of a server that passed its preflight."""
-    async with Session(endpoint.route) as session:
+    async with HttpSession(endpoint.route) as session:
         patient = _Patient(endpoint, found, text_of, timeout_s, session)
         return tuple([await patient.check(name) for name in EXAMINED])
 
@@ -54,13 +54,13 @@ class _Patient:
     found: Preflight
     text_of: TextOf
     timeout_s: float
-    session: Session
+    session: HttpSession
     n_texts: int = 0
     small: tuple[int, int] = (0, 0)  # small requests, and the connections they took
     keep_alive: str = ""
 
-    async def check(self, name: str) -> Check:
-        questions: dict[str, Callable[[], Awaitable[Check]]] = {
+    async def check(self, name: str) -> PreflightCheck:
+        questions: dict[str, Callable[[], Awaitable[PreflightCheck]]] = {
             "round_trip": self._round_trip,
             "http": self._http,
             "connections": self._connections,
@@ -71,17 +71,17 @@ class _Patient:
             found = await questions[name]()
             return replace(found, detail=self.endpoint.redact(strip_controls(found.detail)))
         except _Unknown as unknown:
-            return Check(name, None, self.endpoint.redact(strip_controls(str(unknown))))
+            return PreflightCheck(name, None, self.endpoint.redact(strip_controls(str(unknown))))
         except TimeoutError:
-            return Check(name, None, f"no answer within {self.timeout_s:g} s")
+            return PreflightCheck(name, None, f"no answer within {self.timeout_s:g} s")
         except OSError as error:
-            return Check(name, None, reason(error, self.endpoint))
+            return PreflightCheck(name, None, reason(error, self.endpoint))
 
     @property
     def adapter(self) -> Adapter:
         return self.found.adapter
 
-    async def _round_trip(self) -> Check:
+    async def _round_trip(self) -> PreflightCheck:
         connect_s = [await connect(self.endpoint, self.timeout_s) for _ in range(_CONNECTS)]
         opened, request_s = self.session.n_opened, []
         for _ in range(_SMALL_REQUESTS):
@@ -93,7 +93,7 @@ class _Patient:
         self.small = (_SMALL_REQUESTS, self.session.n_opened - opened)
         return preflight_checks.round_trip(connect_s, request_s[1:])  # the first one connected
 
-    async def _http(self) -> Check:
+    async def _http(self) -> PreflightCheck:
         for _ in range(_ATTEMPTS - 1):
             with suppress(Disconnected):  # a connection closed unannounced
                 return preflight_checks.http(await self._head())
@@ -120,17 +120,17 @@ class _Patient:
                 has_length=bool(response.header("content-length")),
             )
 
-    async def _connections(self) -> Check:
+    async def _connections(self) -> PreflightCheck:
         opened = self.session.n_opened
         for _ in range(_STREAMS):
             await self._answer(self._text(64), 1)
         # The first stream may use a connection that was left open before it.
         streams = max(1, self.session.n_opened - opened)
         return preflight_checks.connections(
-            Connections(*self.small, _STREAMS, streams, self.keep_alive)
+            ConnectionCounts(*self.small, _STREAMS, streams, self.keep_alive)
         )
 
-    async def _chunking(self) -> Check:
+    async def _chunking(self) -> PreflightCheck:
         """Of the answer that came in most pieces: a client that was kept from reading saw fewer."""
         answers = [await self._answer(self._text(64), _LONG_ANSWER)]
         while len(answers) < _ATTEMPTS and not any(map(_is_in_pieces, answers)):
@@ -147,7 +147,7 @@ class _Patient:
             )
         )
 
-    async def _prefix_cache(self) -> Check:
+    async def _prefix_cache(self) -> PreflightCheck:
         n_chars = self._long_prompt_chars()
         await self._answer(self._text(n_chars), 1)  # a server may warm up at a new length
         cold, warm = [], []

@@ -37,7 +37,7 @@ class NotHttp(OSError):
     """What came is no HTTP/1.1; quotes its beginning."""
 
 
-class Connection(asyncio.Protocol):
+class ProbeConnection(asyncio.Protocol):
     """One connection, at most one answer at a time."""
 
     def __init__(self) -> None:
@@ -180,14 +180,14 @@ class Connection(asyncio.Protocol):
             self._waiting.set_result(None)
 
 
-class Session:
+class HttpSession:
     """Requests along one route; `n_opened` connections so far, as many as there were requests at
     once. An async context manager that closes them; one event loop."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
         self._dialer = Dialer(asyncio.get_running_loop(), route)
-        self._idle: list[Connection] = []
+        self._idle: list[ProbeConnection] = []
         self.n_opened = 0
 
     async def __aenter__(self) -> Self:
@@ -205,7 +205,7 @@ class Session:
     @asynccontextmanager
     async def request(
         self, method: str, url: str, headers: Headers, body: bytes, timeout_s: float
-    ) -> AsyncIterator[Connection]:
+    ) -> AsyncIterator[ProbeConnection]:
         """The answer, its head read; what is unread of its body at the end of the block goes with
         its connection. `timeout_s` bounds all of it. Raises OSError, of which NoConnection,
         Disconnected, NotHttp and TimeoutError are kinds."""
@@ -217,7 +217,7 @@ class Session:
             finally:
                 self._put_back(connection)
 
-    async def _answering(self, request: bytes, *, may_repeat: bool) -> Connection:
+    async def _answering(self, request: bytes, *, may_repeat: bool) -> ProbeConnection:
         """The connection on which an answer has begun. On a kept one that the server has just
         closed, what changes nothing there is asked once more (RFC 9110 section 9.2.2)."""
         while (kept := self._take()) is not None:
@@ -227,14 +227,14 @@ class Session:
                 if not may_repeat:
                     raise
         try:
-            connection = await self._dialer.dial(Connection)
+            connection = await self._dialer.dial(ProbeConnection)
         except OSError as error:
             why = error.strerror or str(error) or type(error).__name__
             raise NoConnection(f"cannot connect to {self._dialer}: {why}") from error
         self.n_opened += 1
         return await self._begun(connection, request)
 
-    async def _begun(self, connection: Connection, request: bytes) -> Connection:
+    async def _begun(self, connection: ProbeConnection, request: bytes) -> ProbeConnection:
         try:
             connection.send(request)
             await connection.head()
@@ -243,14 +243,14 @@ class Session:
             raise
         return connection
 
-    def _take(self) -> Connection | None:
+    def _take(self) -> ProbeConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:
                 return connection
         return None
 
-    def _put_back(self, connection: Connection) -> None:
+    def _put_back(self, connection: ProbeConnection) -> None:
         if connection.is_reusable:
             self._idle.append(connection)
         else:

@@ -30,7 +30,7 @@ _NEEDS_ESCAPE, _ESCAPED = re.compile(r"[\\\"`]"), r"\\\g<0>"
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-class Preset(NamedTuple):
+class ServerPreset(NamedTuple):
     """How one project's server is started. `model` are the words that name the model; they are left
     out where no model is named and the server has a default.
     """
@@ -44,20 +44,20 @@ class Preset(NamedTuple):
 
 
 _WHERE = ("--host", "{host}", "--port", "{port}")
-PRESETS: Mapping[str, Preset] = {
-    "vllm": Preset("vllm", ("vllm", "serve"), ("{model}",), _WHERE),
+PRESETS: Mapping[str, ServerPreset] = {
+    "vllm": ServerPreset("vllm", ("vllm", "serve"), ("{model}",), _WHERE),
     # The metrics of SGLang and llama.cpp are off unless asked for.
-    "sglang": Preset(
+    "sglang": ServerPreset(
         "sglang",
         ("{python}", "-m", "sglang.launch_server"),
         ("--model-path", "{model}"),
         (*_WHERE, "--enable-metrics"),
     ),
-    "llama_cpp": Preset(
+    "llama_cpp": ServerPreset(
         "llama.cpp", ("llama-server",), ("-m", "{model}"), (*_WHERE, "--metrics"), needs_model=False
     ),
-    "transformers": Preset("transformers", ("transformers", "serve"), ("{model}",), _WHERE),
-    "reference": Preset(
+    "transformers": ServerPreset("transformers", ("transformers", "serve"), ("{model}",), _WHERE),
+    "reference": ServerPreset(
         "reference",
         ("{python}", "-P", "-u", "-m", "reference_engine"),
         ("--shape", "{model}"),
@@ -164,7 +164,7 @@ class Launch(Block):
         return self
 
     @property
-    def _preset(self) -> Preset | None:
+    def _preset(self) -> ServerPreset | None:
         return PRESETS[self.preset] if self.preset is not None else None
 
     @property

@@ -23,7 +23,7 @@ from targets.mock_script import Script
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 
 
-class Ask(msgspec.Struct):
+class RequestFields(msgspec.Struct):
     """The parts of a request body the mock looks at."""
 
     model: str = ""
@@ -55,10 +55,10 @@ class Ask(msgspec.Struct):
         return "".join(contents) or self.prompt
 
 
-_DECODER = msgspec.json.Decoder(Ask)
+_DECODER = msgspec.json.Decoder(RequestFields)
 
 
-class Connection(asyncio.Protocol):
+class MockConnection(asyncio.Protocol):
     """One client connection: HTTP/1.1 with keep-alive; pipelined requests wait for the reply before
     them.
     """
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
             ask = _DECODER.decode(body)
             refusal = refuse(script, ask, headers, api)
         except (ValueError, UsageError) as error:
-            ask, refusal = Ask(), (400, wire.error_body(400, str(error)))
+            ask, refusal = RequestFields(), (400, wire.error_body(400, str(error)))
         failure = script.failure(row.seq if row.seq >= 0 else number)
         if refusal is None and failure is not None and failure.isdigit():
             refusal = int(failure), wire.error_body(int(failure), f"scripted failure {failure}")
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
         elif failure != "hang":
             self.reply.start()
 
-    def _reply(self, row: LogRow, ask: Ask, script: Script, failure: str | None) -> Reply:
+    def _reply(self, row: LogRow, ask: RequestFields, script: Script, failure: str | None) -> Reply:
         is_chat = row.api == "chat"
         limit = ask.limit
         tokens, finish = script.output_tokens(limit, ask.ignore_eos)
@@ -207,7 +207,9 @@ class Connection(asyncio.Protocol):
         return Reply(self.replies, self, script, row, text, ask.stream, failure)
 
 
-def refuse(script: Script, ask: Ask, headers: dict[str, str], api: str) -> tuple[int, bytes] | None:
+def refuse(
+    script: Script, ask: RequestFields, headers: dict[str, str], api: str
+) -> tuple[int, bytes] | None:
     """The (status, body) a request is refused with before anything is generated, as vLLM would;
     None if it is fine.
     """

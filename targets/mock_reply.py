@@ -89,7 +89,7 @@ class Replies:
             self._timer.arm_ns(self._due[0][0], self._fire)
 
 
-class Outlet(Protocol):
+class ReplyConnection(Protocol):
     """What a reply needs of its connection; all but `write` end the reply."""
 
     reply: Reply | None
@@ -107,7 +107,7 @@ class Reply:
     """
 
     replies: Replies
-    connection: Outlet
+    connection: ReplyConnection
     script: Script
     row: LogRow
     text: wire.ReplyText

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loadgen.errors import UsageError
-from targets.mock_http import Connection
+from targets.mock_http import MockConnection
 from targets.mock_options import OPTIONS, apply_options
 from targets.mock_reply import LogRow, Replies, write_log
 from targets.mock_script import Script
@@ -64,7 +64,7 @@ async def serve(script: Script, place: Place, parent_pid: int | None) -> list[Lo
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    listener, url = await place.listen(loop, lambda: Connection(replies))
+    listener, url = await place.listen(loop, lambda: MockConnection(replies))
     sys.stdout.write(f"READY {url}\n")
     sys.stdout.flush()
     gc.collect()

@@ -16,7 +16,7 @@ from targets.base import Adapter, Delta, HttpRequest, Request, Shape
 from targets.openai_wire import (
     DONE,
     JSON_HEADERS,
-    Event,
+    StreamEvent,
     common_body,
     finish_reason,
     has_text,
@@ -29,7 +29,7 @@ from targets.openai_wire import (
 )
 
 
-class _Message(msgspec.Struct):
+class _ChatMessage(msgspec.Struct):
     content: str | list[Any] | None = None  # a list of typed parts from some gateways
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -38,12 +38,12 @@ class _Message(msgspec.Struct):
     function_call: dict[str, msgspec.Raw] | None = None
 
 
-class _Choice(msgspec.Struct):
-    delta: _Message | None = None
+class _ChatChoice(msgspec.Struct):
+    delta: _ChatMessage | None = None
     finish_reason: str | None = None
 
 
-_DECODER = msgspec.json.Decoder(Event[_Choice])
+_DECODER = msgspec.json.Decoder(StreamEvent[_ChatChoice])
 
 
 class OpenAIChat(Adapter):
@@ -100,7 +100,7 @@ class OpenAIChat(Adapter):
         )
 
 
-def _delta(chunk: Event[_Choice]) -> Delta:
+def _delta(chunk: StreamEvent[_ChatChoice]) -> Delta:
     choices = chunk.choices or ()
     is_bare = chunk.usage is None and chunk.error is None and chunk.timings is None
     if is_bare and len(choices) == 1 and choices[0].finish_reason is None:
@@ -122,7 +122,7 @@ def _delta(chunk: Event[_Choice]) -> Delta:
     return Delta(is_token, is_answer, text, finish_reason(finish), **tail(chunk))
 
 
-def _parts(message: _Message) -> tuple[str, str]:
+def _parts(message: _ChatMessage) -> tuple[str, str]:
     """(answer text, reasoning text) of one delta. Of typed parts, `text` is answer and everything
     else reasoning.
     """
@@ -138,5 +138,5 @@ def _parts(message: _Message) -> tuple[str, str]:
     return answer, reasoning
 
 
-def _calls(message: _Message) -> bool:
+def _calls(message: _ChatMessage) -> bool:
     return bool(message.tool_calls or message.function_call)

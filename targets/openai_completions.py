@@ -15,7 +15,7 @@ from targets.base import Adapter, Delta, HttpRequest, Request, Shape
 from targets.openai_wire import (
     DONE,
     JSON_HEADERS,
-    Event,
+    StreamEvent,
     common_body,
     finish_reason,
     has_text,
@@ -28,12 +28,12 @@ from targets.openai_wire import (
 )
 
 
-class _Choice(msgspec.Struct):
+class _TextChoice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
 
 
-_DECODER = msgspec.json.Decoder(Event[_Choice])
+_DECODER = msgspec.json.Decoder(StreamEvent[_TextChoice])
 
 
 class OpenAICompletions(Adapter):
@@ -78,7 +78,7 @@ class OpenAICompletions(Adapter):
         return has_text(fragment, b'"text":')
 
 
-def _delta(chunk: Event[_Choice]) -> Delta:
+def _delta(chunk: StreamEvent[_TextChoice]) -> Delta:
     text, finish = "", None
     for choice in chunk.choices or ():
         text += choice.text or ""

@@ -67,7 +67,7 @@ class UsageWire(msgspec.Struct):
         )
 
 
-class Event(msgspec.Struct, Generic[Choice]):
+class StreamEvent(msgspec.Struct, Generic[Choice]):
     """One event of a stream. `object`/`message` are how some vLLM versions spell an error without
     an `error` key.
     """
@@ -192,7 +192,7 @@ def finish_reason(word: str | None) -> FinishReason:
     return FinishReason.none if word is None else _FINISH.get(word, FinishReason.other)
 
 
-def error_message(event: Event[Any]) -> str | None:
+def error_message(event: StreamEvent[Any]) -> str | None:
     """The message of an in-band error in one line of at most 300 characters, or None when the event
     is none.
     """
@@ -219,7 +219,7 @@ def server_timings(timings: Mapping[str, Any]) -> dict[str, float]:
     return seconds
 
 
-def tail(event: Event[Any]) -> dict[str, Any]:
+def tail(event: StreamEvent[Any]) -> dict[str, Any]:
     """The Delta fields that live outside `choices`: usage, error, timings.
 
     Raises ValueError for an object that has none of them and no choices either: no chunk of this

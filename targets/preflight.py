@@ -16,10 +16,16 @@ from functools import partial
 from loadgen.errors import nearest
 from targets.base import Adapter, Request, Usage
 from targets.endpoint import Endpoint
-from targets.http_session import Session
-from targets.preflight_result import CHECKS, Check, Fit, Preflight, without_refused
+from targets.http_session import HttpSession
+from targets.preflight_result import (
+    CHECKS,
+    CharacterFit,
+    Preflight,
+    PreflightCheck,
+    without_refused,
+)
 from targets.probe_request import Answer, ask, connect, connect_problem, is_redirect, is_refused
-from targets.prompt_lengths import Ahead, Calibrate, Found, Lengths, point_of
+from targets.prompt_lengths import Ahead, Calibrate, Found, LengthProbe, point_of
 from targets.served_models import Models, fetch_models
 
 _TOKENS = 16  # of the probe's answer
@@ -55,14 +61,14 @@ async def preflight(
     probe = _Probe(endpoint, adapter, timeout_s, pause)
     try:
         probe.done("reachable", await probe.reach())
-        async with Session(endpoint.route) as session:
+        async with HttpSession(endpoint.route) as session:
             await probe.choose_model(session)
             probe.check_length(max_input_tokens, max_output_tokens)
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
             if text_of is None:
                 probe.judge(await probe.complete(session, prompt, on_timed))
                 return probe.result(None)
-            lengths = Lengths(
+            lengths = LengthProbe(
                 partial(probe.ask, session),
                 text_of,
                 calibrate,
@@ -99,13 +105,13 @@ class _Probe:
     adapter: Adapter
     timeout_s: float
     pause: Callable[[float], Awaitable[None]]
-    found: dict[str, Check] = field(default_factory=dict)
+    found: dict[str, PreflightCheck] = field(default_factory=dict)
     models: Models = field(default_factory=lambda: Models(0, {}))
-    fit: Fit | None = None
+    fit: CharacterFit | None = None
 
     def note(self, name: str, ok: bool | None, detail: str) -> None:
         assert name in CHECKS, name
-        self.found[name] = Check(name, ok, self.endpoint.redact(detail))
+        self.found[name] = PreflightCheck(name, ok, self.endpoint.redact(detail))
 
     def done(self, name: str, detail: str) -> None:
         self.note(name, True, detail)
@@ -115,7 +121,9 @@ class _Probe:
         return self.models.max_len.get(self.adapter.model)
 
     def result(self, fatal: str | None) -> Preflight:
-        checks = (self.found.get(name, Check(name, None, "not checked")) for name in CHECKS)
+        checks = (
+            self.found.get(name, PreflightCheck(name, None, "not checked")) for name in CHECKS
+        )
         return Preflight(self.adapter, tuple(checks), self.fit, self.max_model_len, fatal)
 
     async def reach(self) -> str:
@@ -132,7 +140,7 @@ class _Probe:
         through = f" through proxy {proxy.url}" if proxy else ""
         return f"{self.endpoint.url}{through}, connected in {took_s * 1e3:.1f} ms"
 
-    async def choose_model(self, session: Session) -> None:
+    async def choose_model(self, session: HttpSession) -> None:
         """The adapter's model, else the endpoint's, else the first that is served."""
         for left in reversed(range(_ATTEMPTS)):
             self.models = await fetch_models(session, self.endpoint, self.timeout_s)
@@ -163,7 +171,9 @@ class _Probe:
         self.fit = found.fit
         self.note("prompt_fit", found.ok, found.detail)
 
-    async def complete(self, session: Session, prompt: str, on_token: Callable[[], None]) -> Answer:
+    async def complete(
+        self, session: HttpSession, prompt: str, on_token: Callable[[], None]
+    ) -> Answer:
         """One small streamed answer, with whatever the server refuses to be asked switched off;
         `on_token` is called once that is known and a token is in."""
         given, failed = self.adapter, 0
@@ -252,7 +262,7 @@ class _Probe:
             self.done("max_model_len", f"{limit}; the scenario needs up to {total} tokens")
 
     async def ask(
-        self, session: Session, request: Request, on_token: Callable[[], None] = lambda: None
+        self, session: HttpSession, request: Request, on_token: Callable[[], None] = lambda: None
     ) -> Answer:
         return await ask(session, self.endpoint, self.adapter, request, self.timeout_s, on_token)
 

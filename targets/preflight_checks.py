@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from loadgen.units import format_duration as told
-from targets.preflight_result import Check
+from targets.preflight_result import PreflightCheck
 
 EXAMINED = ("round_trip", "http", "connections", "chunking", "prefix_cache")
 
@@ -37,7 +37,7 @@ CONSEQUENCES = {
 
 
 @dataclass(frozen=True)
-class Connections:
+class ConnectionCounts:
     """How many connections so many requests took, one after another, that could all have used one;
     first small ones, then streamed answers.
     """
@@ -81,7 +81,7 @@ class Repeats:
     warm_cached: Sequence[int | None]
 
 
-def round_trip(connect_s: Sequence[float], request_s: Sequence[float]) -> Check:
+def round_trip(connect_s: Sequence[float], request_s: Sequence[float]) -> PreflightCheck:
     """How far away the server is: connecting (TLS included), and the smallest request there is."""
     middle_s = median(request_s)
     swing_s = sorted(request_s)[len(request_s) * 9 // 10] - min(request_s)
@@ -91,14 +91,14 @@ def round_trip(connect_s: Sequence[float], request_s: Sequence[float]) -> Check:
     )
     if middle_s > FAR_S:
         far = "every TTFT includes this way: put the client near the server, or say so with results"
-        return Check("round_trip", False, detail, far)
+        return PreflightCheck("round_trip", False, detail, far)
     if swing_s > UNSTEADY_S:
         unsteady = "a difference between two servers of less than this cannot be seen"
-        return Check("round_trip", None, detail, unsteady)
-    return Check("round_trip", True, detail)
+        return PreflightCheck("round_trip", None, detail, unsteady)
+    return PreflightCheck("round_trip", True, detail)
 
 
-def http(head: Head) -> Check:
+def http(head: Head) -> PreflightCheck:
     """Whether a stream is framed so that its reads can be stamped and its end be told."""
     faults = []
     if head.version != "1.1":
@@ -125,14 +125,14 @@ def http(head: Head) -> Check:
             )
         )
     if faults:
-        return Check(
+        return PreflightCheck(
             "http", False, "; ".join(what for what, _ in faults), "; ".join(w for _, w in faults)
         )
     framing = "chunked" if head.is_chunked else "of stated length"
-    return Check("http", True, f"HTTP/1.1, {framing}, text/event-stream, not compressed")
+    return PreflightCheck("http", True, f"HTTP/1.1, {framing}, text/event-stream, not compressed")
 
 
-def connections(seen: Connections) -> Check:
+def connections(seen: ConnectionCounts) -> PreflightCheck:
     """Whether connections are kept alive, and for how many requests."""
     detail = (
         f"{seen.small_requests} small requests on {seen.small_connections} connections, "
@@ -141,18 +141,18 @@ def connections(seen: Connections) -> Check:
     if seen.keep_alive:
         detail += f"; keep-alive: {seen.keep_alive}"
     if seen.stream_connections <= 1 and seen.small_connections <= 1:
-        return Check("connections", True, detail)
+        return PreflightCheck("connections", True, detail)
     if seen.stream_connections >= seen.streams:
         every = (
             "every request opens a connection, and its TTFT pays for that; at high rates ports run "
             "out. Keep connections alive, or measure with `connections: never` knowingly"
         )
-        return Check("connections", False, detail, every)
+        return PreflightCheck("connections", False, detail, every)
     some = "some requests pay for a new connection; raise the server's requests per connection"
-    return Check("connections", False, detail, some)
+    return PreflightCheck("connections", False, detail, some)
 
 
-def chunking(seen: Chunking) -> Check:
+def chunking(seen: Chunking) -> PreflightCheck:
     """How tokens are packed into chunks, and chunks into reads."""
     each_read = per_read(seen.chunks, seen.reads)
     if seen.tokens is None:
@@ -174,7 +174,7 @@ def chunking(seen: Chunking) -> Check:
             "blocks"
         )
     ok = False if not counted else None if consequences else True
-    return Check("chunking", ok, detail, "; ".join(consequences))
+    return PreflightCheck("chunking", ok, detail, "; ".join(consequences))
 
 
 def per_read(chunks: int, reads: int) -> float:
@@ -182,14 +182,14 @@ def per_read(chunks: int, reads: int) -> float:
     return chunks / max(1, reads)
 
 
-def prefix_cache(seen: Repeats) -> Check:
+def prefix_cache(seen: Repeats) -> PreflightCheck:
     """Whether a prompt that was sent before is answered sooner, and whether the server says so."""
     cold_s, warm_s = median(seen.cold_s), median(seen.warm_s)
     times = f"TTFT {told(cold_s)} new, {told(warm_s)} repeated (medians of {len(seen.cold_s)})"
     of_prompt = f" of {seen.prompt_tokens}" if seen.prompt_tokens is not None else ""
     fresh = max((n for n in seen.cold_cached if n is not None), default=0)
     if fresh > _CACHED_TOKENS:
-        return Check(
+        return PreflightCheck(
             "prefix_cache",
             False,
             f"{fresh}{of_prompt} tokens of a prompt never sent before are said to be cached; "
@@ -198,7 +198,7 @@ def prefix_cache(seen: Repeats) -> Check:
         )
     stated = [n for n in seen.warm_cached if n]
     if stated:
-        return Check(
+        return PreflightCheck(
             "prefix_cache",
             True,
             f"present: {round(median(stated))}{of_prompt} prompt tokens cached on repetition; "
@@ -207,11 +207,11 @@ def prefix_cache(seen: Repeats) -> Check:
             "scenario declares will hit",
         )
     if max(seen.warm_s) < _CACHED_TTFT * min(seen.cold_s):
-        return Check(
+        return PreflightCheck(
             "prefix_cache",
             False,
             f"present, but cached tokens are not stated; {times}",
             "a contaminated run cannot be told from a clean one: leave `salt: run` as it is, and "
             "turn on the server's cached-token counts if it has them",
         )
-    return Check("prefix_cache", True, f"no sign of one: {times}")
+    return PreflightCheck("prefix_cache", True, f"no sign of one: {times}")

@@ -24,7 +24,7 @@ CHECKS = (
 
 
 @dataclass(frozen=True)
-class Check:
+class PreflightCheck:
     """One line of the preflight. `ok` None: not known, not asked, or worth a look but no fault.
     `consequence` is what it means for measuring, where a doctor says so.
     """
@@ -35,7 +35,7 @@ class Check:
     consequence: str = ""
 
 
-class Fit(NamedTuple):
+class CharacterFit(NamedTuple):
     """prompt tokens ≈ overhead_tokens + tokens_per_char · characters, from two prompts of the
     workload's own text.
     """
@@ -51,8 +51,8 @@ class Preflight:
     """
 
     adapter: Adapter
-    checks: tuple[Check, ...]
-    fit: Fit | None = None
+    checks: tuple[PreflightCheck, ...]
+    fit: CharacterFit | None = None
     max_model_len: int | None = None
     fatal: str | None = None
 
@@ -99,11 +99,13 @@ def without_refused(adapter: Adapter, status: int, said: str) -> Adapter | None:
     return None
 
 
-def two_point_fit(shorter: tuple[int, int] | None, longer: tuple[int, int] | None) -> Fit | None:
+def two_point_fit(
+    shorter: tuple[int, int] | None, longer: tuple[int, int] | None
+) -> CharacterFit | None:
     """The line through two (characters, tokens) points; None unless both exist and tokens grow with
     characters.
     """
     if shorter is None or longer is None or longer[0] <= shorter[0] or longer[1] <= shorter[1]:
         return None
     slope = (longer[1] - shorter[1]) / (longer[0] - shorter[0])
-    return Fit(shorter[1] - slope * shorter[0], slope)
+    return CharacterFit(shorter[1] - slope * shorter[0], slope)

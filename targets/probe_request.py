@@ -21,7 +21,7 @@ import msgspec
 from targets.base import Adapter, Delta, Request, Usage
 from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
-from targets.http_session import Connection, Session
+from targets.http_session import HttpSession, ProbeConnection
 from targets.server_text import strip_controls
 
 _HEAD_CHARS = 200
@@ -103,7 +103,7 @@ class EventReader:
 
 
 async def ask(
-    session: Session,
+    session: HttpSession,
     endpoint: Endpoint,
     adapter: Adapter,
     request: Request,
@@ -148,7 +148,7 @@ async def ask(
 
 
 async def _read_stream(
-    response: Connection,
+    response: ProbeConnection,
     endpoint: Endpoint,
     adapter: Adapter,
     answer: Answer,
@@ -194,7 +194,7 @@ def is_redirect(status: int) -> bool:
     return 300 <= status < 400
 
 
-def redirected(response: Connection, url: str, endpoint: Endpoint) -> str:
+def redirected(response: ProbeConnection, url: str, endpoint: Endpoint) -> str:
     """Where a redirect of `url` leads and what to do about it, in a few words."""
     location = response.header("location").decode("utf-8", "surrogateescape")
     if not location:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from targets.base import Request
-from targets.preflight_result import Fit, two_point_fit
+from targets.preflight_result import CharacterFit, two_point_fit
 from targets.probe_request import Answer
 
 _FIT_CHARS = 128  # of the shorter prompt
@@ -21,7 +21,7 @@ _CALIBRATION_S = 60.0  # a server that takes longer over a dozen small prompts i
 Point = tuple[int, int]  # characters, prompt tokens
 
 
-class Words(Protocol):
+class ProbePrompt(Protocol):
     """What a question says: messages if it has any, else a prompt."""
 
     @property
@@ -30,12 +30,12 @@ class Words(Protocol):
     def messages(self) -> tuple[tuple[str, str], ...]: ...
 
 
-Questions = Generator[tuple[Words, ...], tuple[int | None, ...], tuple[bool | None, str]]
-Calibrate = Callable[[Fit | None, int], Questions]
+Questions = Generator[tuple[ProbePrompt, ...], tuple[int | None, ...], tuple[bool | None, str]]
+Calibrate = Callable[[CharacterFit | None, int], Questions]
 """From the line of two prompts and the longest prompt to ask, in tokens: questions to the server
 that are asked together, to be sent its counts of prompt tokens, and at the end a check's `ok` and
 detail."""
-Ahead = Callable[[int], Sequence[Words]]
+Ahead = Callable[[int], Sequence[ProbePrompt]]
 """What a calibration will ask before anything else, as far as that is known without the line; given
 the longest prompt to ask."""
 
@@ -43,12 +43,12 @@ the longest prompt to ask."""
 class Found(NamedTuple):
     """The line, if there is one, and the check `prompt_fit`."""
 
-    fit: Fit | None
+    fit: CharacterFit | None
     ok: bool | None
     detail: str
 
 
-class Lengths:
+class LengthProbe:
     """Asks for one token at a time. `text_of(n)` gives about n characters of the workload's own
     text; `calibrate` asks on from the line, and `ahead` beside it. An async context manager that
     leaves nothing asked."""
@@ -108,7 +108,7 @@ class Lengths:
         detail = f"{per_token:.2f} characters per token, {fit.overhead_tokens:.1f} overhead"
         return Found(fit, True, detail)
 
-    async def _line(self) -> Fit | None:
+    async def _line(self) -> CharacterFit | None:
         """Two prompts of different lengths, asked together, give the line from characters to prompt
         tokens; where the workload's prompts are longer still, one more."""
         texts = (self._text_of(_FIT_CHARS), self._text_of(_LONGER * _FIT_CHARS))
@@ -123,12 +123,15 @@ class Lengths:
         return two_point_fit(shorter, longer)
 
     async def _calibrated(
-        self, calibrate: Calibrate, fit: Fit | None, known: Sequence[tuple[Words, int | None]]
+        self,
+        calibrate: Calibrate,
+        fit: CharacterFit | None,
+        known: Sequence[tuple[ProbePrompt, int | None]],
     ) -> tuple[bool | None, str]:
         """Ask what a calibration wants to know, twice where the server would not say, but not what
         is `known`; what it makes of that is the check's result."""
 
-        async def count(words: Words) -> int | None:
+        async def count(words: ProbePrompt) -> int | None:
             for asked, tokens in known:
                 if asked == words and tokens is not None:
                     return tokens
@@ -147,7 +150,7 @@ class Lengths:
             ok, detail = end.value
             return ok, detail
 
-    async def _counted(self, words: Words) -> int | None:
+    async def _counted(self, words: ProbePrompt) -> int | None:
         """The server's count of a prompt's tokens; None where it would not say."""
         request = Request(prompt=words.prompt, messages=words.messages, output_tokens=1)
         return _tokens_of(await self._answer(request))

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from targets.endpoint import Endpoint
-from targets.http_session import Session
-from targets.preflight_result import Check
+from targets.http_session import HttpSession
+from targets.preflight_result import PreflightCheck
 from targets.probe_request import reason
 from targets.scrape import Problem, Source, why
 from targets.server_metrics import add_up
@@ -26,7 +26,7 @@ _ABSENT = (404, 405)
 _IN_FLIGHT = ("running", "waiting", "swapped")
 
 
-async def settle(endpoint: Endpoint, *, drain_s: float, resets_cache: bool) -> list[Check]:
+async def settle(endpoint: Endpoint, *, drain_s: float, resets_cache: bool) -> list[PreflightCheck]:
     """Wait up to `drain_s` until the server computes nothing, then have it forget all prefixes.
 
     One line each for how that went: False where it did not work, None where the server does not
@@ -40,7 +40,7 @@ async def settle(endpoint: Endpoint, *, drain_s: float, resets_cache: bool) -> l
 
 async def unreachable(endpoint: Endpoint) -> str:
     """Why nobody answers there, whatever the answer; "" where somebody does."""
-    async with Session(endpoint.route) as session:
+    async with HttpSession(endpoint.route) as session:
         url = endpoint.address.http_url + "/v1/models"
         try:
             async with session.request("GET", url, endpoint.request_headers(), b"", _TIMEOUT_S):
@@ -49,26 +49,28 @@ async def unreachable(endpoint: Endpoint) -> str:
             return reason(error, endpoint)
 
 
-async def _drained(endpoint: Endpoint, limit_s: float) -> Check:
+async def _drained(endpoint: Endpoint, limit_s: float) -> PreflightCheck:
     """Whether the server's own metrics say that nothing is in flight."""
     sources = [Source(url, endpoint) for url in endpoint.metrics_urls()]
     if not sources:
-        return Check("drained", None, "its metrics are not to be read")
+        return PreflightCheck("drained", None, "its metrics are not to be read")
     begin_s = time.monotonic()
     try:
         while True:
             n_left = await _in_flight(sources)
             waited_s = time.monotonic() - begin_s
             if n_left is None:
-                return Check("drained", None, "its metrics do not say what is in flight")
+                return PreflightCheck("drained", None, "its metrics do not say what is in flight")
             if n_left == 0:
-                return Check("drained", True, f"nothing in flight, after {waited_s:.1f} s")
+                return PreflightCheck("drained", True, f"nothing in flight, after {waited_s:.1f} s")
             if waited_s >= limit_s:
                 left = f"{n_left:.0f} requests still in flight after {waited_s:.1f} s"
-                return Check("drained", False, f"{left}: they weigh on what is measured next")
+                return PreflightCheck(
+                    "drained", False, f"{left}: they weigh on what is measured next"
+                )
             await asyncio.sleep(_POLL_S)
     except Problem as error:
-        return Check("drained", None, f"its metrics {why(error, endpoint, _TIMEOUT_S)}")
+        return PreflightCheck("drained", None, f"its metrics {why(error, endpoint, _TIMEOUT_S)}")
     finally:
         for source in sources:
             source.close()
@@ -82,9 +84,9 @@ async def _in_flight(sources: Sequence[Source]) -> float | None:
     return sum(found.get(name, 0.0) for name in _IN_FLIGHT)
 
 
-async def _reset(endpoint: Endpoint) -> Check:
+async def _reset(endpoint: Endpoint) -> PreflightCheck:
     """Ask for an empty prefix cache under each of the names that servers know it by."""
-    async with Session(endpoint.route) as session:
+    async with HttpSession(endpoint.route) as session:
         for path in RESET_PATHS:
             url, headers = endpoint.address.http_url + path, endpoint.request_headers()
             try:
@@ -92,9 +94,11 @@ async def _reset(endpoint: Endpoint) -> Check:
                     status = answer.status
             except OSError as error:
                 said = reason(error, endpoint)
-                return Check("cache_reset", False, f"POST {path} failed: {said}")
+                return PreflightCheck("cache_reset", False, f"POST {path} failed: {said}")
             if status < 300:
-                return Check("cache_reset", True, f"POST {path}")
+                return PreflightCheck("cache_reset", True, f"POST {path}")
             if status not in _ABSENT:
-                return Check("cache_reset", False, f"POST {path} answered {status}")
-    return Check("cache_reset", None, f"the server has none of POST {', '.join(RESET_PATHS)}")
+                return PreflightCheck("cache_reset", False, f"POST {path} answered {status}")
+    return PreflightCheck(
+        "cache_reset", None, f"the server has none of POST {', '.join(RESET_PATHS)}"
+    )

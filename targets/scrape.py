@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from targets.address import parse_metrics_url
 from targets.endpoint import Endpoint
-from targets.http_session import Session
-from targets.preflight_result import Check
+from targets.http_session import HttpSession
+from targets.preflight_result import PreflightCheck
 from targets.probe_request import reason
 from targets.route import Route
 from targets.server_metrics import add_up, read_metrics
@@ -49,12 +49,12 @@ class Source:
         self._url, is_own = url, endpoint.is_own(url)
         self._headers = list(endpoint.request_headers()) if is_own else []
         self._route = endpoint.route if is_own else _direct(url, endpoint)
-        self._session: Session | None = None
+        self._session: HttpSession | None = None
 
     async def read(self, timeout_s: float) -> dict[str, float]:
         """What the server says of itself now. Raises one of `Problem`."""
         if self._session is None:
-            self._session = Session(self._route)
+            self._session = HttpSession(self._route)
         headers = [*self._headers, ("accept", "text/plain")]
         async with self._session.request("GET", self._url, headers, b"", timeout_s) as answer:
             if answer.status != 200:
@@ -121,24 +121,28 @@ class Scraper:
         self._found.rows += [(now_s, name, value) for name, value in add_up(readings).items()]
 
 
-async def find_metrics(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> tuple[Check, bool]:
+async def find_metrics(
+    endpoint: Endpoint, timeout_s: float = _TIMEOUT_S
+) -> tuple[PreflightCheck, bool]:
     """Whether the server's metrics can be read, as a line of the preflight. A URL that a file names
     is worth a warning, the usual place is not: most servers have no metrics unless told to.
     """
     urls, known = endpoint.metrics_urls(), set[str]()
     if not urls:
-        return Check("server_metrics", None, "not asked for"), False
+        return PreflightCheck("server_metrics", None, "not asked for"), False
     for url in urls:
         found = await _try(Source(url, endpoint), endpoint, timeout_s)
         if isinstance(found, str):
             is_usual = endpoint.metrics_url is None
             said = endpoint.redact(f"{url} {found}")
             detail = f"{said}: the server's queue and KV use will not be known"
-            return Check("server_metrics", None if is_usual else False, detail), not is_usual
+            return PreflightCheck(
+                "server_metrics", None if is_usual else False, detail
+            ), not is_usual
         known |= found.keys()
     names = sorted({name.partition("{")[0] for name in known})
     where = f"{endpoint.redact(urls[0])}{' and others' if len(urls) > 1 else ''}"
-    return Check("server_metrics", True, f"{where}: {', '.join(names)}"), True
+    return PreflightCheck("server_metrics", True, f"{where}: {', '.join(names)}"), True
 
 
 async def _try(source: Source, endpoint: Endpoint, timeout_s: float) -> dict[str, float] | str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from targets.endpoint import Endpoint
-from targets.http_session import Session
+from targets.http_session import HttpSession
 from targets.probe_request import is_redirect, one_line, reason, redirected, said
 from targets.server_text import strip_controls
 
@@ -31,7 +31,7 @@ class Models:
         return list(self.max_len)
 
 
-async def fetch_models(session: Session, endpoint: Endpoint, timeout_s: float) -> Models:
+async def fetch_models(session: HttpSession, endpoint: Endpoint, timeout_s: float) -> Models:
     """Ask once; every way to fail is in the result, none is raised."""
     url, headers = endpoint.address.http_url + "/v1/models", endpoint.request_headers()
     try:

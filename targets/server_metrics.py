@@ -16,7 +16,7 @@ _MIB = float(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ServerSeries:
     """One common series. `sources` are the names it is known by, the first found counts; several
     names in one source are added up (of those after the first, what is there). `fold` makes one
     value of several label sets, except that `by` keeps the values of one label apart.
@@ -35,42 +35,42 @@ def _named(*names: str) -> tuple[tuple[str, ...], ...]:
     return tuple((name,) for name in names)
 
 
-SERIES: tuple[Series, ...] = (
-    Series(
+SERIES: tuple[ServerSeries, ...] = (
+    ServerSeries(
         "running", "gauge", "sum", "requests being computed",
         _named(
             "vllm:num_requests_running", "sglang:num_running_reqs", "tgi_batch_current_size",
             "llamacpp:requests_processing",
         ),
     ),
-    Series(
+    ServerSeries(
         "waiting", "gauge", "sum", "requests queued in the server",
         _named(
             "vllm:num_requests_waiting", "sglang:num_queue_reqs", "tgi_queue_size",
             "llamacpp:requests_deferred",
         ),
     ),
-    Series("swapped", "gauge", "sum", "requests swapped out (vLLM V0)",
+    ServerSeries("swapped", "gauge", "sum", "requests swapped out (vLLM V0)",
            _named("vllm:num_requests_swapped")),
-    Series(
+    ServerSeries(
         "kv_usage", "gauge", "max", "share of the KV cache in use, of the fullest engine",
         _named(
             "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage",
             "llamacpp:kv_cache_usage_ratio",
         ),
     ),
-    Series(
+    ServerSeries(
         "cache_hit_rate", "gauge", "mean", "the server's own share of cached prompt tokens",
         _named("vllm:gpu_prefix_cache_hit_rate", "sglang:cache_hit_rate"),
     ),
-    Series(
+    ServerSeries(
         "preemptions", "counter", "sum", "requests put back for want of KV memory",
         _named(
             "vllm:num_preemptions_total", "sglang:num_retracted_requests_total",
             "sglang:num_retracted_reqs_total",
         ),
     ),
-    Series(
+    ServerSeries(
         "prompt_tokens", "counter", "sum", "prompt tokens",
         (
             *_named("vllm:prompt_tokens_total", "sglang:prompt_tokens_total",
@@ -78,14 +78,14 @@ SERIES: tuple[Series, ...] = (
             ("llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"),
         ),
     ),
-    Series(
+    ServerSeries(
         "generation_tokens", "counter", "sum", "output tokens",
         _named(
             "vllm:generation_tokens_total", "sglang:generation_tokens_total",
             "tgi_request_generated_tokens_sum", "llamacpp:tokens_predicted_total",
         ),
     ),
-    Series(
+    ServerSeries(
         "cache_queries", "counter", "sum", "prompt tokens looked up in the prefix cache",
         (
             *_named("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total",
@@ -93,28 +93,28 @@ SERIES: tuple[Series, ...] = (
             ("llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"),
         ),
     ),
-    Series(
+    ServerSeries(
         "cache_hits", "counter", "sum", "of those, found",
         _named(
             "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total",
             "sglang:cached_tokens_total", "llamacpp:prompt_tokens_cached_total",
         ),
     ),
-    Series(
+    ServerSeries(
         "requests", "counter", "sum", "requests finished",
         _named("vllm:request_success_total", "sglang:num_requests_total", "tgi_request_success"),
     ),
-    Series("gpu_utilization", "gauge", "mean", "share of time a kernel ran, mean of the GPUs",
+    ServerSeries("gpu_utilization", "gauge", "mean", "share of time a kernel ran, mean of the GPUs",
            _named("DCGM_FI_DEV_GPU_UTIL"), scale=0.01),
-    Series("gpu_memory_bytes", "gauge", "sum", "memory used, all GPUs",
+    ServerSeries("gpu_memory_bytes", "gauge", "sum", "memory used, all GPUs",
            _named("DCGM_FI_DEV_FB_USED"), scale=_MIB),
-    Series("gpu_power_w", "gauge", "sum", "power drawn, all GPUs",
+    ServerSeries("gpu_power_w", "gauge", "sum", "power drawn, all GPUs",
            _named("DCGM_FI_DEV_POWER_USAGE")),
-    Series("wait_s", "counter", "sum", "seconds that requests waited, by reason",
+    ServerSeries("wait_s", "counter", "sum", "seconds that requests waited, by reason",
            _named("ref:wait_seconds_total"), by="reason"),
-    Series("displaced_s", "counter", "sum", "seconds that requests waited for others' sake",
+    ServerSeries("displaced_s", "counter", "sum", "seconds that requests waited for others' sake",
            _named("ref:displaced_seconds_total")),
-    Series("padding_tokens", "counter", "sum", "tokens computed for nothing, by static batching",
+    ServerSeries("padding_tokens", "counter", "sum", "tokens computed as padding (static batching)",
            _named("ref:padding_tokens_total")),
 )  # fmt: skip
 

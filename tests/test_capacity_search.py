@@ -11,8 +11,8 @@ from rich.console import Console
 from rig import queues
 
 import slobench as sb
-from loadgen.capacity.capacity_spec import Asked, question_of
-from loadgen.capacity.early_stop import EarlyEnd
+from loadgen.capacity.capacity_spec import CapacitySpec, question_of
+from loadgen.capacity.early_stop import EarlyStop
 from loadgen.capacity.observed import why_gone
 from loadgen.capacity.search import search
 from loadgen.errors import TargetError, UsageError
@@ -45,7 +45,7 @@ def asked(tmp_path_factory):
 
     def ask(*settings, **more):
         scenario = load_scenario("capacity_search", [*QUICK, *settings])
-        return Asked(scenario, "sim", options, attainment=0.9, between=(4.0, 16.0), **more)
+        return CapacitySpec(scenario, "sim", options, attainment=0.9, between=(4.0, 16.0), **more)
 
     return ask
 
@@ -235,13 +235,13 @@ def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(
 def test_a_scenario_without_a_promise_to_each_request_is_refused():
     scenario = load_scenario("capacity_search", ["slo=['p99(ttft) <= 500ms']"])
     with pytest.raises(UsageError, match="--slo 'ttft<=500ms'"):
-        question_of(Asked(scenario, "sim"))
+        question_of(CapacitySpec(scenario, "sim"))
 
 
 def test_the_share_comes_from_the_scenario_unless_it_is_asked():
     scenario = load_scenario("capacity_search")
-    assert question_of(Asked(scenario, "sim")).target == 0.99
-    assert question_of(Asked(scenario, "sim", attainment=0.9)).target == 0.9
+    assert question_of(CapacitySpec(scenario, "sim")).target == 0.99
+    assert question_of(CapacitySpec(scenario, "sim", attainment=0.9)).target == 0.9
 
 
 def test_from_python(asked, tmp_path):
@@ -272,7 +272,7 @@ def ended(status=Status.ok, ttft_s=0.1, own=None):
 )
 def test_a_run_ends_early_when_all_is_one_way(outcome, grade):
     scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
-    early = EarlyEnd(scenario, 0.9, 3.0)
+    early = EarlyStop(scenario, 0.9, 3.0)
     told = None
     for second in range(1, 40):
         early.note(second + 0.5, [outcome] * 20)
@@ -284,7 +284,7 @@ def test_a_run_ends_early_when_all_is_one_way(outcome, grade):
 
 def test_what_is_in_flight_counts_against_what_would_be_clear():
     scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
-    early = EarlyEnd(scenario, 0.9, 3.0)
+    early = EarlyStop(scenario, 0.9, 3.0)
     for second in range(1, 12):
         early.note(second + 0.5, [ended()] * 20)
         assert early.reason(second + 0.5, in_flight=30 * second) is None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.capacity_probe import Grade, Probe, in_blocks
 from loadgen.measure.capacity.clear import clear
-from loadgen.measure.capacity.next_probe import Ask, Question, State, judge, next_probe
+from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState, judge, next_probe
 from loadgen.measure.statistics.stats import Values
 
 _LOOKS = 40  # at a probe, for an early end
@@ -121,7 +121,7 @@ def _lindley(instants_s: Values, services_s: Values) -> Values:
     return np.asarray(walk - np.minimum.accumulate(walk))
 
 
-def probe(queue: Queue, ask: Ask, target: float, rng: np.random.Generator) -> Probe:
+def probe(queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator) -> Probe:
     """The queue probed as asked, ended early where it is clear."""
     horizon_s = ask.warmup_s + ask.measure_s
     instants_s, kept = queue.arrive(ask.level, horizon_s, rng)
@@ -140,7 +140,7 @@ def probe(queue: Queue, ask: Ask, target: float, rng: np.random.Generator) -> Pr
 
 def search(
     queue: Queue, question: Question, rng: np.random.Generator, budget_s: float = math.inf
-) -> tuple[State, list[Probe]]:
+) -> tuple[SearchState, list[Probe]]:
     """A whole search, or what of it fits into the budget."""
     probes: list[Probe] = []
     while (ask := next_probe(question, probes)) is not None:

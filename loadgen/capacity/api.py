@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.capacity.capacity_spec import Asked
+from loadgen.capacity.capacity_spec import CapacitySpec
 from loadgen.capacity.search import search
 from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.run.run_options import RunOptions
@@ -39,7 +39,7 @@ def capacity(
     """
     chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     options.setdefault("environ", dict(os.environ))
-    asked = Asked(
+    asked = CapacitySpec(
         chosen, target, RunOptions(**options), over, attainment, between, budget_s, confidence,
         precision,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from loadgen.capacity.capacity_spec import Asked
+from loadgen.capacity.capacity_spec import CapacitySpec
 from loadgen.cells.cell import differing
 from loadgen.errors import UsageError
 from loadgen.measure.capacity.capacity_probe import Probe
@@ -34,7 +34,7 @@ def default_directory(scenario: Scenario) -> Path:
     return free(Path("runs") / f"capacity-{scenario.name}-{stamp}")
 
 
-def definition(asked: Asked, question: Question) -> dict[str, Any]:
+def definition(asked: CapacitySpec, question: Question) -> dict[str, Any]:
     """What must be the same for a search to go on; time and precision may change."""
     return {
         "scenario": asked.scenario.resolved(),
@@ -47,7 +47,9 @@ def definition(asked: Asked, question: Question) -> dict[str, Any]:
     }
 
 
-def kept_probes(asked: Asked, question: Question, directory: Path, resume: bool) -> list[Probe]:
+def kept_probes(
+    asked: CapacitySpec, question: Question, directory: Path, resume: bool
+) -> list[Probe]:
     """The probes of a search that is to go on; none for a new one. Raises UsageError."""
     path = directory / "capacity.json"
     if directory.exists() and not directory.is_dir():
@@ -83,7 +85,7 @@ def kept_probes(asked: Asked, question: Question, directory: Path, resume: bool)
 
 
 def store(
-    asked: Asked,
+    asked: CapacitySpec,
     question: Question,
     directory: Path,
     probes: Sequence[Probe],
@@ -106,7 +108,7 @@ def store(
 
 
 def write(
-    asked: Asked,
+    asked: CapacitySpec,
     question: Question,
     directory: Path,
     probes: Sequence[Probe],

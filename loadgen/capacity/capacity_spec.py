@@ -18,7 +18,7 @@ _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 
 
 @dataclass(frozen=True)
-class Asked:
+class CapacitySpec:
     """What to search. `attainment` None: what the scenario promises, else 99 %. `between` bounds
     the load; `budget_s` bounds the time of all probes, virtual time for `sim`."""
 
@@ -37,7 +37,7 @@ class Asked:
         return "req/s" if self.over == "rate" else "users"
 
 
-def question_of(asked: Asked) -> Question:
+def question_of(asked: CapacitySpec) -> Question:
     """What is searched, in numbers. Raises UsageError for a scenario without anything to keep, one
     that cannot be scaled, or bounds that are none."""
     scenario = asked.scenario
@@ -80,7 +80,7 @@ def question_of(asked: Asked) -> Question:
     )
 
 
-def _target(asked: Asked) -> float:
+def _target(asked: CapacitySpec) -> float:
     """As asked, else the strictest share that the scenario promises, else the implied one."""
     if asked.attainment is not None:
         return asked.attainment

@@ -17,7 +17,7 @@ from loadgen.workload.scenario import Scenario
 _LOOKS = 40  # over the window
 
 
-class EarlyEnd:
+class EarlyStop:
     """Fed with requests as they end (`loadgen.drive.live_sample.FIELDS`), says when to stop.
 
     What it sees is guessed from undecoded bytes and only decides when to stop; what the run found

@@ -8,11 +8,11 @@ import numpy as np
 
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
-from loadgen.measure.capacity.next_probe import Ask
+from loadgen.measure.capacity.next_probe import NextProbe
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run, Status
-from loadgen.run.execute import Finished
+from loadgen.run.execute import FinishedRun
 
 LEAST_SEEN = 4
 """Misses per block that a probe which ended in its warm-up stands for."""
@@ -20,7 +20,7 @@ _STRAY = 0.01  # of the due requests: so many may find no connection, as any oth
 
 
 def probe_of(
-    finished: Finished, ask: Ask, grade: Grade, spent_s: float, target: float, name: str
+    finished: FinishedRun, ask: NextProbe, grade: Grade, spent_s: float, target: float, name: str
 ) -> Probe:
     """What a finished run says as a probe. A run that was ended by its own `stop_when` was
     overrun; one of which the instrument is not trusted says nothing of the server, nor does one

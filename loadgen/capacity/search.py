@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.capacity.capacity_files import default_directory, kept_probes, store, write
-from loadgen.capacity.capacity_spec import Asked, question_of
-from loadgen.capacity.early_stop import EarlyEnd
+from loadgen.capacity.capacity_spec import CapacitySpec, question_of
+from loadgen.capacity.early_stop import EarlyStop
 from loadgen.capacity.observed import probe_of
 from loadgen.cells.cell import Cell
 from loadgen.cells.servers import CellServers
@@ -26,8 +26,8 @@ from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.capacity_probe import Grade, Probe
 from loadgen.measure.capacity.capacity_result import Capacity, Unit, conclude
-from loadgen.measure.capacity.next_probe import Ask, Question, State, judge, next_probe
-from loadgen.run.execute import SIMULATED, Finished, execute
+from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState, judge, next_probe
+from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
 from loadgen.workload.scaling import probed, scaled
@@ -37,7 +37,9 @@ from targets.quiesce import settle
 _TRIES = 2  # at a load at which the client could not be trusted
 
 
-def search(asked: Asked, out_dir: Path | None, console: Console, *, resume: bool) -> Capacity:
+def search(
+    asked: CapacitySpec, out_dir: Path | None, console: Console, *, resume: bool
+) -> Capacity:
     """`capacity`, telling `console` how it goes. Ctrl-C ends it with the best answer so far.
 
     Raises UsageError before anything runs, and for a directory that holds another search.
@@ -60,7 +62,7 @@ def _cache(options: RunOptions) -> Iterator[Path]:
 
 
 def _searched(
-    asked: Asked,
+    asked: CapacitySpec,
     question: Question,
     directory: Path,
     console: Console,
@@ -88,7 +90,11 @@ def _searched(
 
 
 def _conclude_broken(
-    asked: Asked, question: Question, directory: Path, probes: Sequence[Probe], console: Console
+    asked: CapacitySpec,
+    question: Question,
+    directory: Path,
+    probes: Sequence[Probe],
+    console: Console,
 ) -> None:
     """The files of a search whose target or instrument gave up, and where it stood."""
     answer = conclude(question, probes, asked.unit)
@@ -107,7 +113,7 @@ class _Search:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: CapacitySpec,
         question: Question,
         directory: Path,
         console: Console,
@@ -135,7 +141,7 @@ class _Search:
                     self._client_limit = min(self._client_limit, probe.level)
         return True
 
-    def _next(self) -> Ask | None:
+    def _next(self) -> NextProbe | None:
         ask = next_probe(self._question, self.probes)
         if ask is None or ask.level >= self._client_limit * (1 - 1e-9):
             return None
@@ -161,7 +167,7 @@ class _Search:
     def _tries_at(self, level: float) -> int:
         return sum(p.grade == "untrusted" and p.level == level for p in self.probes)
 
-    def _probe(self, ask: Ask, servers: CellServers) -> Probe | None:
+    def _probe(self, ask: NextProbe, servers: CellServers) -> Probe | None:
         asked, number = self._asked, len(self.probes) + 1
         name = f"{number:02d}"
         run_dir = self._directory / "probes" / name
@@ -175,7 +181,7 @@ class _Search:
         )
         early = None
         if not self._question.is_fixed:
-            early = EarlyEnd(scenario, self._question.target, ask.effect)
+            early = EarlyStop(scenario, self._question.target, ask.effect)
         options = replace(
             asked.options, out_dir=run_dir, name=f"{asked.scenario.name}-{name}", early=early
         )
@@ -189,7 +195,7 @@ class _Search:
         grade: Grade = "measured" if early is None else early.grade
         return probe_of(finished, ask, grade, spent_s, self._question.target, name)
 
-    def _execute(self, cell: Cell, servers: CellServers) -> Finished:
+    def _execute(self, cell: Cell, servers: CellServers) -> FinishedRun:
         if cell.target == SIMULATED:  # a new engine every time, idle and with nothing cached
             return execute(cell.scenario, cell.target, cell.options, self._quiet)
         begin_s = time.monotonic()
@@ -207,7 +213,7 @@ class _Search:
     def _keep(self) -> None:
         store(self._asked, self._question, self._directory, self.probes, None)
 
-    def _say_ask(self, ask: Ask) -> None:
+    def _say_ask(self, ask: NextProbe) -> None:
         load = f"{ask.level:.4g} {self._asked.unit}"
         self._console.print(
             f"probe {len(self.probes) + 1}: {load}, {ask.warmup_s:.3g} s warm-up + "
@@ -232,7 +238,7 @@ def seed_of(scenario: Scenario, number: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def _so_far(state: State, unit: Unit) -> str:
+def _so_far(state: SearchState, unit: Unit) -> str:
     if state.value is None or state.low is None or state.high is None:
         return "capacity not bracketed yet"
     ends = f"[{state.low:.4g}, {state.high:.4g}]"

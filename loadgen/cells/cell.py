@@ -51,7 +51,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PlannedRun:
     """One run to be made, or there already. `beside` are the runs it is measured together with: it
     is done when all of them are, for a partner made hours later tells nothing. The server of
     `up_beside` is up meanwhile. One that `starts_anew` finds no server of an earlier pair up."""

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from loadgen.cells.cell import Cell, Turn, check_cells
+from loadgen.cells.cell import Cell, PlannedRun, check_cells
 from loadgen.cells.runner import (
     BETWEEN,
     Between,
     CellFailure,
     CellRun,
+    CellRunner,
     Gauge,
-    Taker,
     failure,
     kept_paces,
 )
@@ -49,7 +49,7 @@ def turns(
     repeats: int,
     order_seed: int = 0,
     controls: Mapping[str, Cell] = NO_CONTROLS,
-) -> list[Turn]:
+) -> list[PlannedRun]:
     """All runs in the order in which they are made: round by round all cells, those that share a
     server side by side; the order is shuffled for every other round and reversed for the one after
     it. So over two rounds a drift that is linear in time adds the same to every cell.
@@ -62,7 +62,7 @@ def turns(
     for cell in cells:
         row = (controls[cell.name], cell) if cell.name in controls else (cell,)
         by_servers.setdefault(tuple(one.server_key for one in row), []).append(row)
-    groups, ordered = list(by_servers.values()), list[Turn]()
+    groups, ordered = list(by_servers.values()), list[PlannedRun]()
     order: list[tuple[Cell, ...]] = []
     for repeat in range(1, repeats + 1):
         if repeat % 2:
@@ -102,11 +102,11 @@ def run_cells(
     return _run_cells(todo, directory, console, between, gauge)
 
 
-def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Turn]:
+def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[PlannedRun]:
     places = [directory / cell.name / f"r{repeat}" for cell in row]
     stay_up = any(cell.stays_up for cell in row)
     return [
-        Turn(
+        PlannedRun(
             cell,
             repeat,
             places[k],
@@ -118,9 +118,9 @@ def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Tur
     ]
 
 
-def _rows(todo: Sequence[Turn]) -> list[list[Turn]]:
+def _rows(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     """What is measured in one go: a turn, or the two of a pair whose servers are both up."""
-    rows = list[list[Turn]]()
+    rows = list[list[PlannedRun]]()
     for turn in todo:
         if turn.up_beside is not None and rows and rows[-1][-1].directory in turn.beside:
             rows[-1].append(turn)
@@ -130,7 +130,7 @@ def _rows(todo: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _run_cells(
-    todo: Sequence[Turn], directory: Path, console: Console, between: Between, gauge: Gauge
+    todo: Sequence[PlannedRun], directory: Path, console: Console, between: Between, gauge: Gauge
 ) -> Generator[CellRun | CellFailure]:
     done = {turn.directory for turn in todo if turn.is_done}  # asked before any is made anew
     titles = {
@@ -138,7 +138,7 @@ def _run_cells(
         for n, turn in enumerate(todo, start=1)
     }
     with CellServers(directory / "servers", console) as servers:
-        taker = Taker(servers, console, between, gauge)
+        taker = CellRunner(servers, console, between, gauge)
         for row in _rows(todo):
             if row[0].directory in done:
                 yield from (_reused(turn, titles[turn.directory], console) for turn in row)
@@ -146,7 +146,7 @@ def _run_cells(
                 yield from taker.take([(titles[turn.directory], turn) for turn in row])
 
 
-def _reused(turn: Turn, title: str, console: Console) -> CellRun | CellFailure:
+def _reused(turn: PlannedRun, title: str, console: Console) -> CellRun | CellFailure:
     """A run that is there; the page and the summary are made where an interrupt left none."""
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize

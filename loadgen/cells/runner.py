@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from loadgen.cells.cell import Cell, Turn
+from loadgen.cells.cell import Cell, PlannedRun
 from loadgen.cells.servers import CellServer, CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import SlobenchError, TargetError
@@ -26,7 +26,7 @@ from loadgen.run.execute import SIMULATED, finished, prepared
 from loadgen.run.run_options import NOBODY, RunOptions
 from loadgen.run.target import Server, finish, tell
 from loadgen.workload.scenario import Scenario
-from targets.preflight_result import Check
+from targets.preflight_result import PreflightCheck
 from targets.quiesce import settle, unreachable
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Ready:
     """A turn that lacks nothing but its requests; `up` is its server, None where it is simulated.
     Nothing of it was under way before `begin_s`. `ending` ends what is there for it alone."""
 
-    turn: Turn
+    turn: PlannedRun
     options: RunOptions
     up: CellServer | None
     begin_s: float
@@ -90,17 +90,17 @@ class _Ready:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedRun:
     """A turn of which nothing but the summary and the page is missing."""
 
-    turn: Turn
+    turn: PlannedRun
     options: RunOptions
     run: Run
     paces: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Taker:
+class CellRunner:
     """Takes turns on `servers`. The `gauge` is read before and after each run."""
 
     servers: CellServers
@@ -108,24 +108,24 @@ class Taker:
     between: Between
     gauge: Gauge
 
-    def take(self, row: Sequence[tuple[str, Turn]]) -> list[CellRun | CellFailure]:
+    def take(self, row: Sequence[tuple[str, PlannedRun]]) -> list[CellRun | CellFailure]:
         """What came of a turn, or of those of a pair, each with its title.
 
         Raises KeyboardInterrupt when interrupted; runs that had ended before have their summary and
         their page then, too.
         """
         names = [turn.cell.name for _, turn in row]
-        found: list[_Recorded | CellFailure] = []
+        found: list[_RecordedRun | CellFailure] = []
         try:
             self._record(row, found)
         finally:
             concluded = [
-                self._concluded(one) if isinstance(one, _Recorded) else one for one in found
+                self._concluded(one) if isinstance(one, _RecordedRun) else one for one in found
             ]
         return sorted(concluded, key=lambda one: names.index(one.cell.name))
 
     def _record(
-        self, row: Sequence[tuple[str, Turn]], found: list[_Recorded | CellFailure]
+        self, row: Sequence[tuple[str, PlannedRun]], found: list[_RecordedRun | CellFailure]
     ) -> None:
         with ExitStack() as endings:
             ready: list[tuple[str, _Ready]] = []
@@ -151,7 +151,7 @@ class Taker:
                 if recorded.run.manifest["ended"] == "interrupted":
                     raise KeyboardInterrupt
 
-    def _ready(self, turn: Turn) -> _Ready:
+    def _ready(self, turn: PlannedRun) -> _Ready:
         cell = turn.cell
         moved = turn.make_room()
         if moved is not None:
@@ -174,11 +174,11 @@ class Taker:
             )
             return _Ready(turn, options, up, begin_s, record, opening.pop_all())
 
-    def _recorded(self, ready: _Ready, *, is_later: bool) -> _Recorded:
+    def _recorded(self, ready: _Ready, *, is_later: bool) -> _RecordedRun:
         """`is_later`: another run was measured since it was ready."""
         turn, up = ready.turn, ready.up
         if up is None:
-            return _Recorded(turn, ready.options, ready.record(), ())
+            return _RecordedRun(turn, ready.options, ready.record(), ())
         if (how := up.server.ended()) is not None:
             raise TargetError(how)
         if is_later and up.server.kind == "url":  # nobody knows what it became, and both may be one
@@ -193,9 +193,9 @@ class Taker:
         name, epoch_s = run.manifest["run"], run.manifest["epoch_monotonic_s"]
         end_s = time.monotonic()
         up.served(ServedRun(turn.directory, name, epoch_s, ready.begin_s, end_s))
-        return _Recorded(turn, ready.options, run, paces)
+        return _RecordedRun(turn, ready.options, run, paces)
 
-    def _concluded(self, one: _Recorded) -> CellRun | CellFailure:
+    def _concluded(self, one: _RecordedRun) -> CellRun | CellFailure:
         turn = one.turn
         try:
             summary = finished(one.run, turn.directory, one.options).summary
@@ -221,7 +221,7 @@ class Taker:
         self.console.print(text, markup=False, soft_wrap=True)
 
 
-def failure(title: str, turn: Turn, error: SlobenchError, console: Console) -> CellFailure:
+def failure(title: str, turn: PlannedRun, error: SlobenchError, console: Console) -> CellFailure:
     """That a turn came to nothing, told under its title."""
     console.print(f"{title} failed: {error}", style="red", markup=False)
     return CellFailure(turn.cell, turn.repeat, str(error))
@@ -253,9 +253,11 @@ def _keep_paces(directory: Path, paces: tuple[float, ...]) -> None:
     partial.rename(directory / _PACE)
 
 
-def _unprotected(scenario: Scenario) -> Check:
+def _unprotected(scenario: Scenario) -> PreflightCheck:
     """What a cache that was not emptied means for this scenario."""
     if scenario.prompts.salt == "run":
-        return Check("cache_reset", None, "prompts differ between runs, so none is found in it")
+        return PreflightCheck(
+            "cache_reset", None, "prompts differ between runs, so none is found in it"
+        )
     detail = "prompts are the same in every run (salt: none): the cache may answer for the server"
-    return Check("cache_reset", False, detail)
+    return PreflightCheck("cache_reset", False, detail)

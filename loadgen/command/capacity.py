@@ -48,7 +48,7 @@ def capacity(
     as_json: bool,
 ) -> int:
     """Search, print the probes and the answer; the exit code."""
-    from loadgen.capacity.capacity_spec import Asked
+    from loadgen.capacity.capacity_spec import CapacitySpec
     from loadgen.capacity.search import search
     from loadgen.run.run_options import RunOptions
     from reports.capacity.view import table
@@ -71,7 +71,7 @@ def capacity(
         cache_dir=cache_dir(os.environ),
         plugins=plugins,
     )
-    asked = Asked(
+    asked = CapacitySpec(
         scenario=scenario,
         target=chosen,
         options=options,

@@ -38,11 +38,11 @@ def modes(
 ) -> int:
     """Run the same requests against each mode and put the results side by side."""
     from loadgen.lab.mode_spec import read_modes, read_rates
-    from loadgen.lab.modes import Comparison, check_directory, check_target, compare
+    from loadgen.lab.modes import ModesSpec, check_directory, check_target, compare
     from loadgen.lab.simulated_engine import read_settings
 
     check_target(target)
-    asked = Comparison(
+    asked = ModesSpec(
         scenario,
         read_modes(modes_text),
         target,

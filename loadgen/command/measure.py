@@ -49,7 +49,7 @@ def run(
     watch: Watch = NOBODY,
 ) -> int:
     """Run, print the table and the verdict, and return the exit code."""
-    from loadgen.drive.shard_process import EarlyShard
+    from loadgen.drive.shard_process import PreforkedShard
 
     chosen = target or os.environ.get("OPENAI_BASE_URL")
     if not chosen:
@@ -74,7 +74,7 @@ def run(
     )
     from loadgen.run.execute import execute  # its modules are what an early process needs, too
 
-    with EarlyShard(is_wanted=chosen != "sim") as early:
+    with PreforkedShard(is_wanted=chosen != "sim") as early:
         console = Console(stderr=True, highlight=False)
         finished = execute(scenario, chosen, options, console, early=early)
     tell(finished.summary, as_json)

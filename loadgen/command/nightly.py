@@ -19,7 +19,7 @@ from loadgen.measure.comparison.judgement import FAIL_ON
 from loadgen.plugins import load_plugin
 
 if TYPE_CHECKING:
-    from loadgen.nightly.night import Night
+    from loadgen.nightly.night import FinishedNight
     from loadgen.run.run_options import Watch
 
 _INTERRUPTED = 130
@@ -99,7 +99,7 @@ def _accept(accepted: Mapping[str, Sequence[str]], as_json: bool) -> int:
     return 0
 
 
-def _tell_github(night: Night, environ: Mapping[str, str]) -> None:
+def _tell_github(night: FinishedNight, environ: Mapping[str, str]) -> None:
     """The summary and the annotations, where GitHub Actions reads them."""
     from reports.nightly.view import github_lines
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from loadgen.run.run_options import Watch
     from loadgen.sweep.points import Base
     from loadgen.sweep.sweep import Swept
-    from loadgen.sweep.sweep_spec import Asked, SweepFile
+    from loadgen.sweep.sweep_spec import SweepFile, SweepSpec
 
 FAIL_ON = ("missed", "no_verdict")
 _MISSED = 1
@@ -129,7 +129,7 @@ def _base(
     return Base(scenario, target, options)
 
 
-def _check_engines(asked: Asked) -> None:
+def _check_engines(asked: SweepSpec) -> None:
     """Raises UsageError for settings that the bundled engine would refuse, before any cell runs."""
     from reference_engine.serving.serve_options import choose
 
@@ -139,7 +139,7 @@ def _check_engines(asked: Asked) -> None:
             choose({}, [word for word in words if word])
 
 
-def _forecast(asked: Asked, directory: Path, as_json: bool) -> int:
+def _forecast(asked: SweepSpec, directory: Path, as_json: bool) -> int:
     """What would be done, in which order and for how long."""
     from loadgen.cells.cell import check_cells
     from loadgen.sweep.sweep import forecast

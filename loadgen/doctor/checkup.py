@@ -19,13 +19,13 @@ from loadgen.doctor.ceiling import Ceiling, find_ceiling, write_ceiling
 from loadgen.doctor.machine_facts import read_machine, read_pressure
 from loadgen.doctor.proof import prove, proven_rate
 from loadgen.doctor.server_facts import examine_target
-from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Bench, Trial, measure_trial
+from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Trial, TrialSetup, measure_trial
 from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import say, say_number
 from loadgen.run.target import Choice
-from targets.preflight_result import Check
+from targets.preflight_result import PreflightCheck
 from targets.truth_compiler import truth_program
 
 PROOF_RATES_PER_S = (20.0, 100.0, 400.0)
@@ -41,7 +41,7 @@ class Facts:
 
     kind: Literal["machine", "proof", "target"]
     reasons: tuple[str, ...]
-    checks: tuple[Check, ...] = ()
+    checks: tuple[PreflightCheck, ...] = ()
     trials: tuple[Trial, ...] = ()
     ceiling: Ceiling | None = None
     judge: str = ""
@@ -134,7 +134,7 @@ def visit_target(choice: Choice, console: Console) -> Facts:
     return Facts("target", reasons, tuple(checks), target=url)
 
 
-def _why_not_kept(bench: Bench, checks: Sequence[Check]) -> str:
+def _why_not_kept(bench: TrialSetup, checks: Sequence[PreflightCheck]) -> str:
     """Why `--workers auto` had better not go by this ceiling; "" where it can."""
     if bench.judge == "mock":
         return (
@@ -182,10 +182,10 @@ def _told(
 
 
 @contextmanager
-def _bench(cache_dir: Path | None, cc: str, needs_truth: bool = False) -> Iterator[Bench]:
+def _bench(cache_dir: Path | None, cc: str, needs_truth: bool = False) -> Iterator[TrialSetup]:
     """A folder for the trials, and the best judge that this machine can have."""
     with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as folder:
-        bench = Bench(Path(folder), cache_dir=cache_dir, cc=cc)
+        bench = TrialSetup(Path(folder), cache_dir=cache_dir, cc=cc)
         try:
             truth_program(cache_dir or bench.folder, cc)
         except MissingDependency:

@@ -25,7 +25,7 @@ _ALARM_GAP_NS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """Facts; None is "the system does not say". Shares are 0 to 1."""
 
     cores: int  # that this process may use
@@ -45,12 +45,12 @@ class Machine:
     pressure: float | None = None  # of the last 10 s in which some task waited for a core
 
 
-def read_machine() -> Machine:
+def read_machine() -> MachineFacts:
     """Look at this machine; takes about a third of a second, for the alarms."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     timer, alarm_late_s = _alarms()
     affine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Machine(
+    return MachineFacts(
         cores=affine or 1,
         quota_cores=quota_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
         governor=_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),

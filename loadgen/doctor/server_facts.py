@@ -14,7 +14,7 @@ from targets.endpoint import Endpoint
 from targets.extended_preflight import examine
 from targets.preflight import preflight
 from targets.preflight_checks import CONSEQUENCES, EXAMINED
-from targets.preflight_result import Check, Preflight
+from targets.preflight_result import Preflight, PreflightCheck
 
 _LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
 _TIMEOUT_S = 30.0
@@ -22,7 +22,7 @@ _TIMEOUT_S = 30.0
 
 def examine_target(
     choice: Choice, salt: bytes, log_dir: Path, console: Console
-) -> tuple[str, list[Check], str | None]:
+) -> tuple[str, list[PreflightCheck], str | None]:
     """(what was examined, every check, why it cannot be measured at all or None). `salt` makes the
     prompts new to the server, so that a cache can be told from a first time.
 
@@ -32,14 +32,14 @@ def examine_target(
         found, examined = finish(_asked(server.endpoint, choice.model, salt))
         checks = [_for_a_doctor(check, found.max_model_len) for check in found.checks]
         if found.fatal is not None:
-            skipped = [Check(name, None, "not checked") for name in EXAMINED]
+            skipped = [PreflightCheck(name, None, "not checked") for name in EXAMINED]
             return server.endpoint.url, [*checks, *skipped], found.fatal
         return server.endpoint.url, [*checks, *examined], None
 
 
 async def _asked(
     endpoint: Endpoint, model: str, salt: bytes
-) -> tuple[Preflight, tuple[Check, ...]]:
+) -> tuple[Preflight, tuple[PreflightCheck, ...]]:
     def text_of(n_chars: int, number: int) -> str:
         return Prompts(Synthetic(), 0, salt + number.to_bytes(4, "little")).sample(n_chars)
 
@@ -56,7 +56,7 @@ async def _asked(
     return found, await examine(endpoint, found, text_of, _TIMEOUT_S)
 
 
-def _for_a_doctor(check: Check, max_model_len: int | None) -> Check:
+def _for_a_doctor(check: PreflightCheck, max_model_len: int | None) -> PreflightCheck:
     """A check with its consequence; there is no scenario yet whose lengths could be too long."""
     if check.check == "max_model_len" and check.detail != "not checked":
         stated = f"{max_model_len} tokens" if max_model_len else "not stated"

@@ -35,7 +35,7 @@ _WARMUP_S = 0.5
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrialSetup:
     """Where trials are made: a folder for their files, and the server that judges them.
 
     `judge` mock is for machines without a C compiler: it is Python, and slower than the client.
@@ -74,7 +74,7 @@ class Trial:
         return not self.problems and self.ttft_error_s < ERROR_LIMIT_S
 
 
-def measure_trial(bench: Bench, rate_per_s: float, seconds: float, number: int) -> Trial:
+def measure_trial(bench: TrialSetup, rate_per_s: float, seconds: float, number: int) -> Trial:
     """Poisson arrivals at a rate for so many measured seconds, one worker, 64 tokens each.
 
     Raises KeyboardInterrupt when the user ended it, MissingDependency without a C compiler.
@@ -103,7 +103,7 @@ def _scenario(rate_per_s: float, seconds: float, seed: int) -> Scenario:
     )
 
 
-def _recorded(bench: Bench, scenario: Scenario, folder: Path) -> tuple[Run, TruthLog]:
+def _recorded(bench: TrialSetup, scenario: Scenario, folder: Path) -> tuple[Run, TruthLog]:
     directory = folder / "run"
     directory.mkdir(parents=True)
     plan, options = make_plan(scenario), RunOptions(n_workers=1)
@@ -113,7 +113,7 @@ def _recorded(bench: Bench, scenario: Scenario, folder: Path) -> tuple[Run, Trut
 
 
 @contextmanager
-def _judge(bench: Bench, folder: Path) -> Iterator[tuple[str, Callable[[], TruthLog]]]:
+def _judge(bench: TrialSetup, folder: Path) -> Iterator[tuple[str, Callable[[], TruthLog]]]:
     """The server: where it answers, and what ends it and reads its log."""
     if bench.judge == "mock":
         log = folder / "truth.csv"

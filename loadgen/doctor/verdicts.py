@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.doctor.machine_facts import Machine
+from loadgen.doctor.machine_facts import MachineFacts
 from loadgen.measure.statistics.stats import nearest_rank
 from loadgen.measure.wording import say, say_count, say_number, say_share
-from targets.preflight_result import Check
+from targets.preflight_result import PreflightCheck
 
 _LEAST_FILES = 4096
 _LEAST_PORTS = 20_000
@@ -17,12 +17,12 @@ _PRESSED = 0.1
 _STEADY_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen")
 
 
-def machine_checks(machine: Machine) -> list[Check]:
+def machine_checks(machine: MachineFacts) -> list[PreflightCheck]:
     """One line per fact, in a fixed order; `consequence` is what it costs and what to do."""
     return list(_checks(machine))
 
 
-def _checks(m: Machine) -> Iterator[Check]:
+def _checks(m: MachineFacts) -> Iterator[PreflightCheck]:
     yield _cores(m)
     yield _quota(m)
     yield other_load(m.pressure)
@@ -37,10 +37,10 @@ def _checks(m: Machine) -> Iterator[Check]:
     yield _virtual(m)
 
 
-def _cores(m: Machine) -> Check:
+def _cores(m: MachineFacts) -> PreflightCheck:
     if m.cores >= 4:
-        return Check("cores", True, f"{m.cores} usable")
-    return Check(
+        return PreflightCheck("cores", True, f"{m.cores} usable")
+    return PreflightCheck(
         "cores",
         False if m.cores == 1 else None,
         f"{m.cores} usable",
@@ -49,11 +49,11 @@ def _cores(m: Machine) -> Check:
     )
 
 
-def _quota(m: Machine) -> Check:
+def _quota(m: MachineFacts) -> PreflightCheck:
     if m.quota_cores is None:
-        return Check("CPU quota", True, "none")
+        return PreflightCheck("CPU quota", True, "none")
     is_tight = m.quota_cores < m.cores
-    return Check(
+    return PreflightCheck(
         "CPU quota",
         not is_tight,
         f"{say_number(m.quota_cores)} cores by the cgroup, of {m.cores}",
@@ -62,41 +62,45 @@ def _quota(m: Machine) -> Check:
     )  # fmt: skip
 
 
-def other_load(pressure: float | None) -> Check:
+def other_load(pressure: float | None) -> PreflightCheck:
     """Whether others want this machine's cores, by the share of time in which tasks waited."""
     if pressure is None:
-        return Check("other load", None, "this kernel does not say (no /proc/pressure)")
+        return PreflightCheck("other load", None, "this kernel does not say (no /proc/pressure)")
     detail = f"tasks waited for a core during {say_share(pressure)} of the last 10 s"
     if pressure <= _PRESSED:
-        return Check("other load", True, detail)
+        return PreflightCheck("other load", True, detail)
     advice = "others use this machine: what they cost the client is charged to no server, but "
-    return Check("other load", False, detail, f"{advice}runs may be INVALID; stop them or wait")
+    return PreflightCheck(
+        "other load", False, detail, f"{advice}runs may be INVALID; stop them or wait"
+    )
 
 
-def _governor(m: Machine) -> Check:
+def _governor(m: MachineFacts) -> PreflightCheck:
     if m.governor is None:
-        return Check("governor", None, "not readable here (usual in virtual machines)")
+        return PreflightCheck("governor", None, "not readable here (usual in virtual machines)")
     if m.governor == "performance":
-        return Check("governor", True, m.governor)
+        return PreflightCheck("governor", True, m.governor)
     advice = (
         "cores that clock down answer later at low rates; `cpupower frequency-set -g performance`"
     )
-    return Check("governor", None, m.governor, advice)
+    return PreflightCheck("governor", None, m.governor, advice)
 
 
-def _turbo(m: Machine) -> Check:
+def _turbo(m: MachineFacts) -> PreflightCheck:
     if m.turbo is None:
-        return Check("turbo", None, "not readable here")
+        return PreflightCheck("turbo", None, "not readable here")
     if not m.turbo:
-        return Check("turbo", True, "off")
-    return Check("turbo", None, "on", "CPU figures of two runs may differ with temperature")
+        return PreflightCheck("turbo", True, "off")
+    return PreflightCheck(
+        "turbo", None, "on", "CPU figures of two runs may differ with temperature"
+    )
 
 
-def _files(m: Machine) -> Check:
+def _files(m: MachineFacts) -> PreflightCheck:
     detail = f"{say_count(m.open_files)} at most"
     if m.open_files >= _LEAST_FILES:
-        return Check("open files", True, detail)
-    return Check(
+        return PreflightCheck("open files", True, detail)
+    return PreflightCheck(
         "open files",
         False,
         detail,
@@ -104,13 +108,13 @@ def _files(m: Machine) -> Check:
     )
 
 
-def _ports(m: Machine) -> Check:
+def _ports(m: MachineFacts) -> PreflightCheck:
     if m.ephemeral_ports is None:
-        return Check("ports", None, "not readable here")
+        return PreflightCheck("ports", None, "not readable here")
     detail = f"{say_count(m.ephemeral_ports)} ephemeral ports"
     if m.ephemeral_ports >= _LEAST_PORTS:
-        return Check("ports", True, detail)
-    return Check(
+        return PreflightCheck("ports", True, detail)
+    return PreflightCheck(
         "ports",
         False,
         detail,
@@ -119,13 +123,13 @@ def _ports(m: Machine) -> Check:
     )
 
 
-def _timer(m: Machine) -> Check:
+def _timer(m: MachineFacts) -> PreflightCheck:
     n = len(m.alarm_late_s)
     p50, p99 = (float(m.alarm_late_s[nearest_rank(n, q) - 1]) for q in (0.5, 0.99))
     detail = f"{m.timer}: {n} alarms, p50 {say(p50, 's')} late, p99 {say(p99, 's')}"
     if p99 <= _LATE_ALARM_S:
-        return Check("timer", True, detail)
-    return Check(
+        return PreflightCheck("timer", True, detail)
+    return PreflightCheck(
         "timer",
         False,
         detail,
@@ -133,27 +137,27 @@ def _timer(m: Machine) -> Check:
     )
 
 
-def _clock(m: Machine) -> Check:
+def _clock(m: MachineFacts) -> PreflightCheck:
     name = m.clock_source or "unknown"
     detail = f"{name}, {say_number(m.clock_read_ns)} ns to read"
     if m.clock_read_ns <= _SLOW_CLOCK_NS:
-        return Check("clock", True if name in _STEADY_CLOCKS else None, detail)
+        return PreflightCheck("clock", True if name in _STEADY_CLOCKS else None, detail)
     advice = "every socket read is stamped with it; boot with clocksource=tsc if the CPU has one"
-    return Check("clock", False, detail, advice)
+    return PreflightCheck("clock", False, detail, advice)
 
 
-def _library(name: str, version: str | None, cost: str) -> Check:
+def _library(name: str, version: str | None, cost: str) -> PreflightCheck:
     if version is not None:
-        return Check(name, True, version)
-    return Check(name, False, "not installed", f"{cost}; pip install {name}")
+        return PreflightCheck(name, True, version)
+    return PreflightCheck(name, False, "not installed", f"{cost}; pip install {name}")
 
 
-def _virtual(m: Machine) -> Check:
+def _virtual(m: MachineFacts) -> PreflightCheck:
     if m.hypervisor is None:
-        return Check("virtual", None, "not readable here")
+        return PreflightCheck("virtual", None, "not readable here")
     if not m.hypervisor:
-        return Check("virtual", True, "no hypervisor")
-    return Check(
+        return PreflightCheck("virtual", True, "no hypervisor")
+    return PreflightCheck(
         "virtual",
         None,
         "a virtual machine",

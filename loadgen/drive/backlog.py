@@ -20,7 +20,7 @@ Sockets = Callable[[int], tuple[int, Sequence[int]]]
 """How many connections are in flight, and the file descriptors of so many of them at most."""
 
 
-class Backlog:
+class ReceiveBacklog:
     """What was seen waiting in the receive queues of `sockets`."""
 
     def __init__(self, sockets: Sockets) -> None:

@@ -47,7 +47,7 @@ _OTHERS = (
 Line = tuple[float, ...]
 
 
-class Columns:
+class ExchangeColumns:
     """Writes into `rows`; instants are nanoseconds, turned into seconds since `epoch_ns`."""
 
     def __init__(self, rows: Requests, epoch_ns: int) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from loadgen.drive.body import Body
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, Event, SseDecoder, plain_events
+from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, SseDecoder, SseEvent, plain_events
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape
 
@@ -199,7 +199,7 @@ def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Said]
         yield Said([body.times[-1]], delta)
 
 
-def _delta(event: Event, adapter: Adapter, result: Decoded) -> Delta | None:
+def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     is_error = event.name == b"error"
     try:
         delta = adapter.decode(event.data)

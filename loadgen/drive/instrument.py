@@ -25,7 +25,7 @@ _WAKE_UP_S = 50e-6
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
 
 
-class Meter:
+class ThreadMeter:
     """CPU share, run-queue delay and throttling of this thread between `start` and `stop`, what
     share of the machine's own time its host took away (steal), and how the time of the cores that
     the thread may use was spent.

@@ -52,7 +52,7 @@ _EVENT, _END = b"data:", b"\n\n"
 
 
 @dataclass(slots=True)
-class Gaps:
+class GapCounts:
     """Times between the events of answers, counted by bucket; the last bucket has no upper end."""
 
     counts: NDArray[np.int64] = field(
@@ -69,7 +69,7 @@ class Glimpses:
         self._looks_like_token = looks_like_token
         self._own_slo_s = own_limits(schedule)
         self._ended: list[list[Any]] = []
-        self._gaps: dict[int, Gaps] = {}
+        self._gaps: dict[int, GapCounts] = {}
 
     def unsent(self, row: int, status: Status) -> None:
         """A row that never went out."""
@@ -120,7 +120,7 @@ class Glimpses:
         events = [part.count(_EVENT) for part in parts[first : last + 1]]
         if max(events) > 1 or not all(events):
             events = [self._events(part) for part in parts[first : last + 1]]
-        gaps = self._gaps.setdefault(class_id, Gaps())
+        gaps = self._gaps.setdefault(class_id, GapCounts())
         n_events, span_ns = sum(events), times[last] - times[first]
         gaps.counts[0] += events[0] - 1  # came with the first one
         if last == first:

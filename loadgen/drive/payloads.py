@@ -13,7 +13,7 @@ from targets.base import Adapter, Request
 from targets.server_text import redact
 
 
-class Words(Protocol):
+class PromptText(Protocol):
     """What a request says: messages if it has any, else a prompt."""
 
     @property
@@ -77,7 +77,7 @@ class Payloads:
     def __init__(
         self,
         schedule: Schedule,
-        ask: Callable[[int, str | None], Words],
+        ask: Callable[[int, str | None], PromptText],
         adapter: Adapter,
         head: HttpHead,
         run_name: str,

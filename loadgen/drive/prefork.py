@@ -22,7 +22,7 @@ def may_copy() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1 and None not in streams
 
 
-class CopiedProcess:
+class PreforkedProcess:
     """`loadgen.drive.shard` in a copy of this process, which must be one that `may_copy`; the
     counterpart of a subprocess.Popen. What it logs goes to `log_fd`."""
 

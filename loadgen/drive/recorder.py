@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.drive.columns import Columns
+from loadgen.drive.columns import ExchangeColumns
 from loadgen.drive.decode import Decoded, decode
 from loadgen.drive.exchange import Exchange
 from loadgen.drive.spill import Spill
@@ -84,7 +84,7 @@ class ShardRecorder:
     def finish(self, lost: str = "") -> tuple[Requests, Chunks, Names]:
         """Decode everything; the rows, their chunks grouped by request id, and the names. Rows
         that nobody accounted for are `lost`, with that reason."""
-        columns = Columns(self.rows, self.epoch_ns)
+        columns = ExchangeColumns(self.rows, self.epoch_ns)
         for exchange in self._exchanges:
             self._spill.restore(exchange)
             self._understand(exchange, columns)
@@ -96,7 +96,7 @@ class ShardRecorder:
         chunks = columns.finish()
         return self.rows, chunks, Names(errors=self._errors.texts(), remotes=self._remotes.texts())
 
-    def _understand(self, exchange: Exchange, columns: Columns) -> None:
+    def _understand(self, exchange: Exchange, columns: ExchangeColumns) -> None:
         self._is_accounted[exchange.row] = True
         self.n_reads += len(set(exchange.times))
         remote_id = self._remotes.id(exchange.remote)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.drive.answer import answer_text
-from loadgen.drive.backlog import Backlog
+from loadgen.drive.backlog import ReceiveBacklog
 from loadgen.drive.decode import decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.instrument import GcPauses, Meter
+from loadgen.drive.instrument import GcPauses, ThreadMeter
 from loadgen.drive.live_sample import Glimpses
 from loadgen.drive.loop_probe import LoopProbe
 from loadgen.drive.memory import memory_for
@@ -79,7 +79,11 @@ class Shard:
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
-        self._meter, self._gc, self._backlog = Meter(), GcPauses(), Backlog(client.in_flight)
+        self._meter, self._gc, self._backlog = (
+            ThreadMeter(),
+            GcPauses(),
+            ReceiveBacklog(client.in_flight),
+        )
         self._speed = ProcessorSpeed()
         self._probe_timer = make_quiet_timer(loop)
         self._probe = LoopProbe(self._probe_timer, self._look)

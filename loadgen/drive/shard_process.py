@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgen.drive.prefork import CopiedProcess, may_copy
+from loadgen.drive.prefork import PreforkedProcess, may_copy
 
 _LAST_WORDS_S = 10.0
 _TAIL_BYTES = 1 << 16  # more than any last line
@@ -34,7 +34,7 @@ class ShardProcess:
     def __init__(
         self,
         log_fd: int,
-        start: Callable[[int], subprocess.Popen[bytes] | CopiedProcess] = _new_process,
+        start: Callable[[int], subprocess.Popen[bytes] | PreforkedProcess] = _new_process,
     ) -> None:
         self._log_fd = log_fd
         self._kept_as: Path | None = None
@@ -90,7 +90,7 @@ class ShardProcess:
                     shutil.copyfileobj(log, kept)
 
 
-class EarlyShard:
+class PreforkedShard:
     """A process for a run about which little is known yet; the first who wants one gets it. It is a
     copy of this one, if that can be had, and so is ready at once. A context manager, for nobody may
     want it. Where its log cannot wait for a directory it is not started."""
@@ -99,9 +99,9 @@ class EarlyShard:
         self._process: ShardProcess | None = None
         if is_wanted and sys.platform == "linux":
             log_fd = os.memfd_create("shard.log")
-            self._process = ShardProcess(log_fd, CopiedProcess if may_copy() else _new_process)
+            self._process = ShardProcess(log_fd, PreforkedProcess if may_copy() else _new_process)
 
-    def __enter__(self) -> EarlyShard:
+    def __enter__(self) -> PreforkedShard:
         return self
 
     def __exit__(self, *exc: object) -> None:

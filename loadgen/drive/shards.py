@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.shard_process import EarlyShard, ShardProcess
+from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
 
@@ -78,7 +78,7 @@ class Shards:
         n: int,
         log_dir: Path,
         plugins: Sequence[Path] = (),
-        early: EarlyShard | None = None,
+        early: PreforkedShard | None = None,
     ) -> None:
         self._n, self._log_dir, self._plugins = n, log_dir, tuple(plugins)
         self._early = early

@@ -30,7 +30,7 @@ def plain_events(body: bytes) -> list[bytes] | None:
     return None if b"\r" in body else body[len(BEFORE) : -len(BEHIND)].split(_BETWEEN)
 
 
-class Event(NamedTuple):
+class SseEvent(NamedTuple):
     """One event: its `event:` name (b"" if none) and its data, undecoded."""
 
     name: bytes
@@ -52,7 +52,7 @@ class SseDecoder:
     _name: bytes = b""
     _data: list[bytes] = field(default_factory=list)
 
-    def feed(self, piece: bytes) -> list[Event]:
+    def feed(self, piece: bytes) -> list[SseEvent]:
         if self._at_start:
             piece = self._rest + piece
             self._rest = b""
@@ -74,7 +74,7 @@ class SseDecoder:
         self._held = [lines.pop()]
         return [event for line in lines if (event := self._take(line)) is not None]
 
-    def flush(self) -> Event | None:
+    def flush(self) -> SseEvent | None:
         """The event the stream stopped in, if it had any data."""
         rest = self._rest + b"".join(self._held)
         self._rest, self._held = b"", []
@@ -86,9 +86,9 @@ class SseDecoder:
     def pending(self) -> bool:
         return bool(self._rest or any(self._held) or self._data)
 
-    def _take(self, line: bytes) -> Event | None:
+    def _take(self, line: bytes) -> SseEvent | None:
         if not line:
-            event = Event(self._name, b"\n".join(self._data)) if self._data else None
+            event = SseEvent(self._name, b"\n".join(self._data)) if self._data else None
             self._name, self._data = b"", []
             return event
         name, _, value = line.partition(b":")

@@ -23,7 +23,7 @@ from reference_engine.state.plan import Why
 from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import replay
 from reference_engine.step_log.step_files import EVENTS, STEPS
-from reports.run.engine_section import EngineStory, Misses
+from reports.run.engine_section import EngineStory, MissReason
 
 MOST_BINS, STEPS_A_BIN = 300, 8
 MOST_STEPS = 20_000  # decided again for a page
@@ -152,7 +152,7 @@ def _explained(directory: Path, run: Run, n_steps: int, is_own_promise: bool) ->
             if of == name and row.isdecimal()
         },
         "misses": [
-            Misses(blame, found.total(), found.most_common(N_CULPRITS))
+            MissReason(blame, found.total(), found.most_common(N_CULPRITS))
             for blame, found in ({} if missed is None else missed.by_blame()).items()
             if found
         ],

@@ -26,7 +26,7 @@ Limits = tuple[float | None, float | None, float | None]  # TTFT, TPOT, E2E (s)
 
 
 @dataclass(frozen=True, slots=True)
-class Misses:
+class MissedRequests:
     """The promises that the engine did not keep, of `n_requests` that were due and had any."""
 
     n_requests: int
@@ -40,7 +40,7 @@ class Misses:
         return found
 
 
-def misses(directory: Path | str) -> Misses:
+def misses(directory: Path | str) -> MissedRequests:
     """Whose fault the misses of a run are, as the engine saw them (from a request's arrival there).
 
     Only requests that were due count, as in the run's own numbers. Promises are those of the
@@ -57,7 +57,7 @@ def misses(directory: Path | str) -> Misses:
 
 def misses_in(
     log: EngineLog, accounts: Sequence[Account], run: Run, most_steps: int = _MOST_SIMULATED
-) -> Misses:
+) -> MissedRequests:
     """The same of a log that was decided again, with its accounts; other modes are asked until all
     their simulations together have made `most_steps`."""
     name = request_name(str(run.manifest["run"]))
@@ -69,7 +69,7 @@ def misses_in(
         for one in accounts
         if one.request_id in due
     )
-    return Misses(n_requests, tuple(miss for miss in found if miss.request_id in due))
+    return MissedRequests(n_requests, tuple(miss for miss in found if miss.request_id in due))
 
 
 def _promised(accounts: Sequence[Account], run: Run, run_name: str) -> list[Account]:

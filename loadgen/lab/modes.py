@@ -41,7 +41,7 @@ TARGETS = ("sim", "reference")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModesSpec:
     """What to compare. `settings` hold for every mode; `rates` of None keep the scenario's own.
     `n_workers` 0 means as many processes as there are cores; real engines run one after the other.
     """
@@ -60,7 +60,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ModesResult:
     """What came of it: `facts` is the content of modes.json."""
 
     facts: dict[str, Any]
@@ -92,7 +92,7 @@ class _Task:
         return f"{slug}{rate}-seed{self.scenario['seed']}-{digest[:10]}"
 
 
-def compare(asked: Comparison, directory: Path, console: Console) -> Compared:
+def compare(asked: ModesSpec, directory: Path, console: Console) -> ModesResult:
     """Run every cell that `directory` does not have yet and compare them all.
 
     Ctrl-C keeps what is finished and compares that. Raises UsageError before anything runs.
@@ -121,10 +121,10 @@ def compare(asked: Comparison, directory: Path, console: Console) -> Compared:
             soft_wrap=True,
         )
     cells = [done[task.name] for task in tasks if task.name in done]
-    return Compared(_facts(asked, cells, len(tasks)), was_interrupted)
+    return ModesResult(_facts(asked, cells, len(tasks)), was_interrupted)
 
 
-def _tasks(asked: Comparison, directory: Path) -> Iterator[_Task]:
+def _tasks(asked: ModesSpec, directory: Path) -> Iterator[_Task]:
     """Seed by seed and rate by rate all modes, so that what is done can always be compared."""
     keeps_runs = asked.target != "sim" or (asked.rates is None and asked.n_seeds == 1)
     rates: Sequence[float | None] = asked.rates or (None,)
@@ -141,7 +141,7 @@ def _tasks(asked: Comparison, directory: Path) -> Iterator[_Task]:
 
 
 def _finished(
-    asked: Comparison, tasks: Sequence[_Task], console: Console
+    asked: ModesSpec, tasks: Sequence[_Task], console: Console
 ) -> Iterator[tuple[_Task, Cell]]:
     n_workers = asked.n_workers or len(os.sched_getaffinity(0))
     n_workers = min(n_workers, len(tasks)) if asked.target == "sim" else 1
@@ -244,7 +244,7 @@ def _line(n_done: int, n_cells: int, task: _Task, cell: Cell) -> str:
     )
 
 
-def _facts(asked: Comparison, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
+def _facts(asked: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "slobench": version(),

@@ -67,7 +67,7 @@ class VirtualTimer:
 
 
 class VirtualClient:
-    """Sends a plan to a simulated engine (`reference_engine.simulator.Client`).
+    """Sends a plan to a simulated engine (`reference_engine.simulator.EngineClient`).
 
     `declared_max_tokens` is what every request says it may generate at most; None: exactly what it
     will. `look` is called whenever the engine lets the client act; `early` may end the run.
@@ -127,7 +127,7 @@ class VirtualClient:
             on_finished=self._finish,
         )
 
-    # simulator.Client
+    # simulator.EngineClient
     @property
     def is_closed(self) -> bool:
         return self._n_unreleased == 0

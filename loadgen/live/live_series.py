@@ -23,7 +23,7 @@ _LATENESS_S = (*(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01), *(0.025, 
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class LiveSeries:
     """One series. `name` is Prometheus's, with its unit; `otel` OpenTelemetry's, with `unit` beside
     it. `bounds` are upper ends of a histogram's buckets, each inclusive."""
 
@@ -36,20 +36,20 @@ class Series:
     bounds: tuple[float, ...] = ()
 
 
-def _counter(name: str, unit: str, labels: tuple[str, ...], help: str) -> Series:
-    return Series(f"slobench_{name}_total", f"slobench.{name}", "counter", unit, labels, help)
+def _counter(name: str, unit: str, labels: tuple[str, ...], help: str) -> LiveSeries:
+    return LiveSeries(f"slobench_{name}_total", f"slobench.{name}", "counter", unit, labels, help)
 
 
-def _gauge(name: str, unit: str, help: str, unit_word: str = "") -> Series:
-    return Series(f"slobench_{name}{unit_word}", f"slobench.{name}", "gauge", unit, (), help)
+def _gauge(name: str, unit: str, help: str, unit_word: str = "") -> LiveSeries:
+    return LiveSeries(f"slobench_{name}{unit_word}", f"slobench.{name}", "gauge", unit, (), help)
 
 
 def _seconds(
     name: str, help: str, bounds: tuple[float, ...], otel: str = "", *further: str
-) -> Series:
+) -> LiveSeries:
     shown = otel or f"slobench.{name}"
     labels = ("class", *further)
-    return Series(f"slobench_{name}_seconds", shown, "histogram", "s", labels, help, bounds)
+    return LiveSeries(f"slobench_{name}_seconds", shown, "histogram", "s", labels, help, bounds)
 
 
 _ALL = (
@@ -99,7 +99,7 @@ _ALL = (
     ),
     _seconds("lateness", "Sent − released: how late the load generator was.", _LATENESS_S),
 )
-SERIES: Mapping[str, Series] = MappingProxyType({one.name: one for one in _ALL})
+SERIES: Mapping[str, LiveSeries] = MappingProxyType({one.name: one for one in _ALL})
 """Every series by its Prometheus name."""
 INFO = "slobench_run_info"
 INFO_LABELS = ("run", "scenario", "target", "model")
@@ -109,7 +109,7 @@ Labels = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Tally:
+class SecondsHistogram:
     """A histogram of seconds: `counts[i]` values in (bounds[i − 1], bounds[i]], the last above."""
 
     bounds: tuple[float, ...]
@@ -127,13 +127,13 @@ class Tally:
         self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
         self.sum_s += sum_s
 
-    def copy(self) -> Tally:
-        return Tally(self.bounds, list(self.counts), self.sum_s)
+    def copy(self) -> SecondsHistogram:
+        return SecondsHistogram(self.bounds, list(self.counts), self.sum_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A series at an instant: a number or a histogram for each set of labels."""
 
-    series: Series
-    values: Mapping[Labels, float | Tally]
+    series: LiveSeries
+    values: Mapping[Labels, float | SecondsHistogram]

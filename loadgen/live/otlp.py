@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from loadgen.errors import UsageError
-from loadgen.live.live_series import Labels, Reading, Tally
-from loadgen.live.watched import About, Watched
+from loadgen.live.live_series import Labels, Reading, SecondsHistogram
+from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.records import Status
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def metrics_url(url: str) -> str:
 
 @contextmanager
 def otlp_export(
-    watched: Watched, url: str | None, note: Callable[[str], None], every_s: float = EVERY_S
+    watched: WatchedRun, url: str | None, note: Callable[[str], None], every_s: float = EVERY_S
 ) -> Iterator[None]:
     """Sends inside the `with` block. Without `url` the library's own OTEL_… variables say where to.
 
@@ -91,7 +91,7 @@ def otlp_export(
 
 
 def metrics_data(
-    readings: list[Reading], about: About, started_ns: int, now_ns: int
+    readings: list[Reading], about: RunLabels, started_ns: int, now_ns: int
 ) -> MetricsData:
     """Readings as cumulative points since `started_ns`; instants in nanoseconds since 1970."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
@@ -110,7 +110,7 @@ def metrics_data(
     return MetricsData([ResourceMetrics(resource, [scope], "")])
 
 
-def _metric(reading: Reading, about: About, started_ns: int, now_ns: int) -> Metric:
+def _metric(reading: Reading, about: RunLabels, started_ns: int, now_ns: int) -> Metric:
     from opentelemetry.sdk.metrics.export import (
         AggregationTemporality,
         Gauge,
@@ -123,9 +123,9 @@ def _metric(reading: Reading, about: About, started_ns: int, now_ns: int) -> Met
 
     series, since_start = reading.series, AggregationTemporality.CUMULATIVE
 
-    def point(labels: Labels, value: float | Tally) -> Any:
+    def point(labels: Labels, value: float | SecondsHistogram) -> Any:
         attributes = _attributes(dict(zip(series.labels, labels, strict=True)), series.otel, about)
-        if not isinstance(value, Tally):
+        if not isinstance(value, SecondsHistogram):
             return NumberDataPoint(attributes, started_ns, now_ns, value)
         n, unknown = sum(value.counts), None  # the least and the greatest are not kept
         return HistogramDataPoint(
@@ -142,7 +142,7 @@ def _metric(reading: Reading, about: About, started_ns: int, now_ns: int) -> Met
     return Metric(series.otel, series.help, series.unit, data)
 
 
-def _attributes(labels: Mapping[str, str], name: str, about: About) -> dict[str, str | int]:
+def _attributes(labels: Mapping[str, str], name: str, about: RunLabels) -> dict[str, str | int]:
     """Labels as attributes; what the conventions require stands with their metrics."""
     found: dict[str, str | int] = {}
     if "class" in labels:

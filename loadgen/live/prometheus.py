@@ -17,14 +17,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from loadgen.errors import UsageError
-from loadgen.live.live_series import INFO, INFO_LABELS, Reading, Tally
-from loadgen.live.watched import Watched
+from loadgen.live.live_series import INFO, INFO_LABELS, Reading, SecondsHistogram
+from loadgen.live.watched import WatchedRun
 
 
 class RunCollector(Collector):
     """Readings of a run as that library's metrics; `shown` says of which, None for none yet."""
 
-    def __init__(self, shown: Callable[[], Watched | None]) -> None:
+    def __init__(self, shown: Callable[[], WatchedRun | None]) -> None:
         self._shown = shown
 
     def collect(self) -> Iterator[Metric]:
@@ -44,7 +44,7 @@ def _family(reading: Reading) -> Metric:
     if series.kind == "histogram":
         histogram = HistogramMetricFamily(series.name, series.help, labels=series.labels)
         for labels, tally in reading.values.items():
-            assert isinstance(tally, Tally)
+            assert isinstance(tally, SecondsHistogram)
             ends = [*map(str, series.bounds), "+Inf"]
             buckets = list(zip(ends, accumulate(tally.counts), strict=True))
             histogram.add_metric(labels, buckets, tally.sum_s)
@@ -52,13 +52,15 @@ def _family(reading: Reading) -> Metric:
     kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
     family = kind(series.name, series.help, labels=series.labels)
     for labels, value in reading.values.items():
-        assert not isinstance(value, Tally)
+        assert not isinstance(value, SecondsHistogram)
         family.add_metric(labels, value)
     return family
 
 
 @contextmanager
-def prometheus_endpoint(shown: Callable[[], Watched | None], host: str, port: int) -> Iterator[str]:
+def prometheus_endpoint(
+    shown: Callable[[], WatchedRun | None], host: str, port: int
+) -> Iterator[str]:
     """Serves inside the `with` block and yields the URL; port 0 takes a free one.
 
     Raises UsageError where the address cannot be had.

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.live_sample import FIELDS, coarse
-from loadgen.live.live_series import SERIES, Labels, Reading, Tally
+from loadgen.live.live_series import SERIES, Labels, Reading, SecondsHistogram
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.slo import Slo, for_one
 from loadgen.records import OWN_SLO, Schedule, Status
 
-Values = dict[str, Mapping[Labels, float | Tally]]
+Values = dict[str, Mapping[Labels, float | SecondsHistogram]]
 _SUMMED = ("released", "sent", "in_flight", "waiting")
 
 
 @dataclass(frozen=True)
-class About:
+class RunLabels:
     """Which run this is, as labels say it, and what each class was promised."""
 
     run: str
@@ -34,10 +34,10 @@ class About:
     horizon_s: float
 
 
-class Watched:
+class WatchedRun:
     """`take` is called by the thread that hears the shards, `read` by any."""
 
-    def __init__(self, about: About, schedule: Schedule) -> None:
+    def __init__(self, about: RunLabels, schedule: Schedule) -> None:
         self.about = about
         self._lock = threading.Lock()
         planned_s = schedule["scheduled_s"]
@@ -51,8 +51,8 @@ class Watched:
         self._counts["slobench_requests_total"] = {
             (word, status.name): 0.0 for word in about.classes for status in Status
         }
-        self._tallies: dict[str, dict[Labels, Tally]] = {
-            name: {(word,): Tally(one.bounds) for word in about.classes}
+        self._tallies: dict[str, dict[Labels, SecondsHistogram]] = {
+            name: {(word,): SecondsHistogram(one.bounds) for word in about.classes}
             for name, one in SERIES.items()
             if one.kind == "histogram" and one.labels == ("class",)
         }
@@ -91,7 +91,9 @@ class Watched:
         if ended["duration_s"] is not None:
             durations = self._tallies["slobench_duration_seconds"]
             bounds = SERIES["slobench_duration_seconds"].bounds
-            durations.setdefault((word, status.name), Tally(bounds)).add(ended["duration_s"])
+            durations.setdefault((word, status.name), SecondsHistogram(bounds)).add(
+                ended["duration_s"]
+            )
         if status is not Status.ok or ended["ttft_s"] is None:
             return
         from_send_s = ended["ttft_s"] - ended["lateness_s"]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from loadgen.live.watched import About, Watched
+from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.run.run_options import Watch
 from loadgen.run.target import Target
 from loadgen.workload.scenario import Scenario
 
 
-def about(scenario: Scenario, target: Target, run: str) -> About:
+def about(scenario: Scenario, target: Target, run: str) -> RunLabels:
     """Which run this is, and what its classes were promised of each request."""
     told = target.to_manifest()
     asked = [parse_slo(text) for text in scenario.slo_texts()]
@@ -21,7 +21,7 @@ def about(scenario: Scenario, target: Target, run: str) -> About:
         name: [parse_slo(text) for text in one.slo_texts()]
         for name, one in scenario.traffic().items()
     }
-    return About(
+    return RunLabels(
         run=run,
         scenario=scenario.name,
         target=str(told["url"]),
@@ -38,7 +38,9 @@ def _of_requests(slos: list[Slo]) -> list[Slo]:
 
 
 @contextmanager
-def watching(watched: Watched | None, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
+def watching(
+    watched: WatchedRun | None, watch: Watch, note: Callable[[str], None]
+) -> Iterator[None]:
     """Readable inside the `with` block; `note` says where, and what did not work."""
     if watched is None:
         yield
@@ -70,9 +72,9 @@ def one_endpoint(watch: Watch, note: Callable[[str], None]) -> Iterator[Watch]:
         return
     from loadgen.live.prometheus import prometheus_endpoint
 
-    shown: list[Watched] = []  # the last one counts
+    shown: list[WatchedRun] = []  # the last one counts
 
-    def show(watched: Watched) -> None:
+    def show(watched: WatchedRun) -> None:
         shown[:] = [watched]
 
     with prometheus_endpoint(lambda: shown[0] if shown else None, watch.host, watch.port) as url:

@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
-    Window,
+    MeasuredWindow,
     due_rows,
     keeps,
     measured_window,
@@ -46,7 +46,7 @@ from loadgen.measure.summary import (
     Validity,
 )
 from loadgen.measure.throughput import Throughput, inside, per_second, throughput
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.checks import checks, is_trusted
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
@@ -210,7 +210,7 @@ def _numbers(
     slos: Sequence[Slo],
     due: Mask,
     met: Mask,
-    window: Window,
+    window: MeasuredWindow,
     level: float,
 ) -> _Numbers:
     samples, rates = Samples(columns, due), throughput(run, columns, window)
@@ -232,7 +232,7 @@ def _class_summary(
     name: str,
     shared: Sequence[Slo],
     own: Sequence[Slo],
-    window: Window,
+    window: MeasuredWindow,
     level: float,
     is_strict: bool,
 ) -> ClassSummary:
@@ -317,7 +317,7 @@ def _attainment(due: Mask, met: Mask, confidence: float) -> Attainment:
 
 
 def _goodput(
-    columns: PerRequest, due: Mask, met: Mask, window: Window, confidence: float
+    columns: PerRequest, due: Mask, met: Mask, window: MeasuredWindow, confidence: float
 ) -> Goodput:
     share = _attainment(due, met, confidence)
     rate = per_second(float(share.due), window)
@@ -334,7 +334,7 @@ def _judge(
     met: Mask,
     samples: Samples,
     rates: Throughput,
-    window: Window,
+    window: MeasuredWindow,
     confidence: float,
 ) -> list[SloResult]:
     n_due, n_met, n_ok = (int(np.count_nonzero(m)) for m in (due, met, due & columns.is_ok))
@@ -368,7 +368,7 @@ def _judge(
     return [dataclasses.replace(judge(slo), is_implied=implied) for slo, implied in promises(slos)]
 
 
-def _doubts(run: Run, found: Sequence[Check], due: Mask) -> list[str]:
+def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
     """Why no verdict can be given, whatever the numbers."""
     reasons = []
     ended = run.manifest.get("ended", "completed")
@@ -381,5 +381,5 @@ def _doubts(run: Run, found: Sequence[Check], due: Mask) -> list[str]:
     return reasons
 
 
-def _sentence(check: Check) -> str:
+def _sentence(check: ValidityCheck) -> str:
     return f"{check.detail[:1].upper()}{check.detail[1:]}."

@@ -16,7 +16,7 @@ from loadgen.records import Phase, Run, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MeasuredWindow:
     """The measured window [start_s, end_s), seconds since the run epoch."""
 
     start_s: float
@@ -27,13 +27,13 @@ class Window:
         return self.end_s - self.start_s
 
 
-def measured_window(run: Run) -> Window:
+def measured_window(run: Run) -> MeasuredWindow:
     """From the end of warm-up for `measure_s`, or until releasing stopped, whichever came first."""
     window = run.manifest["window"]
     start_s = float(window["warmup_s"])
     end_s = start_s + float(window["measure_s"])
     ended_s = window.get("ended_s")
-    return Window(start_s, end_s if ended_s is None else max(start_s, min(end_s, ended_s)))
+    return MeasuredWindow(start_s, end_s if ended_s is None else max(start_s, min(end_s, ended_s)))
 
 
 def warmup_rows(run: Run) -> Mask:

@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.measure.load import mean_over
 from loadgen.measure.per_request import Mask, PerRequest, Seconds
-from loadgen.measure.statistics.robust_line import Line, Values, robust_line
+from loadgen.measure.statistics.robust_line import FittedLine, Values, robust_line
 from loadgen.records import Run
 
 SLOWEST = {"all": 1.0, "slowest 10 %": 0.1, "slowest 1 %": 0.01}
@@ -38,8 +38,8 @@ class Drivers:
     requests that ended well and of the slowest. A line is None where there is too little for one.
     """
 
-    ttft_by_input: Line | None
-    tpot_by_in_flight: Line | None
+    ttft_by_input: FittedLine | None
+    tpot_by_in_flight: FittedLine | None
     split: Mapping[str, Split]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.attainment import Window
+from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.stats import Percentile, wilson
@@ -18,7 +18,7 @@ from loadgen.records import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class TenantShare:
     """One tenant's due requests: how many kept every promise (Wilson's interval around
     `attainment`), TTFT of those that ended well, and tokens (prompt and answer) per second of the
     measured window: `asked` by all, `served` to those that ended well."""
@@ -40,13 +40,13 @@ class Fairness:
     """The tenants, and Jain's index over the tokens served to them and over the share of their
     asked tokens that was served: 1 where all fare alike, 1/n where one has everything."""
 
-    tenants: Mapping[str, Tenant]
+    tenants: Mapping[str, TenantShare]
     jain_of_served: float
     jain_of_share: float
 
 
 def fairness(
-    run: Run, columns: PerRequest, due: Mask, met: Mask, window: Window, confidence: float
+    run: Run, columns: PerRequest, due: Mask, met: Mask, window: MeasuredWindow, confidence: float
 ) -> Fairness | None:
     """None where the due requests are of one tenant; `met` are the due rows that kept all."""
     tenants = {}
@@ -74,8 +74,8 @@ def jain_index(allocations: Sequence[float]) -> float:
 
 
 def _tenant(
-    run: Run, columns: PerRequest, of: Mask, met: Mask, window: Window, confidence: float
-) -> Tenant:
+    run: Run, columns: PerRequest, of: Mask, met: Mask, window: MeasuredWindow, confidence: float
+) -> TenantShare:
     ok = of & columns.is_ok
     n_due, n_ok, n_met = (int(np.count_nonzero(rows)) for rows in (of, ok, met))
     kept = wilson(n_met, n_due, confidence)
@@ -83,7 +83,7 @@ def _tenant(
     plan, counted = run.schedule_rows, run.request_rows["input_tokens"]
     asked: NDArray[np.float64] = plan["input_tokens"] + plan["output_tokens"].astype(np.float64)
     prompts = np.where(counted > 0, counted, plan["input_tokens"])
-    return Tenant(
+    return TenantShare(
         due=n_due,
         ok=n_ok,
         met=n_met,

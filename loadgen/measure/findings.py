@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.measure.attainment import Window, warmup_rows, withdrawn_rows
+from loadgen.measure.attainment import MeasuredWindow, warmup_rows, withdrawn_rows
 from loadgen.measure.backends import Backend, pinned
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.wording import say, say_count, say_number
 from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
 
@@ -23,9 +23,9 @@ def findings(
     run: Run,
     columns: PerRequest,
     due: Mask,
-    window: Window,
+    window: MeasuredWindow,
     slos: Sequence[Slo],
-    checks: Sequence[Check],
+    checks: Sequence[ValidityCheck],
     sent: Stimulus,
     addresses: Sequence[Backend],
 ) -> list[str]:
@@ -65,7 +65,7 @@ def _server_ended(run: Run) -> str:
     )
 
 
-def _shortened(run: Run, window: Window) -> str:
+def _shortened(run: Run, window: MeasuredWindow) -> str:
     planned_s = float(run.manifest["window"]["measure_s"])
     if window.length_s >= planned_s:
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.attainment import Window
+from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.records import Run, Times
 
@@ -19,7 +19,7 @@ RAMP_BY = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadByQuarter:
     """Means per quarter of the measured window: requests in flight, and their median TTFT."""
 
     in_flight: tuple[float, ...]
@@ -65,7 +65,9 @@ class _TimeSince:
         return since_s
 
 
-def load_through(run: Run, columns: PerRequest, due: Mask, window: Window) -> Load | None:
+def load_through(
+    run: Run, columns: PerRequest, due: Mask, window: MeasuredWindow
+) -> LoadByQuarter | None:
     """The load by quarters, or None where there is too little of it to say.
 
     Growing means all of: arrivals do not (a ramp is meant to), requests in flight rise from quarter
@@ -90,4 +92,6 @@ def load_through(run: Run, columns: PerRequest, due: Mask, window: Window) -> Lo
     least = max(LEAST_GROWTH, GROWTH_SHARE * 0.75 * len(released_s))
     grows = bool(np.all(np.diff(flight) > 0)) and flight[3] - flight[0] >= least
     slows = medians[3] >= SLOWER_BY * medians[0]
-    return Load(tuple(flight.tolist()), tuple(medians), bool(is_steady and grows and slows))
+    return LoadByQuarter(
+        tuple(flight.tolist()), tuple(medians), bool(is_steady and grows and slows)
+    )

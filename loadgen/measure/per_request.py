@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Gaps:
+class TokenGaps:
     """Every gap between consecutive chunks of one request, in the order of `run.chunk_rows`.
 
     Group g is what request row `rows[g]` has of them, at least one, from `starts[g]` on. `tokens`
@@ -85,7 +85,7 @@ class PerRequest:
     queue_client_s: Seconds
     connect_s: Seconds
     lateness_s: Seconds
-    gaps: Gaps
+    gaps: TokenGaps
     chunk_starts: NDArray[np.intp]
     own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ def chunk_starts(chunks: Chunks) -> NDArray[np.intp]:
     return np.concatenate([np.zeros(1, np.intp), *found])
 
 
-def _gaps(chunks: Chunks, starts: NDArray[np.intp], rows: Requests) -> Gaps:
+def _gaps(chunks: Chunks, starts: NDArray[np.intp], rows: Requests) -> TokenGaps:
     """Block by block: at 10⁸ chunks every whole column on the way would be most of a gigabyte."""
     row = _row_of(chunks["request_id"][starts], rows["request_id"])
     n_gaps = np.diff(starts, append=len(chunks)) - 1
@@ -204,7 +204,7 @@ def _gaps(chunks: Chunks, starts: NDArray[np.intp], rows: Requests) -> Gaps:
         done += len(more)
     has_gaps = n_gaps > 0
     is_stated = bool(total) and bool(stated.all())
-    return Gaps(
+    return TokenGaps(
         icl_s=icl_s,
         rows=row[has_gaps],
         starts=(np.cumsum(n_gaps) - n_gaps)[has_gaps],
@@ -222,7 +222,7 @@ def _row_of(ids: NDArray[np.uint32], known: NDArray[np.uint32]) -> NDArray[np.in
     return row
 
 
-def _greatest(values: Seconds, gaps: Gaps, n_rows: int) -> Seconds:
+def _greatest(values: Seconds, gaps: TokenGaps, n_rows: int) -> Seconds:
     """The greatest value of each request row, NaN for rows without any gap."""
     greatest = np.full(n_rows, np.nan)
     if len(values):

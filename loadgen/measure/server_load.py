@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.attainment import Window
+from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import PerRequest
 from loadgen.measure.throughput import tokens_received
 from loadgen.measure.wording import say, say_count, say_number
@@ -41,7 +41,7 @@ class ServerSummary:
     received_tokens: float
 
 
-def server_summary(run: Run, columns: PerRequest, window: Window) -> ServerSummary | None:
+def server_summary(run: Run, columns: PerRequest, window: MeasuredWindow) -> ServerSummary | None:
     """None where nothing was read inside the window."""
     times_s = np.unique(run.server_rows["t_s"])
     times_s = times_s[(times_s >= window.start_s) & (times_s <= window.end_s)]
@@ -67,7 +67,7 @@ def server_summary(run: Run, columns: PerRequest, window: Window) -> ServerSumma
         cache_hit_rate=_hit_rate(run, begin_s, end_s),
         prompt_tokens=grown("prompt_tokens"),
         generation_tokens=grown("generation_tokens"),
-        received_tokens=tokens_received(run, columns, Window(begin_s, end_s)),
+        received_tokens=tokens_received(run, columns, MeasuredWindow(begin_s, end_s)),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.attainment import Window, came_due
+from loadgen.measure.attainment import MeasuredWindow, came_due
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.measure.statistics.stats import nearest_rank
@@ -23,7 +23,7 @@ _CHANCE = math.sqrt(-math.log(0.05 / 2) / 2)  # of the two-sample KS distance, a
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalStats:
     """Instants of one kind in the measured window: how many, per second, and their second-order
     statistics (`describe_arrivals`; None where there are too few)."""
 
@@ -35,7 +35,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthStats:
     """Tokens asked and got, of the answers where the server counted them: means, how many differ,
     and by how much at most."""
 
@@ -55,16 +55,16 @@ class Stimulus:
     the p50, the p99 and the maximum of sent − scheduled.
     """
 
-    scheduled: Arrivals
-    sent: Arrivals
+    scheduled: ArrivalStats
+    sent: ArrivalStats
     ks: float | None
     ks_chance: float | None
     late_s: tuple[float, float, float] | None
-    input_tokens: Lengths | None
-    output_tokens: Lengths | None
+    input_tokens: LengthStats | None
+    output_tokens: LengthStats | None
 
 
-def stimulus(run: Run, columns: PerRequest, window: Window) -> Stimulus:
+def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
     """The stimulus of the measured window, requests that were cancelled on purpose included."""
     rows, schedule = run.request_rows, run.schedule_rows
     asked = came_due(run)
@@ -117,12 +117,14 @@ def ks_distance(
     return float(np.abs(below[0] - below[1]).max()), _CHANCE * math.sqrt((n + m) / (n * m))
 
 
-def _arrivals(times: Times, window: Window) -> Arrivals:
+def _arrivals(times: Times, window: MeasuredWindow) -> ArrivalStats:
     rate_per_s = len(times) / window.length_s if window.length_s > 0 else math.nan
     if not len(times) or window.length_s <= 0:
-        return Arrivals(len(times), rate_per_s, None, None, None)
+        return ArrivalStats(len(times), rate_per_s, None, None, None)
     found = describe_arrivals(times - window.start_s, window.length_s)
-    return Arrivals(len(times), rate_per_s, found["gap_cv"], found["gap_lag1"], found["dispersion"])
+    return ArrivalStats(
+        len(times), rate_per_s, found["gap_cv"], found["gap_lag1"], found["dispersion"]
+    )
 
 
 def _ends(ordered_s: Times) -> tuple[float, float, float]:
@@ -130,12 +132,12 @@ def _ends(ordered_s: Times) -> tuple[float, float, float]:
     return p50, p99, float(ordered_s[-1])
 
 
-def _lengths(asked: NDArray[np.integer], got: NDArray[np.integer], of: Mask) -> Lengths | None:
+def _lengths(asked: NDArray[np.integer], got: NDArray[np.integer], of: Mask) -> LengthStats | None:
     if not of.any():
         return None
     wanted, counted = asked[of].astype(np.int64), got[of].astype(np.int64)
     off = np.abs(counted - wanted)
-    return Lengths(
+    return LengthStats(
         n=len(wanted),
         asked_mean=float(wanted.mean()),
         got_mean=float(counted.mean()),

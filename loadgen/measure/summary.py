@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.measure.attainment import Window
+from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.backends import Backend
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
@@ -17,7 +17,7 @@ from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.stats import Interval, Percentile
 from loadgen.measure.stimulus import Stimulus
 from loadgen.measure.throughput import Throughput
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.verdict import SloResult, Verdict
 
 SCHEMA = 1
@@ -71,7 +71,7 @@ class Validity:
     did not look for its own."""
 
     trusted: bool
-    checks: tuple[Check, ...]
+    checks: tuple[ValidityCheck, ...]
     stalls: Stalls | None = None
 
 
@@ -111,7 +111,7 @@ class Summary:
     exit_code: int
     reasons: tuple[str, ...]
     confidence: float
-    window: Window
+    window: MeasuredWindow
     counts: Mapping[str, int]
     offered_rate_per_s: float
     achieved_rate_per_s: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.attainment import Window
+from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.groups import BLOCK
 from loadgen.records import Run
@@ -23,7 +23,7 @@ class Throughput:
     input_tokens_per_s: float
 
 
-def throughput(run: Run, columns: PerRequest, window: Window) -> Throughput:
+def throughput(run: Run, columns: PerRequest, window: MeasuredWindow) -> Throughput:
     """The rates of a run; NaN for an empty window."""
     rows = run.request_rows
     n_finished = np.count_nonzero(columns.is_ok & inside(rows["done_s"], window))
@@ -36,17 +36,17 @@ def throughput(run: Run, columns: PerRequest, window: Window) -> Throughput:
     )
 
 
-def inside(instants_s: NDArray[np.float64], window: Window) -> Mask:
+def inside(instants_s: NDArray[np.float64], window: MeasuredWindow) -> Mask:
     """Which instants fall into the window; NaN does not."""
     within: Mask = (instants_s >= window.start_s) & (instants_s < window.end_s)
     return within
 
 
-def per_second(count: float, window: Window) -> float:
+def per_second(count: float, window: MeasuredWindow) -> float:
     return count / window.length_s if window.length_s > 0 else math.nan
 
 
-def tokens_received(run: Run, columns: PerRequest, window: Window) -> float:
+def tokens_received(run: Run, columns: PerRequest, window: MeasuredWindow) -> float:
     """Tokens of the chunks received inside the window; n evenly over chunks without a count."""
     chunks, rows = run.chunk_rows, run.request_rows
     starts = columns.chunk_starts
@@ -67,7 +67,7 @@ def _chunks_inside(
     received_s: NDArray[np.float64],
     starts: NDArray[np.intp],
     n_chunks: NDArray[np.intp],
-    window: Window,
+    window: MeasuredWindow,
 ) -> NDArray[np.intp]:
     """How many chunks of each request came inside the window. They are in order of arrival, so only
     requests that reach over an end of it are looked at one by one."""

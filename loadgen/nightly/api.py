@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.nightly.night import Night, Nightly, NightOptions
+from loadgen.nightly.night import FinishedNight, Nightly, NightOptions
 from loadgen.nightly.outputs import write_night
 from loadgen.run.run_options import RunOptions
 
@@ -21,7 +21,7 @@ def nightly(
     engine: str = "",
     repeats: int | None = None,
     cache_dir: Path | str | None = None,
-) -> Night:
+) -> FinishedNight:
     """Measure a nightly file into `out_dir`, judge it against its baseline and keep it there.
 
     `baseline` and `repeats` are instead of the file's; `engine` are settings of the bundled engine

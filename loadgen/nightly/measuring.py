@@ -15,7 +15,7 @@ from loadgen.measure.nights.night_record import RunNumbers, numbers_of
 
 
 @dataclass
-class Measuring:
+class CellProgress:
     """One cell so far: by repeat its numbers, or why there are none; `manifest` is that of the
     first run."""
 
@@ -42,7 +42,7 @@ class Measuring:
     def failures(self) -> tuple[str, ...]:
         return tuple(f"repeat {repeat}: {reason}" for repeat, reason in self.missing.items())
 
-    def beside(self, control: Measuring) -> tuple[RunNumbers, ...]:
+    def beside(self, control: CellProgress) -> tuple[RunNumbers, ...]:
         """The runs, each with the control that ran beside it; one whose control could not be
         measured says so and cannot be trusted."""
         return tuple(

@@ -23,7 +23,7 @@ from loadgen.measure.nights.night_trend import trend
 from loadgen.measure.nights.night_verdict import CellVerdict, History, judge_night, night_word
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells
-from loadgen.nightly.measuring import Measuring
+from loadgen.nightly.measuring import CellProgress
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.nightly.pace import pace_s
 from loadgen.run.run_options import NOBODY, RunOptions, Watch
@@ -48,7 +48,7 @@ class NightOptions:
 
 
 @dataclass(frozen=True)
-class Night:
+class FinishedNight:
     """A finished night: `facts` are nightly.json."""
 
     directory: Path
@@ -78,7 +78,9 @@ class Nightly:
         now_utc = now.isoformat(timespec="seconds")
         return {cell.name: self.store.accept(cell, now_utc) for cell in self.cells}
 
-    def run(self, console: Console, now: datetime, directory: Path, watch: Watch = NOBODY) -> Night:
+    def run(
+        self, console: Console, now: datetime, directory: Path, watch: Watch = NOBODY
+    ) -> FinishedNight:
         """Measure, judge and keep a night; goes on with one that was interrupted in `directory`.
 
         Raises UsageError before anything runs for a damaged baseline or a `directory` whose night
@@ -100,7 +102,7 @@ class Nightly:
             self.store.add(cell, replace(night, verdict=found.verdict))
             self.store.prune(cell, self.file.keep, self.file.window)
         facts = self._facts(directory, began, nights, judged)
-        return Night(directory, verdict, tuple(judged), facts)
+        return FinishedNight(directory, verdict, tuple(judged), facts)
 
     def _measure(
         self,
@@ -110,7 +112,7 @@ class Nightly:
         console: Console,
         watch: Watch,
     ) -> list[CellNight]:
-        measured: dict[str, Measuring] = defaultdict(Measuring)
+        measured: dict[str, CellProgress] = defaultdict(CellProgress)
         paced = {cell.name for cell in self.cells if cell.needs_pace}
         for found in run_cells(
             [cell.cell.watched(watch) for cell in self.cells],

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from loadgen.nightly.night import Night
+from loadgen.nightly.night import FinishedNight
 from reports.nightly.junit import junit
 from reports.nightly.page import render
 from reports.nightly.view import markdown
 
 
-def write_night(night: Night, cache_dir: Path | None = None) -> None:
+def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
     """index.html, junit.xml, summary.md and nightly.json, which is last: with it the night is over.
     `cache_dir` keeps the plotting bundle."""
     told = (night.verdict, night.cells, night.facts)

@@ -16,14 +16,14 @@ import numpy as np
 from rich.console import Console
 
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
-from loadgen.drive.shard_process import EarlyShard
+from loadgen.drive.shard_process import PreforkedShard
 from loadgen.drive.shards import Shards
 from loadgen.errors import UsageError
 from loadgen.records import Run, Status
 from loadgen.run.directory import run_directory
 from loadgen.run.fleet import Fleet, LocalFleet, OpenFleet
 from loadgen.run.manifest import surroundings
-from loadgen.run.preload import WarmUp
+from loadgen.run.preload import Preload
 from loadgen.run.run_options import RunOptions
 from loadgen.run.shard_tasks import shard_count
 from loadgen.run.target import Choice, Server, Target, open_target
@@ -39,7 +39,7 @@ SIMULATED = "sim"
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run and what was made of it."""
 
     run: Run
@@ -70,8 +70,8 @@ def execute(
     console: Console,
     server: Server | None = None,
     open_fleet: OpenFleet | None = None,
-    early: EarlyShard | None = None,
-) -> Finished:
+    early: PreforkedShard | None = None,
+) -> FinishedRun:
     """`run`, telling `console` how it goes, and returning the summary and the directory too. A
     `server` that is up already for this target is used and left up. `open_fleet` says where the
     load-generating processes are, if not here; if here, `early` may be one of them."""
@@ -114,14 +114,14 @@ def prepared(
             yield record
 
 
-def finished(recorded: Run, directory: Path, options: RunOptions) -> Finished:
+def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun:
     """A recorded run with its summary and its page, which are written beside it."""
     from loadgen.run.conclude import summarized  # imported by the warm-up
 
     summary = summarized(
         recorded, directory, None, options.confidence, options.cache_dir, read_story(directory)
     )
-    return Finished(recorded, summary, directory)
+    return FinishedRun(recorded, summary, directory)
 
 
 def read_story(directory: Path) -> ReadStory | None:
@@ -148,7 +148,7 @@ def _opened(
     """The load-generating processes and a server that passed its preflight, while what is given
     records the run."""
     choice = choice_of(target, options)
-    logs, warm_up = directory / "logs", WarmUp(surroundings)
+    logs, warm_up = directory / "logs", Preload(surroundings)
     with (
         open_fleet(scenario, plan, logs) as fleet,  # its processes import during the preflight
         open_target(choice, scenario, plan.schedule, logs, console, warm_up, server) as opened,
@@ -220,7 +220,7 @@ def record(
 
 
 def _local_fleet(
-    options: RunOptions, early: EarlyShard | None, scenario: Scenario, plan: Plan, logs: Path
+    options: RunOptions, early: PreforkedShard | None, scenario: Scenario, plan: Plan, logs: Path
 ) -> LocalFleet:
     n = shard_count(scenario, plan, options.n_workers, options.cache_dir)
     return LocalFleet(Shards(n, logs, options.plugins, early))

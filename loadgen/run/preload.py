@@ -22,7 +22,7 @@ _MODULES = (
 )
 
 
-class WarmUp:
+class Preload:
     """Imports in the calling thread, one module after another, until the probing in another thread
     has ended; what is left then is imported where it is used.
 

@@ -26,7 +26,7 @@ from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
-from loadgen.live.watched import Watched
+from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import about, watching
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
@@ -73,9 +73,9 @@ class Recording:
             console, len(plan.schedule), scenario.horizon_s, len(plan.schedule) / scenario.horizon_s
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
-        self._watched: Watched | None = None
+        self._watched: WatchedRun | None = None
         if options.watch.is_on:
-            self._watched = Watched(about(scenario, target, self._name), plan.schedule)
+            self._watched = WatchedRun(about(scenario, target, self._name), plan.schedule)
         self._rules = StopRules()
         if (when := scenario.stop_when) is not None:
             self._rules = stop_rules(when.error_rate, when.over, when.saturated)

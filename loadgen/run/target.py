@@ -17,7 +17,7 @@ from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
 from loadgen.records import Schedule
-from loadgen.run.preload import WarmUp
+from loadgen.run.preload import Preload
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
@@ -28,7 +28,7 @@ from targets.endpoint import Endpoint, load_target
 from targets.launch import launched
 from targets.mock_options import split_options
 from targets.preflight import preflight
-from targets.preflight_result import Check, Preflight
+from targets.preflight_result import Preflight, PreflightCheck
 from targets.scrape import find_metrics
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def open_target(
     schedule: Schedule,
     log_dir: Path,
     console: Console,
-    warm_up: WarmUp | None = None,
+    warm_up: Preload | None = None,
     server: Server | None = None,
 ) -> Iterator[Target]:
     """Start what has to be started, probe it, and yield it; ends what it started. A `server` that
@@ -232,12 +232,12 @@ def _probed(
     scenario: Scenario,
     schedule: Schedule,
     console: Console,
-    warm_up: WarmUp | None,
+    warm_up: Preload | None,
     tells_all: bool,
 ) -> Target:
     prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
-    warm_up = warm_up or WarmUp()
+    warm_up = warm_up or Preload()
     probing = preflight(
         endpoint,
         endpoint.adapter(**({"model": choice.model} if choice.model else {})),
@@ -292,7 +292,7 @@ def _asked(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[obje
 
 async def _both(
     probing: Coroutine[Any, Any, Preflight], endpoint: Endpoint, scrape: bool
-) -> tuple[Preflight, tuple[Check, bool] | None]:
+) -> tuple[Preflight, tuple[PreflightCheck, bool] | None]:
     """The preflight and, if they are wanted, whether the server's metrics can be read."""
     if not scrape:
         return await probing, None
@@ -310,7 +310,7 @@ def finish(
         return future.result()
 
 
-def tell(check: Check, console: Console) -> None:
+def tell(check: PreflightCheck, console: Console) -> None:
     """One line per check; what could not be known is dim."""
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
     line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"

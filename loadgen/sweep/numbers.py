@@ -14,10 +14,10 @@ from loadgen.cells.cell import Cell
 from loadgen.cells.runner import CellFailure, CellRun
 from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.measure.comparison.over_runs import Estimate, estimate, over_runs
-from loadgen.measure.statistics.pareto import Point, Quantity, front
+from loadgen.measure.statistics.pareto import Quantity, TradeOff, front
 from loadgen.measure.statistics.stats import Interval
 from loadgen.sweep.axes import number
-from loadgen.sweep.sweep_spec import Asked
+from loadgen.sweep.sweep_spec import SweepSpec
 
 SHOWN = (
     "output_tokens_per_s", "requests_per_s", "goodput", "attainment", "error_rate", "p50(ttft)",
@@ -29,11 +29,11 @@ Facts = dict[str, Any]
 RUN_KEYS = ("repeat", "directory", "verdict", "exit_code", "is_trusted", "reasons")
 
 
-def measures_of(asked: Asked) -> list[str]:
+def measures_of(asked: SweepSpec) -> list[str]:
     return list(dict.fromkeys([asked.benefit.text, asked.cost.text, *SHOWN]))
 
 
-def facts_of(found: CellRun, asked: Asked, directory: Path) -> Facts:
+def facts_of(found: CellRun, asked: SweepSpec, directory: Path) -> Facts:
     """The numbers of a run, failures as infinitely slow; `directory` is the sweep's."""
     run, summary = found.run, found.summary
     measured = Measured(run)
@@ -60,7 +60,7 @@ def facts_of(found: CellRun, asked: Asked, directory: Path) -> Facts:
     }
 
 
-def rows(asked: Asked, runs: Sequence[Facts], failures: Sequence[CellFailure]) -> list[Facts]:
+def rows(asked: SweepSpec, runs: Sequence[Facts], failures: Sequence[CellFailure]) -> list[Facts]:
     """A row per cell, in the order of the sweep."""
     by_cell: dict[str, list[Facts]] = {cell.name: [] for cell in asked.cells}
     for run in sorted(runs, key=lambda run: int(run["repeat"])):
@@ -77,7 +77,7 @@ def rows(asked: Asked, runs: Sequence[Facts], failures: Sequence[CellFailure]) -
     return table
 
 
-def _row(cell: Cell, runs: Sequence[Facts], failures: Sequence[Facts], asked: Asked) -> Facts:
+def _row(cell: Cell, runs: Sequence[Facts], failures: Sequence[Facts], asked: SweepSpec) -> Facts:
     others = [label for key, label in cell.factors.items() if key != asked.along]
     along = cell.factors.get(asked.along)
     confidence = asked.confidence
@@ -107,7 +107,7 @@ def _row(cell: Cell, runs: Sequence[Facts], failures: Sequence[Facts], asked: As
     }
 
 
-def _point(row: Mapping[str, Any], runs: Sequence[Facts], asked: Asked) -> Point:
+def _point(row: Mapping[str, Any], runs: Sequence[Facts], asked: SweepSpec) -> TradeOff:
     """A cell as a trade-off; one that no run is there of has no values."""
     benefits = {run["repeat"]: _per_gpu(run, asked.benefit.text)["value"] for run in runs}
     costs = {
@@ -117,7 +117,7 @@ def _point(row: Mapping[str, Any], runs: Sequence[Facts], asked: Asked) -> Point
         for run in runs
     }
     cost = Interval(math.inf) if row["cost_is_infinite"] else _interval(row["cost"])
-    return Point(
+    return TradeOff(
         Quantity(_interval(row["benefit"]), _known(benefits)), Quantity(cost, _known(costs))
     )
 

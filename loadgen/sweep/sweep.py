@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.cells.cell import Turn, check_cells
+from loadgen.cells.cell import PlannedRun, check_cells
 from loadgen.cells.order import run_cells, turns
 from loadgen.cells.runner import CellFailure
 from loadgen.errors import UsageError
@@ -24,7 +24,7 @@ from loadgen.run.execute import SIMULATED
 from loadgen.run.manifest import version, without_key
 from loadgen.sweep.numbers import Facts, facts_of, rows
 from loadgen.sweep.points import Base
-from loadgen.sweep.sweep_spec import FILE, SCENARIO, Asked, SweepFile
+from loadgen.sweep.sweep_spec import FILE, SCENARIO, SweepFile, SweepSpec
 from loadgen.workload.scenario import Scenario
 
 SCHEMA = 1
@@ -47,18 +47,18 @@ class Swept:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class SweepEstimate:
     """What a sweep would do: its turns, how long traffic arrives in those that are not there yet,
     how much longer draining them may take, and how often a server is started."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[PlannedRun]
     arrivals_s: float
     drain_s: float
     n_starts: int
 
 
 def run_sweep(
-    asked: Asked,
+    asked: SweepSpec,
     scenario: Scenario,
     directory: Path,
     console: Console,
@@ -97,14 +97,14 @@ def run_sweep(
     return Swept(facts, runs, directory, was_interrupted)
 
 
-def forecast(asked: Asked, directory: Path) -> Forecast:
+def forecast(asked: SweepSpec, directory: Path) -> SweepEstimate:
     """What `run_sweep` would do now."""
     found = turns(asked.cells, directory, repeats=asked.repeats, order_seed=asked.order_seed)
     todo = [turn for turn in found if not turn.is_done]
     real = [turn.cell for turn in todo if turn.cell.target != SIMULATED]
     keys = [cell.server_key for cell in real]
     starts = [key for k, key in enumerate(keys) if k == 0 or key != keys[k - 1]]
-    return Forecast(
+    return SweepEstimate(
         found,
         sum(cell.scenario.horizon_s for cell in real),
         sum(cell.scenario.phases.drain for cell in real),
@@ -112,7 +112,7 @@ def forecast(asked: Asked, directory: Path) -> Forecast:
     )
 
 
-def prepare(directory: Path, file: SweepFile, base: Base, asked: Asked) -> None:
+def prepare(directory: Path, file: SweepFile, base: Base, asked: SweepSpec) -> None:
     """Write down what was asked, without keys, so that it can be gone on with. Raises UsageError
     for a directory that holds something else, or other cells under the same names."""
     if directory.is_dir() and any(directory.iterdir()) and not (directory / FILE).is_file():
@@ -129,7 +129,7 @@ def prepare(directory: Path, file: SweepFile, base: Base, asked: Asked) -> None:
     (directory / FILE).write_text(kept.to_yaml(), encoding="utf-8")
 
 
-def _line(run: Mapping[str, Any], asked: Asked, was_reused: bool) -> str:
+def _line(run: Mapping[str, Any], asked: SweepSpec, was_reused: bool) -> str:
     from loadgen.measure.wording import say
 
     shown = [
@@ -142,7 +142,7 @@ def _line(run: Mapping[str, Any], asked: Asked, was_reused: bool) -> str:
 
 
 def _facts(
-    asked: Asked,
+    asked: SweepSpec,
     scenario: Scenario,
     runs: Sequence[Facts],
     failures: Sequence[CellFailure],

@@ -26,7 +26,7 @@ SCENARIO = "scenario.yaml"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepSpec:
     """A sweep, ready to be run. `along` is the axis that lines follow, "" where there is none;
     `cost` is the latency of the trade-off, `benefit` the throughput, per GPU."""
 
@@ -115,10 +115,10 @@ def read_sweep_file(path: Path, on_top: Mapping[str, Any]) -> SweepFile:
     return _checked(document)
 
 
-def asked_of(file: SweepFile, base: Base) -> Asked:
+def asked_of(file: SweepFile, base: Base) -> SweepSpec:
     """A sweep file's cells, with everything checked that needs no server. Raises UsageError."""
     axes = [axis(key, values) for key, values in file.over.items()]
-    return Asked(
+    return SweepSpec(
         cells=cells_of(base, axes, file.how),
         axes=axes,
         how=file.how,

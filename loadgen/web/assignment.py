@@ -26,7 +26,7 @@ from loadgen.live.watching import about
 from loadgen.records import EDGES, SCHEDULE
 from loadgen.run.shard_tasks import Job, Share, shard_task
 from loadgen.run.target import Target
-from loadgen.web.control_messages import Assign, Fit, Piece, pieces
+from loadgen.web.control_messages import Assign, LoadPiece, PromptFitMessage, pieces
 from loadgen.web.credentials import is_loopback, is_same_origin
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
@@ -43,7 +43,7 @@ class Assignment:
     """What one worker is told, and the fingerprint that it has to answer."""
 
     assign: Assign
-    rows: list[Piece]
+    rows: list[LoadPiece]
     n_requests: int
     sha256: str
 
@@ -69,7 +69,7 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
         target=target_text(job.target.endpoint),
         headers=sorted(job.target.endpoint.headers),
         adapter=adapter.model_dump(mode="json"),
-        fit=Fit(
+        fit=PromptFitMessage(
             fit.overhead_tokens,
             fit.tokens_per_char,
             fit.turn_overhead_tokens,
@@ -185,7 +185,7 @@ def _own_file(path: Path) -> dict[str, Any]:
     return dict(parse_document(text, str(path), TargetFileError).values)
 
 
-def _prompt_fit(fit: Fit) -> PromptFit:
+def _prompt_fit(fit: PromptFitMessage) -> PromptFit:
     found = PromptFit(fit.overhead_tokens, fit.tokens_per_char, fit.turn_overhead_tokens)
     if not fit.words:
         return found

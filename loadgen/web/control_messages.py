@@ -51,7 +51,7 @@ class Pong(_Message, frozen=True):
     monotonic_ns: int
 
 
-class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PromptFitMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A PromptFit: how many tokens the server makes of a prompt; words as (word, tokens)."""
 
     overhead_tokens: float
@@ -78,7 +78,7 @@ class Assign(_Message, frozen=True):
     target: str
     headers: list[str]
     adapter: dict[str, Any]
-    fit: Fit
+    fit: PromptFitMessage
     salt: bytes
     transport: str
     promises: dict[str, list[str]]
@@ -86,7 +86,7 @@ class Assign(_Message, frozen=True):
     needs_ca_cert: bool = False
 
 
-class Piece(_Message, frozen=True):
+class LoadPiece(_Message, frozen=True):
     """The `k`-th of `n` pieces of a load."""
 
     run: str
@@ -96,7 +96,7 @@ class Piece(_Message, frozen=True):
     data: bytes
 
 
-class Refused(_Message, frozen=True):
+class ShareRefused(_Message, frozen=True):
     """The share cannot be worked on; nothing was sent."""
 
     run: str
@@ -104,7 +104,7 @@ class Refused(_Message, frozen=True):
     reason: Text
 
 
-class Ready(_Message, frozen=True):
+class ShareReady(_Message, frozen=True):
     """The share is understood and its connections are open."""
 
     run: str
@@ -127,7 +127,7 @@ class Lease(_Message, frozen=True):
     run: str
 
 
-class Stop(_Message, frozen=True):
+class StopShard(_Message, frozen=True):
     """Release nothing more; requests in flight have `drain_s` to finish."""
 
     run: str
@@ -192,8 +192,8 @@ class Died(_Message, frozen=True):
     words: Text
 
 
-Down = Ping | Assign | Piece | Go | Lease | Stop | Got | Release
-Up = Pong | Refused | Ready | Frame | Piece | Done | Died
+Down = Ping | Assign | LoadPiece | Go | Lease | StopShard | Got | Release
+Up = Pong | ShareRefused | ShareReady | Frame | LoadPiece | Done | Died
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DOWN: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
@@ -229,16 +229,16 @@ def _read(decoder: msgspec.msgpack.Decoder[Any], data: object) -> Any:
         raise Bad(str(error)) from None
 
 
-def pieces(run: str, shard: int, data: bytes) -> list[Piece]:
+def pieces(run: str, shard: int, data: bytes) -> list[LoadPiece]:
     """What is large, cut; at least one piece."""
     cuts = range(0, max(1, len(data)), PIECE_BYTES)
     return [
-        Piece(run, shard, k, len(cuts), data[start : start + PIECE_BYTES])
+        LoadPiece(run, shard, k, len(cuts), data[start : start + PIECE_BYTES])
         for k, start in enumerate(cuts)
     ]
 
 
-class Load:
+class PieceAssembler:
     """Pieces put together again, in whatever order they come. Raises Bad for one that cannot be
     part of it."""
 
@@ -252,7 +252,7 @@ class Load:
         """How many pieces it has."""
         return self._n
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: LoadPiece) -> None:
         if piece.n != self._n or piece.k >= self._n:
             raise Bad(f"piece {piece.k} of {piece.n}, where {self._n} are expected")
         self._found[piece.k] = piece.data

@@ -22,12 +22,12 @@ from loadgen.command.asked import cache_dir
 from loadgen.command.guard import INTERRUPTED, guarded
 from loadgen.command.terminal import tell
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
-from loadgen.run.execute import Finished as Recorded
+from loadgen.run.execute import FinishedRun as Recorded
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
 from loadgen.web.credentials import environ_for
-from loadgen.web.form import Asked, read_asked
-from loadgen.web.relay_pipe import ENDING, Begin, Finished, Line, Note
+from loadgen.web.form import RunForm, read_asked
+from loadgen.web.relay_pipe import ENDING, Begin, Note, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
@@ -37,13 +37,13 @@ _BEGIN_S = 60.0
 
 
 def main() -> None:
-    line = Line(socket.socket(fileno=int(sys.argv[1])))
-    said: list[Finished] = []
+    line = RelayPipe(socket.socket(fileno=int(sys.argv[1])))
+    said: list[RunEnded] = []
     code = guarded(lambda: said.append(_conducted(line)), os.environ)
-    line.send(said[0] if said else Finished(code, error=_problem(code)))
+    line.send(said[0] if said else RunEnded(code, error=_problem(code)))
 
 
-def _conducted(line: Line) -> Finished:
+def _conducted(line: RelayPipe) -> RunEnded:
     """The run, from the first word about it. Whoever interrupted it before gets an answer, too:
     signals were held back until here."""
     try:
@@ -52,12 +52,12 @@ def _conducted(line: Line) -> Finished:
             recorded = conduct(line, read_asked(begin.asked), begin.workers)
     except SlobenchError as error:
         typer.echo(f"slobench: {error}", err=True)
-        return Finished(error.exit_code, error=str(error))
+        return RunEnded(error.exit_code, error=str(error))
     except KeyboardInterrupt:
         typer.echo("slobench: interrupted before the first request", err=True)
-        return Finished(INTERRUPTED, error="stopped before the first request")
+        return RunEnded(INTERRUPTED, error="stopped before the first request")
     summary = recorded.summary.to_json()
-    return Finished(
+    return RunEnded(
         INTERRUPTED if recorded.was_interrupted else recorded.summary.exit_code,
         directory=str(recorded.directory.resolve()),
         verdict=str(summary["verdict"]),
@@ -65,7 +65,7 @@ def _conducted(line: Line) -> Finished:
     )
 
 
-def _begun(line: Line) -> Begin:
+def _begun(line: RelayPipe) -> Begin:
     received = line.receive(_BEGIN_S)
     if not received or not isinstance(received[0], Begin):
         raise RunInvalid("nobody says what to conduct")
@@ -84,7 +84,7 @@ def _interruptible() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
-def conduct(line: Line, asked: Asked, workers: Sequence[str]) -> Recorded:
+def conduct(line: RelayPipe, asked: RunForm, workers: Sequence[str]) -> Recorded:
     """The run, recorded and told on the terminal as `slobench run` would tell it."""
     if not asked.target:
         raise UsageError("which server? Give its URL as --target, or as Host in the form")

@@ -16,7 +16,7 @@ from loadgen.workload.scenario import Scenario
 POLICIES: tuple[Policy, ...] = ("continue", "abort")
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RunForm(msgspec.Struct, frozen=True):
     """Every field as a word or a number; empty means: as the scenario says. `slo` and `set` may
     hold several, with `;` between them."""
 
@@ -79,9 +79,9 @@ def _seed(text: str) -> int | None:
     return int(text)
 
 
-def read_asked(values: Mapping[str, object]) -> Asked:
+def read_asked(values: Mapping[str, object]) -> RunForm:
     """Raises UsageError for values that are none."""
     try:
-        return msgspec.convert(dict(values), Asked)
+        return msgspec.convert(dict(values), RunForm)
     except msgspec.ValidationError as error:
         raise UsageError(f"what was asked cannot be read: {error}") from None

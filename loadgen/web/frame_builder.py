@@ -36,7 +36,7 @@ class Ended:
     n_bytes: int
 
 
-class Tally:
+class FrameBuilder:
     """Everything since the start. `promises` are the per-request ones of each class, in the order
     of class_id."""
 

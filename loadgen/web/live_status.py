@@ -12,7 +12,7 @@ from loadgen.drive.live_histogram import LiveCounts
 from loadgen.records import Schedule, Status
 from loadgen.web.control_messages import Frame
 from loadgen.web.frame_builder import METRICS
-from loadgen.web.run_protocol import Shard
+from loadgen.web.run_protocol import RemoteShard
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 _NEVER_ENDED = "open"
@@ -30,7 +30,7 @@ def merged(frames: Sequence[Frame]) -> dict[str, LiveCounts]:
     return found
 
 
-def ledger(shards: Sequence[Shard], frames: Sequence[Frame], is_over: bool) -> dict[str, int]:
+def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool) -> dict[str, int]:
     """How many requests are in which state; they always sum to the schedule. Of a shard that is
     lost, what its last frame does not tell is lost; `open` is what may still end."""
     counts = dict.fromkeys((*(status.name for status in Status), _NEVER_ENDED), 0)
@@ -46,7 +46,7 @@ def ledger(shards: Sequence[Shard], frames: Sequence[Frame], is_over: bool) -> d
     return counts
 
 
-class Live:
+class LiveStatus:
     """Called once a second with the shards; remembers one point of each series per call."""
 
     def __init__(self, schedule: Schedule, horizon_s: float) -> None:
@@ -57,7 +57,7 @@ class Live:
         self._sums_before: dict[str, float] = {}
         self._now_before_s = 0.0
 
-    def look(self, shards: Sequence[Shard], is_over: bool = False) -> Facts:
+    def look(self, shards: Sequence[RemoteShard], is_over: bool = False) -> Facts:
         """Everything as of now, JSON-like; `point` is what happened since the last look."""
         frames = [shard.frame for shard in shards if shard.frame is not None]
         gone = [s.frame.in_flight for s in shards if s.frame and s.state in ("lost", "died")]
@@ -143,7 +143,7 @@ def _row(counts: LiveCounts) -> Facts:
     return {"n": counts.n, **values}
 
 
-def _shard_row(shard: Shard) -> Facts:
+def _shard_row(shard: RemoteShard) -> Facts:
     frame = shard.frame
     ended = frame.by_status if frame is not None else [0] * len(Status)
     late = merged([frame])["lateness"] if frame is not None else LiveCounts()

@@ -23,7 +23,14 @@ from loadgen.drive.shard import prepare, serve
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
 from loadgen.web.assignment import fingerprint, task_of
-from loadgen.web.control_messages import MAX_BYTES, Assign, Bad, Load, Piece, read_down
+from loadgen.web.control_messages import (
+    MAX_BYTES,
+    Assign,
+    Bad,
+    LoadPiece,
+    PieceAssembler,
+    read_down,
+)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -69,10 +76,10 @@ def _assignment(fd: int) -> tuple[Assign, bytes]:
     assign = _message(fd)
     if not isinstance(assign, Assign):
         raise Bad(f"expected an assignment, not {type(assign).__name__}")
-    load = Load(assign.n_pieces)
+    load = PieceAssembler(assign.n_pieces)
     while not load.is_whole:
         piece = _message(fd)
-        if not isinstance(piece, Piece):
+        if not isinstance(piece, LoadPiece):
             raise Bad(f"expected a piece, not {type(piece).__name__}")
         load.add(piece)
     return assign, load.data()

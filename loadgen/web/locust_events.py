@@ -39,7 +39,7 @@ _LOCAL = "local"
 _log = logging.getLogger("slobench")
 
 
-class Shard(User):
+class IdleUser(User):
     """A token, not load: Locust wants a user on each worker while a test is on."""
 
     @task
@@ -51,7 +51,7 @@ class OpenLoop(LoadTestShape):
     """On while the run is; the load follows the schedule, not the number of users."""
 
     use_common_options = False
-    session: Session | None = None
+    session: LocustSession | None = None
 
     def tick(self) -> tuple[int, float] | None:
         session = OpenLoop.session
@@ -66,7 +66,7 @@ class OpenLoop(LoadTestShape):
             OpenLoop.session.renew()
 
 
-class Session:
+class LocustSession:
     """What a master, or a single process, does from one start to the next."""
 
     def __init__(self, environment: Environment, runner: Runner) -> None:
@@ -245,12 +245,12 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
     if isinstance(runner, (WorkerRunner, LocalRunner)):
         _be_worker(environment, runner)
     if not isinstance(runner, WorkerRunner):
-        session = OpenLoop.session = Session(environment, runner)
+        session = OpenLoop.session = LocustSession(environment, runner)
         if web_ui is not None:
             _dress(web_ui, session, environment.parsed_options.web_base_path or "")
 
 
-def _dress(web_ui: Any, session: Session, base_path: str) -> None:
+def _dress(web_ui: Any, session: LocustSession, base_path: str) -> None:
     try:
         dress(web_ui, session.master, base_path, session.check, session.press_stop)
     except UsageError as error:

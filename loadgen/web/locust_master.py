@@ -17,17 +17,17 @@ import gevent.queue
 import msgspec
 from gevent.subprocess import Popen
 
-from loadgen.web.form import Asked
+from loadgen.web.form import RunForm
 from loadgen.web.relay_pipe import (
     ENDING,
     Back,
     Begin,
-    Finished,
     FromWorker,
     Gone,
+    LiveUpdate,
     Note,
+    RunEnded,
     ToConductor,
-    Told,
     ToWorker,
     Unpacker,
     pack,
@@ -56,12 +56,12 @@ class Master:
         self._outgoing: gevent.queue.Queue[ToConductor] = gevent.queue.Queue()
         self._greenlets: list[gevent.Greenlet] = []
         self._roster: list[str] = []
-        self.asked: Asked | None = None
+        self.asked: RunForm | None = None
         self.facts: dict[str, Any] = {}
         self.points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
         self.n_points = 0
         self.notes: deque[str] = deque(maxlen=_NOTES)
-        self.finished: Finished | None = None
+        self.finished: RunEnded | None = None
         self.n_runs = 0
         self._is_interrupted = self.is_stopping = False
 
@@ -83,7 +83,7 @@ class Master:
         """Nothing more is sent or awaited; the result may still be on its way."""
         return self.finished is not None or bool(self.facts.get("is_over"))
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, asked: RunForm) -> None:
         """Conduct a run with the workers that are there."""
         assert not self.is_running, "one run at a time"
         self.renew()
@@ -107,7 +107,7 @@ class Master:
     def refuse(self, exit_code: int, error: str) -> None:
         """A run that could not be asked for."""
         self._note(error)
-        self.finished = Finished(exit_code, error=error)
+        self.finished = RunEnded(exit_code, error=error)
 
     @property
     def roster(self) -> list[str]:
@@ -170,12 +170,12 @@ class Master:
         if self.finished is None:
             said = f"the conductor ended with status {code}; the terminal says why"
             self._note(said)
-            self.finished = Finished(_INTERNAL, error=said)
+            self.finished = RunEnded(_INTERNAL, error=said)
 
-    def _heard(self, message: ToWorker | Told | Note | Finished) -> None:
+    def _heard(self, message: ToWorker | LiveUpdate | Note | RunEnded) -> None:
         if isinstance(message, ToWorker):
             self._send(message.worker, message.data)
-        elif isinstance(message, Told):
+        elif isinstance(message, LiveUpdate):
             point = message.facts.pop("point", None)
             if point is not None:
                 self.points.append(point)

@@ -30,19 +30,19 @@ from loadgen.web.control_messages import (
     Go,
     Got,
     Lease,
-    Piece,
+    LoadPiece,
     Ping,
     Pong,
-    Ready,
-    Refused,
     Release,
-    Stop,
+    ShareReady,
+    ShareRefused,
+    StopShard,
     Up,
     encode,
     pieces,
     read_down,
 )
-from loadgen.web.frame_builder import Ended, Tally
+from loadgen.web.frame_builder import Ended, FrameBuilder
 from loadgen.web.upload import Upload
 
 LEASE_TICKS = 5
@@ -78,7 +78,7 @@ class ShardHost:
             self._work.feed(message)
         elif work is None or message.run != work.run:
             return
-        elif isinstance(message, Piece):
+        elif isinstance(message, LoadPiece):
             work.feed(message)
         elif isinstance(message, Go):
             work.go(message.epoch_ns)
@@ -86,7 +86,7 @@ class ShardHost:
             work.lease()
         elif isinstance(message, Got):
             work.got(message.k)
-        elif isinstance(message, Stop):
+        elif isinstance(message, StopShard):
             work.stop(message.reason, message.drain_s)
         elif isinstance(message, Release):
             self.drop()
@@ -112,7 +112,7 @@ class _Work:
         self, assign: Assign, say: Callable[[Up], None], on_ended: Callable[[Ended], None]
     ) -> None:
         self.run, self._shard, self._say, self._on_ended = assign.run, assign.shard, say, on_ended
-        self._tally = Tally(assign.run, assign.shard, assign.promises)
+        self._tally = FrameBuilder(assign.run, assign.shard, assign.promises)
         self._folder = Path(tempfile.mkdtemp(prefix="slobench-shard-"))
         self._log = self._folder / "log"
         self._sha256, self._is_going, self._is_done = "", False, False
@@ -131,7 +131,7 @@ class _Work:
             gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick)
         ]  # fmt: skip
 
-    def feed(self, message: Assign | Piece) -> None:
+    def feed(self, message: Assign | LoadPiece) -> None:
         data = encode(message)
         self._outgoing.put(len(data).to_bytes(4, "big") + data)
 
@@ -177,10 +177,10 @@ class _Work:
             self._sha256 = said["sha256"]
         elif kind == "refused":
             self._is_done = True
-            self._say(Refused(self.run, self._shard, said["reason"][:_LOG_TAIL]))
+            self._say(ShareRefused(self.run, self._shard, said["reason"][:_LOG_TAIL]))
         elif kind == "ready":
             host = socket.gethostname()
-            self._say(Ready(self.run, self._shard, self._sha256, host, version("slobench")))
+            self._say(ShareReady(self.run, self._shard, self._sha256, host, version("slobench")))
         elif kind == "beat":
             for ended in self._tally.take(said):
                 self._on_ended(ended)

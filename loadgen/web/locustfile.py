@@ -1,7 +1,7 @@
 """The locustfile that slobench brings: `locust -f $(slobench locustfile)`, or `slobench web`."""
 
-from loadgen.web.locust_events import OpenLoop, Shard, listen
+from loadgen.web.locust_events import IdleUser, OpenLoop, listen
 
 listen()
 
-__all__ = ["OpenLoop", "Shard"]
+__all__ = ["IdleUser", "OpenLoop"]

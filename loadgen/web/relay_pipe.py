@@ -48,8 +48,8 @@ class ToWorker(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
-    """The run as of now (`live.Live.look`)."""
+class LiveUpdate(msgspec.Struct, frozen=True, tag=True):
+    """The run as of now (`live_status.LiveStatus.look`)."""
 
     facts: dict[str, Any]
 
@@ -60,7 +60,7 @@ class Note(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class RunEnded(msgspec.Struct, frozen=True, tag=True):
     """The conductor's last words."""
 
     exit_code: int
@@ -71,7 +71,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
 
 
 ToConductor = Begin | FromWorker | Gone | Back
-ToMaster = ToWorker | Told | Note | Finished
+ToMaster = ToWorker | LiveUpdate | Note | RunEnded
 _TO_CONDUCTOR = msgspec.msgpack.Decoder(ToConductor)
 _TO_MASTER = msgspec.msgpack.Decoder(ToMaster)
 _HEAD = 4
@@ -101,7 +101,7 @@ class Unpacker:
         return found
 
 
-class Line:
+class RelayPipe:
     """The conductor's end, with plain sockets."""
 
     def __init__(self, end: socket.socket) -> None:

@@ -13,8 +13,8 @@ from loadgen.drive.shards import CutShort, OnBeat, Outcome
 from loadgen.run.shard_tasks import Job
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, encode, read_up
-from loadgen.web.live_status import Live, merged
-from loadgen.web.relay_pipe import Back, FromWorker, Gone, Line, Note, Told, ToWorker
+from loadgen.web.live_status import LiveStatus, merged
+from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
 from loadgen.web.self_report import check_self_report
 from loadgen.web.validate import check_part
@@ -28,7 +28,7 @@ class RemoteFleet:
 
     def __init__(
         self,
-        line: Line,
+        line: RelayPipe,
         workers: Sequence[str],
         max_skew_s: float,
         on_loss: Policy,
@@ -72,7 +72,7 @@ class RemoteFleet:
         controller = self._controller = Controller(
             job.run_name, self._workers, given, self._max_skew_s, self._on_loss
         )
-        live = Live(job.plan.schedule, job.scenario.horizon_s)
+        live = LiveStatus(job.plan.schedule, job.scenario.horizon_s)
         self._pass_on(controller.start(time.monotonic_ns()))
         started, told_s, told_dead = False, 0.0, set[int]()
         limit_at_s = float("inf")
@@ -90,11 +90,11 @@ class RemoteFleet:
                 break  # over a line that is closed nobody comes back
             if started and time.monotonic() >= told_s + _TELL_EVERY_S:
                 told_s = time.monotonic()
-                self._line.send(Told(live.look(controller.shards)))
+                self._line.send(LiveUpdate(live.look(controller.shards)))
         self._beat(controller, on_beat)
         self._look_at_rows(controller, job)
         facts = live.look(controller.shards, is_over=True)
-        self._line.send(Told(facts))
+        self._line.send(LiveUpdate(facts))
         self._keep_histograms(controller)
         return self._outcome(controller, job, facts["metrics"])
 

@@ -27,14 +27,14 @@ from loadgen.web.control_messages import (
     Go,
     Got,
     Lease,
-    Load,
-    Piece,
+    LoadPiece,
+    PieceAssembler,
     Ping,
     Pong,
-    Ready,
-    Refused,
     Release,
-    Stop,
+    ShareReady,
+    ShareRefused,
+    StopShard,
     Up,
 )
 from loadgen.web.validate import check_frame
@@ -71,7 +71,7 @@ class Skew:
 
 
 @dataclass
-class Shard:
+class RemoteShard:
     """What is known of one share and the worker that has it."""
 
     number: int
@@ -86,7 +86,7 @@ class Shard:
     lost_at_ns: int | None = None
     heard_ns: int = 0
     done: Done | None = None
-    rows: Load | None = None
+    rows: PieceAssembler | None = None
 
     part: bytes = b""
 
@@ -108,15 +108,15 @@ class Controller:
     phase: Literal["meeting", "assigning", "running", "over"] = "meeting"
     epoch_ns: int = 0
     n_bad: int = 0
-    shards: list[Shard] = field(default_factory=list)
-    _by_worker: dict[str, Shard] = field(default_factory=dict)
+    shards: list[RemoteShard] = field(default_factory=list)
+    _by_worker: dict[str, RemoteShard] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
     _deadline_ns: int = 0
     _lease_ns: int = 0
 
     def __post_init__(self) -> None:
         for number, (worker, given) in enumerate(zip(self.workers, self.given, strict=True)):
-            shard = Shard(number, worker, given.n_requests)
+            shard = RemoteShard(number, worker, given.n_requests)
             self.shards.append(shard)
             self._by_worker[worker] = shard
 
@@ -140,15 +140,15 @@ class Controller:
             return []
         if isinstance(message, Pong):
             return self._met(shard, message, now_ns)
-        if isinstance(message, Refused):
+        if isinstance(message, ShareRefused):
             self._withdraw(shard, message.reason, UsageError)
-        elif isinstance(message, Ready):
+        elif isinstance(message, ShareReady):
             return self._readied(shard, message, now_ns)
         elif isinstance(message, Frame):
             self._counted(shard, message)
         elif isinstance(message, Done):
             return self._done(shard, message, now_ns)
-        elif isinstance(message, Piece):
+        elif isinstance(message, LoadPiece):
             return self._piece(shard, message, now_ns)
         elif isinstance(message, Died):
             self._withdraw(shard, message.words, RunInvalid)
@@ -185,14 +185,16 @@ class Controller:
     def stop(self, reason: str, drain_s: float) -> list[Send]:
         if self.phase != "running":
             return []
-        return [Send(s.worker, Stop(self.run, drain_s, reason[:2000])) for s in self._running()]
+        return [
+            Send(s.worker, StopShard(self.run, drain_s, reason[:2000])) for s in self._running()
+        ]
 
     def release(self) -> list[Send]:
         """What ends the run for everybody, however it went."""
         return [Send(worker, Release(self.run)) for worker in self.workers]
 
     @property
-    def must_abort(self) -> Shard | None:
+    def must_abort(self) -> RemoteShard | None:
         """The lost shard that ends the run, where losing one does."""
         if self.on_loss != ABORT:
             return None
@@ -222,7 +224,7 @@ class Controller:
             ],
         }
 
-    def _met(self, shard: Shard, pong: Pong, now_ns: int) -> list[Send]:
+    def _met(self, shard: RemoteShard, pong: Pong, now_ns: int) -> list[Send]:
         rtt_ns = now_ns - pong.sent_ns
         if shard.skew is None or rtt_ns < shard.skew.rtt_ns:
             middle_ns = pong.sent_ns + rtt_ns // 2
@@ -249,7 +251,7 @@ class Controller:
             yield Send(worker, given.assign)
             yield from (Send(worker, piece) for piece in given.rows)
 
-    def _readied(self, shard: Shard, ready: Ready, now_ns: int) -> list[Send]:
+    def _readied(self, shard: RemoteShard, ready: ShareReady, now_ns: int) -> list[Send]:
         if self.phase != "assigning" or shard.state != "waiting":
             return []  # said twice
         expected = self.given[shard.number].sha256
@@ -272,7 +274,7 @@ class Controller:
             for s in self.shards
         ]
 
-    def _counted(self, shard: Shard, frame: Frame) -> None:
+    def _counted(self, shard: RemoteShard, frame: Frame) -> None:
         if shard.frame is not None and frame.seq <= shard.frame.seq:
             return
         try:
@@ -283,29 +285,29 @@ class Controller:
         else:
             shard.frame = frame
 
-    def _piece(self, shard: Shard, piece: Piece, now_ns: int) -> list[Send]:
+    def _piece(self, shard: RemoteShard, piece: LoadPiece, now_ns: int) -> list[Send]:
         """A part of the rows; it may come before the `done` that says how many there are."""
         try:
             if shard.rows is None:
-                shard.rows = Load(piece.n)
+                shard.rows = PieceAssembler(piece.n)
             shard.rows.add(piece)
         except Bad:
             self.n_bad += 1
         return self._collected(shard, now_ns) or [Send(shard.worker, Got(self.run, piece.k))]
 
-    def _done(self, shard: Shard, done: Done, now_ns: int) -> list[Send]:
+    def _done(self, shard: RemoteShard, done: Done, now_ns: int) -> list[Send]:
         if shard.done is not None:
             return []  # said twice
         shard.done = done
         try:
             if shard.rows is None or shard.rows.n != done.n_pieces:
-                shard.rows = Load(done.n_pieces)
+                shard.rows = PieceAssembler(done.n_pieces)
         except Bad as problem:
             self.n_bad += 1
             shard.state, shard.note = "died", str(problem)
         return self._collected(shard, now_ns)
 
-    def _collected(self, shard: Shard, now_ns: int) -> list[Send]:
+    def _collected(self, shard: RemoteShard, now_ns: int) -> list[Send]:
         """The end of a shard whose rows are all here, or never will be."""
         if shard.state != "died":
             if shard.done is None or shard.rows is None or not shard.rows.is_whole:
@@ -319,7 +321,7 @@ class Controller:
         self._look_whether_over(now_ns)
         return [Send(shard.worker, Release(self.run))]
 
-    def _lose(self, shard: Shard, since_ns: int) -> None:
+    def _lose(self, shard: RemoteShard, since_ns: int) -> None:
         shard.state, shard.lost_at_ns = "lost", since_ns
         shard.note = "nothing is heard of its worker"
 
@@ -331,18 +333,20 @@ class Controller:
             if is_gone and now_ns > shard.heard_ns + patience_ns:
                 self._lose(shard, shard.heard_ns)
 
-    def _found_again(self, shard: Shard) -> None:
+    def _found_again(self, shard: RemoteShard) -> None:
         shard.state, shard.lost_at_ns, shard.note = "running", None, ""
 
-    def _withdraw(self, shard: Shard, why: str, kind: type[RunInvalid] | type[UsageError]) -> None:
+    def _withdraw(
+        self, shard: RemoteShard, why: str, kind: type[RunInvalid] | type[UsageError]
+    ) -> None:
         """Before the start, whatever befalls a shard ends the run."""
         if self.phase in ("meeting", "assigning"):
             raise kind(f"worker {shard.worker}: {why}; nothing was sent")
 
-    def _running(self) -> list[Shard]:
+    def _running(self) -> list[RemoteShard]:
         return [s for s in self.shards if not s.is_over]
 
-    def _is_awaited(self, shard: Shard) -> bool:
+    def _is_awaited(self, shard: RemoteShard) -> bool:
         return shard.n_pongs < N_PINGS if self.phase == "meeting" else shard.state != "ready"
 
     def _look_whether_over(self, now_ns: int) -> None:

@@ -39,12 +39,12 @@ class LoopLag(_Fields, frozen=True):
     max: Seconds
 
 
-class Stalls(_Fields, frozen=True):
+class StallsReport(_Fields, frozen=True):
     over_s: Seconds
     spans_s: list[tuple[float, float, float]]
 
 
-class Backlog(_Fields, frozen=True):
+class BacklogReport(_Fields, frozen=True):
     looks: Count
     waiting: Count
     bytes_max: Count
@@ -70,7 +70,7 @@ class Decoding(_Fields, frozen=True):
     wall_s: Seconds
 
 
-class Connections(_Fields, frozen=True):
+class ConnectionsReport(_Fields, frozen=True):
     opened: Count
     reused: Count
     known: list[Text]
@@ -87,12 +87,12 @@ class SelfReport(_Fields, frozen=True):
     stolen_share: Share | None
     cores: Cores | None
     loop_lag_s: LoopLag
-    stalls: Stalls
-    backlog: Backlog | None
+    stalls: StallsReport
+    backlog: BacklogReport | None
     processor: Processor | None
     gc: Gc
     decoding: Decoding
-    connections: Connections
+    connections: ConnectionsReport
     encoded_late: Count
     spilled_bytes: Count
 

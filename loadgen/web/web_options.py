@@ -12,7 +12,7 @@ from typing import Any
 
 from loadgen.command.web import PLUGINS, TARGET
 from loadgen.errors import UsageError, nearest
-from loadgen.web.form import POLICIES, Asked, read_asked, several
+from loadgen.web.form import POLICIES, RunForm, read_asked, several
 from loadgen.workload.scenario import shipped_scenarios
 
 IN_FORM = {
@@ -101,7 +101,7 @@ class Settings:
         self._scenarios = scenarios(sys.argv, os.environ)
         self._n_runs = 0
 
-    def asked(self, options: Namespace) -> Asked:
+    def asked(self, options: Namespace) -> RunForm:
         """A run as the form asks for it now. Raises UsageError."""
         self._n_runs += 1
         return self._read(options, self._fixed["out"] if self._n_runs == 1 else "")
@@ -115,7 +115,7 @@ class Settings:
         if not found.plugins:
             found.chosen_scenario()
 
-    def _read(self, options: Namespace, out: object) -> Asked:
+    def _read(self, options: Namespace, out: object) -> RunForm:
         words = {name: str(getattr(options, name, "") or "").strip() for name in IN_FORM}
         if words["scenario"] not in self._scenarios:
             raise UsageError(f"scenario: {nearest(words['scenario'], self._scenarios)}")

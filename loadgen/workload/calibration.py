@@ -24,11 +24,11 @@ import numpy as np
 
 from loadgen.records import Schedule
 from loadgen.workload.dialogue import Context
-from loadgen.workload.prompts import Asked, PromptFit, Prompts
+from loadgen.workload.prompts import PromptFit, Prompts, RenderedPrompt
 from loadgen.workload.vocabulary import COMMON, WORDS
 from loadgen.workload.word_text import WordCounts, framed, unframed
 
-Questions = tuple[Asked, ...]  # that may be asked at once
+Questions = tuple[RenderedPrompt, ...]  # that may be asked at once
 Counts = tuple[int | None, ...]
 Steps = Generator[Questions, Counts, tuple[bool | None, str]]
 Learning = Generator[Questions, Counts, WordCounts | str]
@@ -113,7 +113,7 @@ class Calibration:
             overhead_tokens = stated - tokenizer.count(sample)
         return PromptFit(max(0.0, overhead_tokens), tokens_per_char)
 
-    def _ask(self, *asked: Asked) -> Generator[Questions, Counts, Counts]:
+    def _ask(self, *asked: RenderedPrompt) -> Generator[Questions, Counts, Counts]:
         self._n_asked += len(asked)
         return (yield asked)
 
@@ -186,7 +186,7 @@ class Calibration:
         if self.fit.words is not None and (self._schedule["context"] == Context.real).any():
             answer = unframed(answer)  # the server's own answers have no frame
         said = (("user", first), ("assistant", answer), ("user", question))
-        (total,) = yield from self._ask(Asked("", said))
+        (total,) = yield from self._ask(RenderedPrompt("", said))
         if total is not None:
             added = total - int(row["input_tokens"]) - 2 * _TURN_TOKENS
             self.fit = replace(self.fit, turn_overhead_tokens=float(max(0, added)))
@@ -203,12 +203,12 @@ class Calibration:
         if not len(fits):
             return None
         shortest, longest = fits[np.argmin(asked[fits])], fits[np.argmax(asked[fits])]
-        prompts: dict[int, Asked] = {}  # by planned tokens
+        prompts: dict[int, RenderedPrompt] = {}  # by planned tokens
         for place in (longest,) if is_again else (shortest, longest):
             row = self._schedule[place].copy()
             row["input_tokens"] = planned = min(int(row["input_tokens"]), limit_tokens)
             if planned not in prompts:
-                prompts[planned] = Asked(self._prompts.render(_apart(row), self.fit))
+                prompts[planned] = RenderedPrompt(self._prompts.render(_apart(row), self.fit))
         totals = yield from self._ask(*prompts.values())
         off, lengths = 0, [str(planned) for planned in prompts]
         for planned, total in zip(prompts, totals, strict=True):
@@ -230,9 +230,9 @@ def _groups() -> tuple[tuple[str, ...], ...]:
     return (), group[: _GROUP // 2], group
 
 
-def _holding(words: Sequence[str]) -> Asked:
+def _holding(words: Sequence[str]) -> RenderedPrompt:
     """A prompt of these words."""
-    return Asked(framed("".join(f" {word}" for word in words)))
+    return RenderedPrompt(framed("".join(f" {word}" for word in words)))
 
 
 def _apart(row: np.void) -> np.void:

@@ -10,7 +10,7 @@ from loadgen.errors import MissingDependency, ScenarioError
 _FILLERS = (".", " a", " of", "!", " 1")
 
 
-class Tokenizer(Protocol):
+class TokenCounter(Protocol):
     """Text to tokens, of which only number and places matter here. No special tokens."""
 
     def count(self, text: str) -> int: ...
@@ -20,7 +20,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class ByteTokenizer:
+class Utf8Tokenizer:
     """One token per byte of UTF-8: what the bundled engine's random models use."""
 
     def count(self, text: str) -> int:
@@ -46,14 +46,14 @@ class LocalTokenizer:
         return [end for _, end in encoded.offsets]
 
 
-def load_tokenizer(spec: str) -> Tokenizer:
+def load_tokenizer(spec: str) -> TokenCounter:
     """The tokenizer of `prompts.tokenizer`: `bytes`, or a directory with a `tokenizer.json`.
 
     Raises MissingDependency without the package `tokenizers`, ScenarioError where the directory has
     no tokenizer that can be read.
     """
     if spec == "bytes":
-        return ByteTokenizer()
+        return Utf8Tokenizer()
     path = Path(spec)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
@@ -73,7 +73,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise ScenarioError(f"prompts.tokenizer: {path}: {error}") from None
 
 
-def fit_text(tokenizer: Tokenizer, text: str, n_tokens: int, lead: str = "") -> str:
+def fit_text(tokenizer: TokenCounter, text: str, n_tokens: int, lead: str = "") -> str:
     """The beginning of `text` for which `lead` + beginning has `n_tokens` tokens, with a filler at
     the end where cutting alone does not get there (merges reach over the cut); at least one
     character. Where no try is exact, the nearest. It does not end in a blank (templates strip it).
@@ -92,7 +92,7 @@ def fit_text(tokenizer: Tokenizer, text: str, n_tokens: int, lead: str = "") -> 
     return best
 
 
-def _candidates(tokenizer: Tokenizer, lead: str, cut: str, n_tokens: int) -> list[str]:
+def _candidates(tokenizer: TokenCounter, lead: str, cut: str, n_tokens: int) -> list[str]:
     """The cut itself, or with fillers while it is short by a few tokens."""
     found = [cut]
     missing = n_tokens - tokenizer.count(lead + cut)

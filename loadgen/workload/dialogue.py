@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 from loadgen.records import Edges, Schedule
-from loadgen.workload.prompts import Asked, PromptFit, Prompts
+from loadgen.workload.prompts import PromptFit, Prompts, RenderedPrompt
 from loadgen.workload.texts import Messages
 
 
@@ -44,14 +44,14 @@ class Dialogue:
         """The row whose real answer this one needs; None where it can be written ahead."""
         return self._waits_for.get(row)
 
-    def ask(self, row: int, answer: str | None = None) -> Asked:
+    def ask(self, row: int, answer: str | None = None) -> RenderedPrompt:
         """The words of a row. `answer` is what the server said to its parent, for rows that wait
         for it."""
         parent = self._parent.get(row)
         if parent is None:
             asked = self._prompts.ask(self._schedule[row], self._fit)
         else:
-            asked = Asked("", self._continued(row, parent, answer))
+            asked = RenderedPrompt("", self._continued(row, parent, answer))
         if self._has_next[row]:
             self._said[row] = asked.as_messages()
         return asked

@@ -23,7 +23,7 @@ LEAST = 20  # requests below which a fit says nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ScenarioFit:
     """A proposed scenario and the figures that it has to be believed for.
 
     `arrivals` holds, for the trace and for a run of the fitted process over the same time: rate,
@@ -62,7 +62,7 @@ class Fit:
         )
 
 
-def fit(trace: Trace) -> Fit:
+def fit(trace: Trace) -> ScenarioFit:
     """A stationary scenario for a trace: arrivals by their dispersion curve, lengths by KS
     distance, their correlation by a copula. Promises are left to whoever makes them.
 
@@ -104,7 +104,7 @@ def fit(trace: Trace) -> Fit:
             "phases": {"measure": write_duration(measure_s)},
         }
     )
-    return Fit(
+    return ScenarioFit(
         scenario=scenario,
         source=trace.source,
         n=n,

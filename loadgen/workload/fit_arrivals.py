@@ -47,7 +47,7 @@ class ArrivalFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class DispersionCurve:
     """Variance / mean of counts in windows of `window_s`, and how much each value counts: the
     inverse of its sampling variance 2/windows, plus that of a tenth."""
 
@@ -97,7 +97,7 @@ def fit_arrivals(times_s: Times) -> ArrivalFit:
     return ArrivalFit(candidates[best][0], distances, notes)
 
 
-def dispersion_curve(times_s: Times, rate_per_s: float) -> Curve:
+def dispersion_curve(times_s: Times, rate_per_s: float) -> DispersionCurve:
     """The trace's curve for windows of 4, 8, 16, … requests, as long as 24 of them fit in; one
     window length where the trace is too short for that."""
     span_s = float(times_s[-1])
@@ -109,7 +109,7 @@ def dispersion_curve(times_s: Times, rate_per_s: float) -> Curve:
         windows_s.append(edges[1])
         values.append(max(float(np.var(counts) / np.mean(counts)), 1e-3))
         weights.append(1 / (2 / n_windows + 0.01))
-    return Curve(np.array(windows_s), np.array(values), np.array(weights))
+    return DispersionCurve(np.array(windows_s), np.array(values), np.array(weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class TwoStates:
     rates: tuple[float, float]
     leaving: tuple[float, float]
 
-    def dispersion(self, curve: Curve) -> NDArray[np.float64]:
+    def dispersion(self, curve: DispersionCurve) -> NDArray[np.float64]:
         """I(t) = 1 + 2V/(σ·m) · (1 − (1 − e^{−σt})/(σt)), m the mean rate, V the variance of the
         rate, σ = σ₁ + σ₂ (Heffes and Lucantoni 1986, section IV)."""
         (busy, calm), (leave_busy, leave_calm) = self.rates, self.leaving
@@ -141,7 +141,7 @@ def two_state_dispersion(
     return np.asarray(1 + 2 * variance / (total * mean) * (1 - grown))
 
 
-def match_dispersion(curve: Curve, rate_per_s: float, gaps: Gaps) -> TwoStates:
+def match_dispersion(curve: DispersionCurve, rate_per_s: float, gaps: Gaps) -> TwoStates:
     """The two states whose dispersion curve comes nearest to the trace's. That fixes the variance V
     of the rate and σ; the share p of the busy state, in which the rate is m + √(V(1 − p)/p), is
     chosen by likelihood among those that leave the calm rate m − √(Vp/(1 − p)) above 0."""
@@ -259,7 +259,7 @@ def _log_likelihood(gaps: Gaps, states: TwoStates) -> float:
     return mmpp_log_likelihood(gaps / mean_s, mean_s * np.array([*states.rates, *states.leaving]))
 
 
-def _gamma_distance(curve: Curve, rate_per_s: float, cv: float, n: int) -> float:
+def _gamma_distance(curve: DispersionCurve, rate_per_s: float, cv: float, n: int) -> float:
     """By drawing a long sequence with a fixed seed: the curve has no closed form."""
     n_drawn = min(max(n, 100_000), 1_000_000)
     horizon_s = n_drawn / rate_per_s

@@ -99,7 +99,7 @@ class OnOff(Arrivals):
         return 1 - v if v > 1 / alpha else float(least * (alpha * v) ** (-1 / (alpha - 1)))
 
 
-class State(Block):
+class RateState(Block):
     """One state of an MMPP: its rate relative to the others, and how long it lasts on average."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -126,7 +126,7 @@ class Mmpp(Arrivals):
 
     kind = "mmpp"
     rate: Rate
-    states: Annotated[tuple[State, ...], FROM_LIST]
+    states: Annotated[tuple[RateState, ...], FROM_LIST]
 
     @model_validator(mode="after")
     def _has_states_and_a_rate(self) -> Self:

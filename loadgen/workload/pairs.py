@@ -27,7 +27,7 @@ Pair = Annotated[tuple[Tokens, Tokens], FROM_LIST]
 
 
 @dataclass(frozen=True, eq=False)  # what it was read from is compared, not the arrays
-class _Law:
+class _PairLaw:
     """The observed pairs, and the probability of each."""
 
     inputs: TokenCounts
@@ -85,7 +85,7 @@ class Joint(Lengths):
         raise ScenarioError(_MISPLACED)
 
     @cached_property
-    def _law(self) -> _Law:
+    def _law(self) -> _PairLaw:
         if self.path is not None:
             columns = read_columns(self.path, COLUMNS, n_required=2)
             inputs, outputs = columns["input_tokens"], columns["output_tokens"]
@@ -93,7 +93,9 @@ class Joint(Lengths):
         else:
             inputs, outputs = np.array(self.pairs, np.float64).T
             weights = np.ones(len(inputs))
-        return _Law(inputs.astype(np.uint32), outputs.astype(np.uint32), weights / weights.sum())
+        return _PairLaw(
+            inputs.astype(np.uint32), outputs.astype(np.uint32), weights / weights.sum()
+        )
 
 
 _MISPLACED = (
@@ -103,7 +105,7 @@ _MISPLACED = (
 )
 
 
-class Asked(Protocol):
+class HasLengths(Protocol):
     """What `requests` says about lengths."""
 
     @property
@@ -114,7 +116,7 @@ class Asked(Protocol):
     def correlation(self) -> float: ...
 
 
-def check_asked(asked: Asked) -> None:
+def check_asked(asked: HasLengths) -> None:
     """Raises ValueError where pairs stand beside what they replace, or where there is nothing for a
     correlation to tie."""
     inputs, outputs = asked.input_tokens, asked.output_tokens
@@ -129,7 +131,7 @@ def check_asked(asked: Asked) -> None:
 
 
 def draw_pair(
-    asked: Asked,
+    asked: HasLengths,
     rng: np.random.Generator,
     n: int,
     output_rng: np.random.Generator | None = None,
@@ -154,7 +156,7 @@ def draw_pair(
     return inputs.draw(rng, n), outputs.draw(output_rng or rng, n)
 
 
-def mean_pair(asked: Asked) -> tuple[float | None, float | None]:
+def mean_pair(asked: HasLengths) -> tuple[float | None, float | None]:
     """The expected input and output length in tokens, exact; None for what is not asked for."""
     inputs, outputs = asked.input_tokens, asked.output_tokens
     if isinstance(inputs, Joint):

@@ -14,7 +14,7 @@ from loadgen.registry import Block
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class PublishedSlo:
     """Promises that somebody published: the expressions, why such limits make sense (in our words)
     and where the numbers stand."""
 
@@ -23,7 +23,7 @@ class Preset:
     source: str
 
 
-def _mlperf(ttft: str, tpot: str, key: str) -> Preset:
+def _mlperf(ttft: str, tpot: str, key: str) -> PublishedSlo:
     """MLPerf's server scenarios bound the 99th percentile of each metric."""
     is_interactive = "interactive" in key
     why = (
@@ -32,18 +32,20 @@ def _mlperf(ttft: str, tpot: str, key: str) -> Preset:
         else "A busy server: the first word within seconds, then faster than most people read."
     )
     promises = (f"p99(ttft) <= {ttft}", f"p99(tpot) <= {tpot}")
-    return Preset(promises, why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server")
+    return PublishedSlo(promises, why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server")
 
 
-def _mlperf_whole(e2e: str, key: str) -> Preset:
+def _mlperf_whole(e2e: str, key: str) -> PublishedSlo:
     why = "The answer is used when it is complete, so only its end is bounded."
-    return Preset((f"p99(e2e) <= {e2e}",), why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server")
+    return PublishedSlo(
+        (f"p99(e2e) <= {e2e}",), why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server"
+    )
 
 
 _CATALOG = "inference-perf workload-catalog, config.json, key slos"
 _GUIDE = "guidellm SLO guide"
 
-CATALOGUE: Mapping[str, Preset] = {
+CATALOGUE: Mapping[str, PublishedSlo] = {
     "llama2-70b": _mlperf("2s", "200ms", "llama2-70b"),
     "llama2-70b-interactive": _mlperf("450ms", "40ms", "llama2-70b-interactive"),
     "mixtral-8x7b": _mlperf("2s", "200ms", "mixtral-8x7b"),
@@ -57,62 +59,62 @@ CATALOGUE: Mapping[str, Preset] = {
     "gpt-oss-120b-interactive": _mlperf("2s", "15ms", "gpt-oss-120b-interactive"),
     "gptj": _mlperf_whole("20s", "gptj"),
     "qwen3-vl-235b": _mlperf_whole("12s", "qwen3-vl-235b-a22b"),
-    "chat": Preset(
+    "chat": PublishedSlo(
         ("p99(ttft) <= 200ms", "p99(itl) <= 50ms"),
         "In a chat the first word must feel immediate, and 20 tokens a second outrun a reader.",
         f"{_GUIDE}, chat applications",
     ),
-    "rag": Preset(
+    "rag": PublishedSlo(
         ("p99(ttft) <= 300ms", "p99(itl) <= 100ms", "p99(e2e) <= 3s"),
         "A result is waited for as a whole; retrieval has used part of the patience already.",
         f"{_GUIDE}, retrieval-augmented generation",
     ),
-    "agent": Preset(
+    "agent": PublishedSlo(
         ("p99(e2e) <= 5s",),
         "Nobody reads an agent's steps; the next one starts when this one is complete.",
         f"{_GUIDE}, agentic applications",
     ),
-    "content": Preset(
+    "content": PublishedSlo(
         ("p99(ttft) <= 600ms", "p99(itl) <= 200ms"),
         "Long texts are read later or skimmed: a steady flow matters more than a quick start.",
         f"{_GUIDE}, content generation",
     ),
-    "code": Preset(
+    "code": PublishedSlo(
         ("p99(ttft) <= 500ms", "p99(itl) <= 150ms"),
         "A developer waits in the editor, and reads code more slowly than prose.",
         f"{_GUIDE}, code generation",
     ),
-    "code-completion": Preset(
+    "code-completion": PublishedSlo(
         ("p99(e2e) <= 2s",),
         "A completion that comes after the developer has typed on is worth nothing.",
         f"{_GUIDE}, code completion",
     ),
-    "interactive-chat": Preset(
+    "interactive-chat": PublishedSlo(
         ("p99(ttft) <= 1s", "p99(itl) <= 50ms"),
         "A second is the limit at which a train of thought stays unbroken; then reading speed.",
         f"{_CATALOG}, interactive-chat",
     ),
-    "reasoning": Preset(
+    "reasoning": PublishedSlo(
         ("p99(ttft) <= 2s", "p99(itl) <= 100ms"),
         "Whoever asks for reasoning expects to wait; the long chain of thought must still flow.",
         f"{_CATALOG}, reasoning",
     ),
-    "code-generation": Preset(
+    "code-generation": PublishedSlo(
         ("p95(ttft) <= 30s", "p99(itl) <= 100ms"),
         "Prompts hold whole repositories: the prefill is long, and a late start is accepted.",
         f"{_CATALOG}, code-generation",
     ),
-    "deep-research": Preset(
+    "deep-research": PublishedSlo(
         ("p90(ttft) <= 10s", "p99(itl) <= 100ms"),
         "Hours of human work are saved; contexts are very long and starts may be late.",
         f"{_CATALOG}, deep-research",
     ),
-    "batch-summarization-rag": Preset(
+    "batch-summarization-rag": PublishedSlo(
         ("p90(ttft) <= 15s", "p95(itl) <= 150ms", "p99(e2e) <= 630s"),
         "A batch with a deadline: throughput first, bounded so that one document blocks nobody.",
         f"{_CATALOG}, batch-summarization-rag",
     ),
-    "batch-synthetic-data": Preset(
+    "batch-synthetic-data": PublishedSlo(
         ("p99(e2e) <= 2080s",),
         "Data made overnight: only a request that never ends is a failure.",
         f"{_CATALOG}, batch-synthetic-data",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loadgen.workload.client_tokenizer import Tokenizer, fit_text
+from loadgen.workload.client_tokenizer import TokenCounter, fit_text
 from loadgen.workload.texts import Messages, PromptKind, Recorded
 from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, framed
 
@@ -68,7 +68,7 @@ class PromptFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RenderedPrompt:
     """What a request says: `messages` if it has any, else `prompt` as the only one."""
 
     prompt: str
@@ -112,7 +112,7 @@ class Prompts:
         return hashlib.blake2b(seed.to_bytes(8, "little") + said, digest_size=32).digest()
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
+    def tokenizer(self) -> TokenCounter | None:
         """What counts tokens here, if anything does; else a fit stands for it."""
         return self._tokenizer
 
@@ -126,15 +126,15 @@ class Prompts:
         """Whether the text may be made of any common words: nothing else says its length."""
         return self._is_common_words and self._tokenizer is None
 
-    def ask(self, row: np.void, fit: PromptFit) -> Asked:
+    def ask(self, row: np.void, fit: PromptFit) -> RenderedPrompt:
         """What a schedule row that stands alone says."""
         if not self._recorded:
-            return Asked(self.render(row, fit))
+            return RenderedPrompt(self.render(row, fit))
         recorded = self._recorded[entry_of(int(row["prompt_seed"]), len(self._recorded))]
         messages = self._headed(recorded.messages, int(row["prompt_seed"]))
         if len(messages) == 1 and messages[0][0] == "user":
-            return Asked(messages[0][1])
-        return Asked("", messages)
+            return RenderedPrompt(messages[0][1])
+        return RenderedPrompt("", messages)
 
     def render(self, row: np.void, fit: PromptFit) -> str:
         """The prompt of a schedule row: `fit.chars(row["input_tokens"])` characters, or, with a
@@ -219,7 +219,7 @@ class Prompts:
             )
         return self._prefixes[key]
 
-    def _counted(self, tokenizer: Tokenizer, identity: bytes, n_tokens: int, lead: str) -> str:
+    def _counted(self, tokenizer: TokenCounter, identity: bytes, n_tokens: int, lead: str) -> str:
         """Text for which `lead` and it have `n_tokens` tokens together."""
         n_chars = _CHARS_AT_LEAST * n_tokens + HEAD_CHARS + 64
         while True:
@@ -256,7 +256,7 @@ def entry_of(prompt_seed: int, n_entries: int) -> int:
     return prompt_seed % n_entries
 
 
-def planned_tokens(recorded: Recorded, kind: PromptKind, tokenizer: Tokenizer | None) -> int:
+def planned_tokens(recorded: Recorded, kind: PromptKind, tokenizer: TokenCounter | None) -> int:
     """Tokens of a recorded prompt with a head like that of every request and without a template:
     counted if something counts, else four characters each."""
     head = f"{_SOME_HEAD} " if kind.salt == "run" else ""

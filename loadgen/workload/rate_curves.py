@@ -102,7 +102,7 @@ class Ramp(VaryingRate):
         return Pieces.through([(0.0, self.start), (self.over, self.to)])
 
 
-class Step(Block):
+class RateStep(Block):
     """A rate and how long it holds."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -118,7 +118,7 @@ class Steps(VaryingRate):
     """
 
     kind = "steps"
-    levels: Annotated[tuple[Step, ...], FROM_LIST, FILLED]
+    levels: Annotated[tuple[RateStep, ...], FROM_LIST, FILLED]
 
     @model_validator(mode="after")
     def _has_a_rate(self) -> Self:

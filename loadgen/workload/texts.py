@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 
 from loadgen.errors import ScenarioError
 from loadgen.registry import Plugin, Registry
-from loadgen.workload.client_tokenizer import Tokenizer, load_tokenizer
+from loadgen.workload.client_tokenizer import TokenCounter, load_tokenizer
 from loadgen.workload.vocabulary import WORDS
 
 CORPUS_WORDS = 60_000
@@ -63,7 +63,7 @@ class PromptKind(Plugin, ABC):
         """The prompts to send as they are; empty where prompts are cut from the corpus."""
         return ()
 
-    def load_tokenizer(self) -> Tokenizer | None:
+    def load_tokenizer(self) -> TokenCounter | None:
         return None if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
 

@@ -10,7 +10,7 @@ from reference_engine.accounting.explain import Account, Accounts, Blockers, acc
 from reference_engine.accounting.ledger import ARRIVED, Ledger
 from reference_engine.accounting.tenants import Tenants
 from reference_engine.state.cost_model import CostModel, StepShape
-from reference_engine.state.forecast import Forecast, Pace
+from reference_engine.state.forecast import PromptReadRate, StartForecast
 from reference_engine.state.plan import Cause, Limits, Plan, Why
 from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request
@@ -22,13 +22,13 @@ class Books:
     """Times are instants on the engine's clock (s)."""
 
     def __init__(self, roster: Roster, limits: Limits, cost: CostModel) -> None:
-        self.ledger, self.pace = Ledger(), Pace()
+        self.ledger, self.pace = Ledger(), PromptReadRate()
         self.accounts, self.tenants = Accounts(), Tenants()
         self._roster, self._limits, self._cost = roster, limits, cost
         self._displacements, self._blockers = Displacements(), Blockers()
         self._n_arrived = 0
 
-    def forecast(self, n_prompt: int, now_s: float) -> Forecast:
+    def forecast(self, n_prompt: int, now_s: float) -> StartForecast:
         """For a request of so many prompt tokens that would arrive now, at the queue's end."""
         roster = self._roster
         unread = sum(len(r.tokens) - r.n_computed for r in roster.prefilling.values())
@@ -38,8 +38,8 @@ class Books:
         n_first = n_ahead if has_slot else n_ahead + n_prompt
         rate = self.pace.tokens_per_s or self._modelled(n_first)
         if not roster.waiting and has_slot:
-            return Forecast(n_ahead, rate, now_s)
-        return Forecast(n_ahead, rate, None if rate is None else now_s + n_first / rate)
+            return StartForecast(n_ahead, rate, now_s)
+        return StartForecast(n_ahead, rate, None if rate is None else now_s + n_first / rate)
 
     def arrive(self, request: Request, now_s: float, at_work: Request | None = None) -> None:
         """A request is about to join the queue; it came during a step, most of which was the

@@ -6,13 +6,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from reference_engine.state.forecast import Forecast
+from reference_engine.state.forecast import StartForecast
 from reference_engine.state.plan import Cause, Why
 from reference_engine.state.sequence import Request
 
 _KEPT = 1024
 _N_TOLD = 4  # causes in a sentence
-_UNTOLD = Forecast(0, None, None)
+_UNTOLD = StartForecast(0, None, None)
 
 
 class Blocker(NamedTuple):

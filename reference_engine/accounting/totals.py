@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineTotals:
     """Totals since the engine started."""
 
     steps: int = 0

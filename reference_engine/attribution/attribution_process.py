@@ -15,7 +15,7 @@ from reference_engine.attribution.counterfactual import Case, judge, judge_witho
 _LATER = 10  # niceness: the engine goes first
 
 
-class Bench:
+class AttributionProcess:
     """Judges one case at a time; further ones wait their turn."""
 
     def __init__(self) -> None:

@@ -11,25 +11,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from loadgen.clock import Clock
 from reference_engine.accounting.accounting import Books
 from reference_engine.accounting.explain import Account
-from reference_engine.accounting.totals import Counters
+from reference_engine.accounting.totals import EngineTotals
 from reference_engine.core.commit import UNKNOWN, Due, book, fill, seat
 from reference_engine.core.paused_tenants import Gate
 from reference_engine.core.placement import Placement
-from reference_engine.core.planned import Outset, PlannedStep
+from reference_engine.core.planned import PlannedStep, PlanRecord
 from reference_engine.executors.base import Executor, Launching, StepBatch, StepResult
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
 from reference_engine.predict.base import Predictor
 from reference_engine.state.admission import AdmissionError, check_admission
 from reference_engine.state.cost_model import CostModel
-from reference_engine.state.forecast import Forecast
+from reference_engine.state.forecast import StartForecast
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Cause, How, Limits, Plan, PlanError, View, Why, check_plan
 from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.step_tokens import StepTokens
 from reference_engine.state.swap import HostPool
-from reference_engine.step_log.steps import Event, StepLog, told
+from reference_engine.step_log.steps import StepEvent, StepLog, told
 
 
 def step(
@@ -81,7 +81,7 @@ class EngineState:
         self.async_depth, self.is_strict = async_depth, is_strict
         self.policy = policy.fresh()
         self.roster = Roster()
-        self.counters = Counters()
+        self.counters = EngineTotals()
         self.log = log or StepLog()
         self.wait_until_s: float | None = None
         self._view = View(
@@ -89,7 +89,7 @@ class EngineState:
         )
         self.books = Books(self.roster, limits, self._view.cost)
         self._n_planned = 0
-        self._outset = Outset(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
+        self._outset = PlanRecord(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
         self._ahead: PlannedStep | None = None
         self._last_batch, self._last_end_s = StepBatch(), clock.now_s()
         self.gate = Gate(self.roster, self.books)
@@ -278,7 +278,7 @@ class EngineState:
             return self.books.accounts.get(request_id)
         return self.books.explain(request, self._clock.now_s())
 
-    def forecast(self, n_prompt: int) -> Forecast:
+    def forecast(self, n_prompt: int) -> StartForecast:
         """What a request of so many prompt tokens would be told if it arrived now."""
         return self.books.forecast(n_prompt, self._clock.now_s())
 
@@ -333,8 +333,8 @@ class EngineState:
         the engine was idle."""
         return self._last_batch.main_prompt if instant_s < self._last_end_s else None
 
-    def _look(self, n_preempted: int, now_s: float) -> Outset:
-        return Outset(
+    def _look(self, n_preempted: int, now_s: float) -> PlanRecord:
+        return PlanRecord(
             t_s=now_s,
             plan_s=0.0,
             n_running=len(self.roster.running),
@@ -391,7 +391,7 @@ class EngineState:
         self.log_event(kind, detail, now_s, request_id=request.id, tenant=request.tenant)
 
     def log_event(self, kind: str, detail: Mapping[str, object], now_s: float, **who: str) -> None:
-        self.log.note(Event(now_s, self._n_planned, kind, detail=detail, **who))
+        self.log.note(StepEvent(now_s, self._n_planned, kind, detail=detail, **who))
 
     def _assign(self, request_id: str, segment: str) -> None:
         self.books.ledger.assign(request_id, segment, self._view.now_s)

@@ -10,7 +10,7 @@ from reference_engine.state.plan import Plan
 from reference_engine.step_log.steps import Level, StepRecord
 
 
-class Outset(NamedTuple):
+class PlanRecord(NamedTuple):
     """What a step's record says about the instant at which it was planned."""
 
     t_s: float
@@ -28,7 +28,7 @@ class PlannedStep(NamedTuple):
 
     plan: Plan
     batch: StepBatch
-    outset: Outset
+    outset: PlanRecord
 
     def without_ended(self) -> PlannedStep:
         """Rows planned ahead for requests that are over by now become padding."""

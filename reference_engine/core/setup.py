@@ -16,7 +16,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import How, Limits
 from reference_engine.state.swap import HostPool
-from reference_engine.step_log.steps import Event, StepLog
+from reference_engine.step_log.steps import StepEvent, StepLog
 
 
 class NotReplayable(UsageError):
@@ -77,9 +77,9 @@ class Setup:
             }
         )
 
-    def event(self, now_s: float) -> Event:
+    def event(self, now_s: float) -> StepEvent:
         """The event that a log begins with."""
-        return Event(now_s, 0, "start", asdict(self))
+        return StepEvent(now_s, 0, "start", asdict(self))
 
     def build(self, clock: Clock, log: StepLog, make_policy: MakePolicy) -> EngineState:
         """An engine like it, with nothing in it. Raises NotReplayable where that cannot be."""

@@ -12,7 +12,7 @@ T = TypeVar("T")
 Work = Callable[[], torch.Tensor]
 
 
-class Room(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Bytes of a device: all, what other programs hold, and the most that this one did during a
     piece of work."""
 
@@ -42,7 +42,7 @@ class Lane(Protocol):
         reads and writes outside must stay where it is."""
         ...
 
-    def room(self, work: Callable[[], None]) -> Room | None:
+    def room(self, work: Callable[[], None]) -> DeviceMemory | None:
         """Of the device's memory; `work` is done once to see what it takes, and keeps nothing.
         None where that cannot be told."""
         ...
@@ -70,7 +70,7 @@ class CpuLane:
 
         return again, result
 
-    def room(self, work: Callable[[], None]) -> Room | None:
+    def room(self, work: Callable[[], None]) -> DeviceMemory | None:
         return None
 
 
@@ -110,14 +110,14 @@ class CudaLane:
             result = work()
         return graph.replay, result
 
-    def room(self, work: Callable[[], None]) -> Room | None:
+    def room(self, work: Callable[[], None]) -> DeviceMemory | None:
         cuda, device = self._cuda, self.device
         cuda.reset_peak_memory_stats(device)
         work()
         peak = int(cuda.max_memory_allocated(device))
         cuda.empty_cache()
         free, total = cuda.mem_get_info(device)
-        return Room(int(total), int(total - free - cuda.memory_reserved(device)), peak)
+        return DeviceMemory(int(total), int(total - free - cuda.memory_reserved(device)), peak)
 
 
 def _nothing() -> None:

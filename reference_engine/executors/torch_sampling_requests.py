@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reference_engine.executors.torch_arena import Arena, aligned
 from reference_engine.executors.torch_sampling_table import is_cut
 from reference_engine.executors.torch_step import Draws
-from reference_engine.kernels.ops import Sample
+from reference_engine.kernels.ops import SampleTokens
 from reference_engine.model.sampling import Cuts, drawn, uniforms_of
 from reference_engine.state.sequence import Request
 
@@ -97,7 +97,7 @@ def asks_of(
 
 
 def choose(
-    logits: torch.Tensor, draws: Draws, asks: AsksOnDevice, sample: Sample
+    logits: torch.Tensor, draws: Draws, asks: AsksOnDevice, sample: SampleTokens
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Tokens [A], int64, and the natural log-probability of each before bans, temperature and
     cuts, float32 [A], where anyone wants it."""

@@ -21,7 +21,7 @@ from reference_engine.executors.base import Row, StepBatch
 from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.torch_arena import Arena
 from reference_engine.executors.torch_sampling_table import SamplingTable
-from reference_engine.kernels.tiles import Piece, Tiles, cut
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
 from reference_engine.model.filler import filler_pieces, filler_start
 from reference_engine.model.paged import PagedStep
 from reference_engine.state.sequence import Request
@@ -170,7 +170,7 @@ def mixed(batch: StepBatch, seats: Seats, group: int, max_model_len: int) -> Mix
     numbers = np.concatenate((alone, _columns(parts, seats)), axis=1)
     ends = (alone.shape[1] + np.cumsum([len(part.tokens) for part in parts], dtype=int)).tolist()
     pieces = [
-        Piece(part.at_table, end - len(part.tokens) - n_alone, len(part.tokens), part.start)
+        PromptPiece(part.at_table, end - len(part.tokens) - n_alone, len(part.tokens), part.start)
         for part, end in zip(parts, ends, strict=True)
         if len(part.tokens) > 1
     ]

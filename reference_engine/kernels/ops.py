@@ -68,7 +68,7 @@ class FusedAttention(Protocol):
     ) -> torch.Tensor: ...
 
 
-class Sample(Protocol):
+class SampleTokens(Protocol):
     def __call__(
         self, logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor
     ) -> torch.Tensor: ...
@@ -83,7 +83,7 @@ class Ops(NamedTuple):
     decode_attention: DecodeAttention
     chunk_attention: ChunkAttention
     fused_attention: FusedAttention
-    sample: Sample
+    sample: SampleTokens
 
 
 PLAIN = Ops(

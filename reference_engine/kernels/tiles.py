@@ -14,7 +14,7 @@ TILE_ROWS = 64
 """Query rows of one tile; the query heads that share a KV head are rows of it. A power of two."""
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """`n` positions of a prompt from position `start` on; `first` is where they begin in the flat
     step, `row` where its blocks are in the table."""
 
@@ -40,7 +40,7 @@ def tile_tokens(group: int) -> int:
     return TILE_ROWS // group
 
 
-def cut(pieces: Sequence[Piece], group: int) -> NDArray[np.int32]:
+def cut(pieces: Sequence[PromptPiece], group: int) -> NDArray[np.int32]:
     """[N, 4] int32: the tiles of all pieces, those that read most first, so that the longest do not
     begin last."""
     size = tile_tokens(group)

@@ -35,14 +35,14 @@ class Histogram:
         return out
 
 
-class Tally(dict[tuple[str, ...], float]):
+class LabelledSums(dict[tuple[str, ...], float]):
     """Sums by label values; unknown ones begin at 0."""
 
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
         self[labels] = self.get(labels, 0.0) + amount
 
 
-class Names:
+class BoundedNames:
     """The first `most` names as they are, all later ones as `other`: names come from clients, and
     a time series per name must not grow without bound."""
 

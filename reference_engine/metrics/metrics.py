@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reference_engine.accounting.explain import Account
-from reference_engine.metrics.histograms import Histogram, Names, Tally
+from reference_engine.metrics.histograms import BoundedNames, Histogram, LabelledSums
 from reference_engine.smdp.lookup import UNVISITED
 from reference_engine.state.sequence import Request, State
-from reference_engine.step_log.steps import Event, StepRecord
+from reference_engine.step_log.steps import StepEvent, StepRecord
 
 TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -59,9 +59,9 @@ class EngineMetrics:
         sizes = one_two_five(max_model_len)
         self.preemptions = self.padding_tokens = 0
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
-        self.finished = Tally()
-        self.wait_s, self.displaced_s = Tally(), Tally()
-        self.interventions = Tally()
+        self.finished = LabelledSums()
+        self.wait_s, self.displaced_s = LabelledSums(), LabelledSums()
+        self.interventions = LabelledSums()
         self.smdp_unvisited = 0
         self.ttft_s = Histogram((*TTFT_S, *FINER_TTFT_S))
         self.itl_s = Histogram((*ITL_S, *FINER_ITL_S))
@@ -76,7 +76,7 @@ class EngineMetrics:
         self.n_answers = Histogram(N_ANSWERS)
         self.step_tokens = Histogram(STEP_TOKENS)
         self.plan_s, self.compute_s = Histogram(STEP_S), Histogram(STEP_S)
-        self._tenants = Names()
+        self._tenants = BoundedNames()
 
     def on_step(self, record: StepRecord) -> None:
         """A step was carried out; one that only waited counts its plan."""
@@ -117,7 +117,7 @@ class EngineMetrics:
         self.n_answers.observe(1)
         self._observe_times(request)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: StepEvent) -> None:
         """An entry of the event log: jumps of the queue are charged to their tenant, and what an
         operator did is counted by its kind."""
         if event.kind == "jump":

@@ -12,7 +12,7 @@ from reference_engine.policies.base import Policy
 from reference_engine.policies.gang import Pad
 from reference_engine.policies.length_buckets import Bucket, Buckets
 from reference_engine.policies.sharing import causes_of, share_out
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.state.cost_model import NO_PADDING, Padding
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
@@ -80,7 +80,7 @@ class Bucketed(Policy):
                 for _, request in bucket.line.entries():
                     view.assign(request.id, bucket.name)
         ordered, unready = self._ordered(buckets, view)
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,
@@ -155,7 +155,7 @@ class Bucketed(Policy):
             segments.append((bucket.name, cause))
         return tuple(segments), until_s if unready else None
 
-    def _padding(self, room: Room) -> Padding:
+    def _padding(self, room: StepBudget) -> Padding:
         n_tokens = room.padding_tokens if self.pad is Pad.batch_max else 0
         return Padding(prefill_tokens=n_tokens) if n_tokens else NO_PADDING
 

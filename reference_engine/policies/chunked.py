@@ -9,7 +9,7 @@ from pydantic import Field
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.slo_budget import prefill_within
-from reference_engine.policies.step_budget import Reserve, Room, admit_in_order
+from reference_engine.policies.step_budget import Reserve, StepBudget, admit_in_order
 from reference_engine.state.plan import Plan, View
 
 _LEAST_PREFILL = 16
@@ -41,7 +41,7 @@ class Chunked(Policy):
 
     def plan(self, view: View) -> Plan:
         budget = self._budget(view)
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view, tokens=budget, max_num_seqs=self.max_num_seqs, watermark=self.watermark
         )
         room.resume(self.long_prefill_tokens)

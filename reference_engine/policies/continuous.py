@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from reference_engine.policies.base import Policy
-from reference_engine.policies.step_budget import Reserve, Room, admit_in_order
+from reference_engine.policies.step_budget import Reserve, StepBudget, admit_in_order
 from reference_engine.state.plan import Plan, View
 
 
@@ -56,7 +56,7 @@ class Orca(Policy):
 
 def plan_whole_prompts(view: View, max_num_seqs: int, reserve: Reserve, watermark: float) -> Plan:
     """All running requests, and whole prompts first come first served."""
-    room = Room.beside_decodes(
+    room = StepBudget.beside_decodes(
         view,
         tokens=view.limits.max_step_tokens,
         max_num_seqs=max_num_seqs,

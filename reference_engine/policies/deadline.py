@@ -11,8 +11,8 @@ from pydantic import Field, PrivateAttr
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.sharing import causes_of, share_out
-from reference_engine.policies.sorted_queue import Line, Ranking
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.sorted_queue import Ranking, SortedQueue
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
@@ -44,7 +44,9 @@ class Deadline(Policy):
     starvation: Annotated[Seconds, Field(gt=0)] = 30.0
 
     _ranking: Ranking = PrivateAttr(default_factory=Ranking)
-    _latest: Line = PrivateAttr(default_factory=Line)  # by latest start: those that can be kept
+    _latest: SortedQueue = PrivateAttr(
+        default_factory=SortedQueue
+    )  # by latest start: those that can be kept
 
     def on_arrival(self, request: Request, view: View) -> None:
         due_s = self._due_s(request)
@@ -58,7 +60,7 @@ class Deadline(Policy):
         self._latest.drop(request.id)
 
     def plan(self, view: View) -> Plan:
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,

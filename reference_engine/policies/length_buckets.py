@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import islice
 
-from reference_engine.policies.sorted_queue import Key, Line, Patience
+from reference_engine.policies.sorted_queue import Key, Patience, SortedQueue
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
@@ -20,7 +20,7 @@ class Bucket:
 
     def __init__(self, low: int, high: int) -> None:
         self.low, self.high = low, high
-        self.line = Line()
+        self.line = SortedQueue()
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
 
-class Meter:
+class OutputTokenMeter:
     """Counts that every decoding request writes one token a step, and puts right at each one's end
     what it counted wrongly because a request was held or its step was cut."""
 

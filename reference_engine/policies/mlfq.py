@@ -11,7 +11,7 @@ from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.levels import Levels
 from reference_engine.policies.sharing import causes_of, displace, share_out
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, Preemption, View
 from reference_engine.state.sequence import Request
@@ -66,7 +66,7 @@ class Mlfq(Policy):
         self._levels.drop(request.id)
 
     def plan(self, view: View) -> Plan:
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,

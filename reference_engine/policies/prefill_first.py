@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from reference_engine.policies.base import Policy
-from reference_engine.policies.step_budget import Room, admit_in_order
+from reference_engine.policies.step_budget import StepBudget, admit_in_order
 from reference_engine.state.plan import Plan, View
 
 
@@ -36,7 +36,7 @@ class PrefillFirst(Policy):
     def plan(self, view: View) -> Plan:
         most_seqs = min(self.max_num_seqs, view.limits.max_step_tokens)
         tokens = self.max_num_batched_tokens or max(2048, view.limits.max_model_len)
-        room = Room(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
+        room = StepBudget(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
         room.resume()
         causes, rest = admit_in_order(room, view.waiting, is_whole=True)
         if room.items:

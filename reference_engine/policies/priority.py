@@ -9,11 +9,11 @@ from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
-from reference_engine.policies.scored_queue import Lanes
+from reference_engine.policies.scored_queue import ScoredQueue
 from reference_engine.policies.scores import Scores, Weights
 from reference_engine.policies.sharing import Blocked, causes_of, displace, share_out
 from reference_engine.policies.sorted_queue import Key, Patience
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, Preemption, View
 from reference_engine.state.sequence import Request
@@ -55,7 +55,7 @@ class Priority(Policy):
     preemptive: bool = False
 
     _scores: Scores = PrivateAttr()
-    _lanes: Lanes = PrivateAttr()
+    _lanes: ScoredQueue = PrivateAttr()
     _patience: Patience = PrivateAttr(default_factory=Patience)
     _displaced: dict[str, list[str]] = PrivateAttr(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Priority(Policy):
                 self.deadline_horizon,
             )
         )
-        self._lanes = Lanes(self._scores.stretch)
+        self._lanes = ScoredQueue(self._scores.stretch)
 
     def on_arrival(self, request: Request, view: View) -> None:
         self._scores.enter(request, view.predictor.predict(request).mean)
@@ -84,7 +84,7 @@ class Priority(Policy):
         self._displaced.pop(request.id, None)
 
     def plan(self, view: View) -> Plan:
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,

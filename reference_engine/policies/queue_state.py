@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference_engine.policies.sorted_queue import Key, Line
+from reference_engine.policies.sorted_queue import Key, SortedQueue
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
@@ -21,7 +21,12 @@ class QueueState:
     def __init__(self, long_tokens: int, tight_share: float, ttft_slo_s: float) -> None:
         self._long_tokens, self._tight_share = long_tokens, tight_share
         self._ttft_slo_s = ttft_slo_s
-        self._all, self._short, self._long, self._due = Line(), Line(), Line(), Line()
+        self._all, self._short, self._long, self._due = (
+            SortedQueue(),
+            SortedQueue(),
+            SortedQueue(),
+            SortedQueue(),
+        )
 
     @property
     def n_short(self) -> int:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush, merge
 from math import inf
 from typing import NamedTuple
 
-from reference_engine.policies.sorted_queue import Key, Line
+from reference_engine.policies.sorted_queue import Key, SortedQueue
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
@@ -25,14 +25,14 @@ class Stretch(NamedTuple):
     until_s: float = inf
 
 
-class Lanes:
+class ScoredQueue:
     """Waiting requests, highest score first. `stretch(request, t)` is the score around t."""
 
     __slots__ = ("_bends", "_lane_of", "_lanes", "_n_filed", "_stretch")
 
     def __init__(self, stretch: Callable[[Request, float], Stretch]) -> None:
         self._stretch = stretch
-        self._lanes: dict[float, Line] = {}
+        self._lanes: dict[float, SortedQueue] = {}
         self._lane_of: dict[str, tuple[float, int]] = {}  # slope, number of its last filing
         self._bends: list[tuple[float, int, Request]] = []  # a heap; older filings are void
         self._n_filed = 0
@@ -43,7 +43,7 @@ class Lanes:
         at_0, slope, until_s = self._stretch(request, now_s)
         self._n_filed += 1
         self._lane_of[request.id] = slope, self._n_filed
-        self._lanes.setdefault(slope, Line()).put(request, (-at_0,))
+        self._lanes.setdefault(slope, SortedQueue()).put(request, (-at_0,))
         if until_s < inf:
             heappush(self._bends, (until_s, self._n_filed, request))
 
@@ -69,7 +69,7 @@ class Lanes:
             *(self._walk(slope, lane, view) for slope, lane in self._lanes.items()), key=_key_of
         )
 
-    def _walk(self, slope: float, lane: Line, view: View) -> Iterator[tuple[Key, Request]]:
+    def _walk(self, slope: float, lane: SortedQueue, view: View) -> Iterator[tuple[Key, Request]]:
         grown = slope * view.now_s
         for key, request in lane.walk(view):
             yield (key[0] - grown,), request

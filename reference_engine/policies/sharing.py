@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reference_engine.policies.sorted_queue import Key
-from reference_engine.policies.step_budget import Causes, Reserve, Room
+from reference_engine.policies.step_budget import Causes, Reserve, StepBudget
 from reference_engine.state.plan import Cause, Preemption, View, Why
 from reference_engine.state.sequence import Request
 
@@ -28,7 +28,7 @@ class Blocked:
 
 
 def share_out(
-    room: Room,
+    room: StepBudget,
     reading: Sequence[Ranked],
     waiting: Iterable[Ranked],
     reserve: Reserve = Reserve.watermark,
@@ -63,7 +63,7 @@ def causes_of(blocked: Blocked | None) -> tuple[Causes, Cause]:
 
 
 def displace(
-    view: View, room: Room, blocked: Blocked, candidates: Iterable[Request]
+    view: View, room: StepBudget, blocked: Blocked, candidates: Iterable[Request]
 ) -> tuple[Preemption, ...]:
     """The first of `candidates`, as many as the blocked request needs gone; nobody where all of
     them would not be enough, or where nobody would be left to compute.
@@ -82,7 +82,7 @@ def displace(
     return tuple(chosen) if n_needed <= 0 < n_left else ()
 
 
-def _missing_blocks(room: Room, cause: Cause) -> float:
+def _missing_blocks(room: StepBudget, cause: Cause) -> float:
     if cause.why is Why.no_seq_slot:
         return 1.0  # any victim will do
     return (cause.want or 0.0) + room.spare - (cause.have or 0.0)

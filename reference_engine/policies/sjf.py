@@ -11,7 +11,7 @@ from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.sharing import Blocked, causes_of, displace, share_out
 from reference_engine.policies.sorted_queue import Ranking
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.state.plan import Plan, Preemption, View
 from reference_engine.state.sequence import Request
 
@@ -66,7 +66,7 @@ class Sjf(Policy):
         self._ends.pop(request.id, None)
 
     def plan(self, view: View) -> Plan:
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,

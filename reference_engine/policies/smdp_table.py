@@ -10,10 +10,10 @@ from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.queue_state import QueueState
 from reference_engine.policies.sharing import causes_of, share_out
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.lookup import FALLBACK, Lookup
-from reference_engine.smdp.states import Action, State, state_of
+from reference_engine.smdp.states import Action, MacroState, state_of
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
 
@@ -111,7 +111,7 @@ class SmdpTable(Policy):
         # A step must hold one token for each running request.
         most_seqs = min(self.max_num_seqs, view.limits.max_step_tokens)
         tokens = len(view.decoding) + budget
-        room = Room(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
+        room = StepBudget(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
         room.decode_all()
         queue, is_short_first = self._queue, action is Action.prefill_short
         reading = queue.reading(view, is_short_first)
@@ -126,7 +126,7 @@ class SmdpTable(Policy):
         )
 
 
-def look(queue: QueueState, head: Request | None, view: View) -> State:
+def look(queue: QueueState, head: Request | None, view: View) -> MacroState:
     """The macro-state of an engine; `head` is the first come of those that wait."""
     return state_of(
         queue.n_short,

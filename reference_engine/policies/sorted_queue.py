@@ -17,7 +17,7 @@ from reference_engine.state.sequence import Request
 Key = tuple[float, ...]  # lowest first
 
 
-class Line:
+class SortedQueue:
     """Requests by key, lowest first, equal keys in the order in which they were put here.
 
     Nobody tells a policy that a request was admitted; such a one is dropped when a walk comes to
@@ -88,7 +88,7 @@ class Patience:
     __slots__ = ("_instants", "_line")
 
     def __init__(self) -> None:
-        self._line = Line()
+        self._line = SortedQueue()
         self._instants: dict[str, float] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -123,7 +123,7 @@ class Ranking:
 
     def __init__(self) -> None:
         self.patience = Patience()
-        self._line = Line()
+        self._line = SortedQueue()
         self._keys: dict[str, Key] = {}
 
     def __contains__(self, request_id: str) -> bool:

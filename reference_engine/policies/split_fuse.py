@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reference_engine.policies.base import Policy
-from reference_engine.policies.step_budget import Room, admit_in_order
+from reference_engine.policies.step_budget import StepBudget, admit_in_order
 from reference_engine.state.cost_model import NO_PADDING, Padding
 from reference_engine.state.plan import Plan, View
 
@@ -32,7 +32,7 @@ class SplitFuse(Policy):
     pad: Literal["none", "budget"] = "none"
 
     def plan(self, view: View) -> Plan:
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,

@@ -40,7 +40,7 @@ def reserved_tokens(request: Request, reserve: Reserve, view: View) -> int:
     return min(request.n_most, request.n_tokens + int(view.predictor.predict(request).q90))
 
 
-class Room:
+class StepBudget:
     """Counts down as a plan gives; `items` is what was given so far, `admitted` whom of the
     waiting requests it went to.
 
@@ -184,7 +184,7 @@ Causes = tuple[tuple[str, Cause], ...]
 
 
 def admit_in_order(
-    room: Room,
+    room: StepBudget,
     candidates: Iterable[Request],
     *,
     most: int = 0,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from reference_engine.policies.budgets import Budget, WhenOver, budget_of
-from reference_engine.policies.meter import Meter
+from reference_engine.policies.meter import OutputTokenMeter
 from reference_engine.policies.sorted_queue import Key
-from reference_engine.policies.virtual_counters import Counters, Flow, Tenant
+from reference_engine.policies.virtual_counters import Flow, TenantCounter, VirtualCounters
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
@@ -24,14 +24,14 @@ class Tenancy:
     ) -> None:
         self._input_cost, self._output_cost = input_cost, output_cost
         self._budgets = budgets
-        self._counters = Counters(weights)
+        self._counters = VirtualCounters(weights)
         self._keys: dict[str, Key] = {}
         self._flows: dict[str, Flow] = {}  # by request
-        self._meter = Meter()
+        self._meter = OutputTokenMeter()
         self._admitted: set[str] = set()  # their prompts are charged
         self._reserved: dict[str, float] = {}
         self._granted: list[tuple[Request, float]] = []  # by the last plan, with what was charged
-        self._blocked: dict[str, tuple[Tenant, Flow]] = {}
+        self._blocked: dict[str, tuple[TenantCounter, Flow]] = {}
         self._n_entered = 0
 
     @property
@@ -173,13 +173,13 @@ class Tenancy:
             self._counters.activate(tenant, is_lifted=False)
         self._granted.clear()
 
-    def _serve(self, tenant: Tenant, n_written: int) -> None:
+    def _serve(self, tenant: TenantCounter, n_written: int) -> None:
         if n_written < 0:
             self._counters.refund(tenant, -self._output_cost * n_written)
         else:
             tenant.serve(self._output_cost * n_written)
 
-    def _flow(self, tenant: Tenant, name: str, budget: Budget | None, view: View) -> Flow:
+    def _flow(self, tenant: TenantCounter, name: str, budget: Budget | None, view: View) -> Flow:
         flow = tenant.flows.get(name)
         if flow is None:
             flow = tenant.flows[name] = Flow(name, budget, view.now_s)
@@ -205,7 +205,7 @@ class Tenancy:
         n_read = request.n_prompt - request.n_cached
         return self._input_cost * n_read + self._output_cost * request.n_output
 
-    def _unblock(self, tenant: Tenant, flow: Flow) -> None:
+    def _unblock(self, tenant: TenantCounter, flow: Flow) -> None:
         if flow.blocked_until_s is not None:
             flow.blocked_until_s = None
             del self._blocked[flow.name]

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from reference_engine.policies.base import Policy
 from reference_engine.policies.budgets import Budget, WhenOver, mapping_of_text
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.policies.tenancy import Tenancy
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.plan import Cause, Plan, View, Why
@@ -80,7 +80,7 @@ class TokenFair(Policy):
     def plan(self, view: View) -> Plan:
         tenancy = self._tenancy
         tenancy.settle(view)
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
 
 from reference_engine.policies.budgets import Budget, TokenBucket
-from reference_engine.policies.sorted_queue import Line
+from reference_engine.policies.sorted_queue import SortedQueue
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
@@ -25,11 +25,11 @@ class Flow:
     def __init__(self, name: str, budget: Budget | None, now_s: float) -> None:
         self.name, self.budget = name, budget
         self.bucket: TokenBucket | None = None if budget is None else budget.bucket(now_s)
-        self.line = Line()
+        self.line = SortedQueue()
         self.blocked_until_s: float | None = None
 
 
-class Tenant:
+class TenantCounter:
     """`counter` is what it was served, divided by `weight`. It is active while it waits and its
     budget lets it."""
 
@@ -58,40 +58,40 @@ class Tenant:
         return flow, request
 
 
-class Counters:
+class VirtualCounters:
     """The tenants, and among the active ones the order of their counters."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         self._weights = weights
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, TenantCounter] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._heap: list[tuple[float, str]] = []  # active ones; counters may have grown since
         self._last_left = 0.0
 
-    def of(self, name: str) -> Tenant:
+    def of(self, name: str) -> TenantCounter:
         """The tenant; a new one has been served nothing."""
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = Tenant(name, self._weights.get(name, 1.0))
+            tenant = self._tenants[name] = TenantCounter(name, self._weights.get(name, 1.0))
             self._rest(tenant)
         return tenant
 
-    def find(self, name: str) -> Tenant | None:
+    def find(self, name: str) -> TenantCounter | None:
         """The tenant, if anything of it was seen."""
         return self._tenants.get(name)
 
-    def enter(self, tenant: Tenant) -> None:
+    def enter(self, tenant: TenantCounter) -> None:
         """One more of its requests is live."""
         tenant.n_live += 1
         self._idle.pop(tenant.name, None)
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: TenantCounter) -> None:
         """One of its requests is over."""
         tenant.n_live -= 1
         if tenant.n_live == 0:
             self._rest(tenant)
 
-    def activate(self, tenant: Tenant, *, is_lifted: bool = True) -> None:
+    def activate(self, tenant: TenantCounter, *, is_lifted: bool = True) -> None:
         """It has something to serve. Time without is not credited: its counter is lifted to the
         least of the active ones, or, without any, to that of the last one to leave."""
         if tenant.is_active:
@@ -112,7 +112,7 @@ class Counters:
         if tenant.n_live == 0:
             self._rest(tenant)
 
-    def least(self) -> Tenant | None:
+    def least(self) -> TenantCounter | None:
         """The least served of the active tenants; of equals the first by name."""
         heap = self._heap
         while heap:
@@ -123,7 +123,7 @@ class Counters:
             heapreplace(heap, (tenant.counter, name))
         return None
 
-    def refund(self, tenant: Tenant, cost: float) -> None:
+    def refund(self, tenant: TenantCounter, cost: float) -> None:
         """Take back what was charged for an admission that did not come about."""
         tenant.serve(-cost)
         heap = self._heap
@@ -133,7 +133,7 @@ class Counters:
                 heapify(heap)
                 return
 
-    def _rest(self, tenant: Tenant) -> None:
+    def _rest(self, tenant: TenantCounter) -> None:
         """Nothing of it is live. Remembered, unless too many others rested since."""
         self._idle[tenant.name] = None
         if len(self._idle) > _MOST_IDLE:

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from reference_engine.policies.base import Policy
 from reference_engine.policies.sharing import causes_of, share_out
 from reference_engine.policies.sorted_queue import Ranking
-from reference_engine.policies.step_budget import Room
+from reference_engine.policies.step_budget import StepBudget
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
 
@@ -55,7 +55,7 @@ class WeightedNaive(Policy):
         self._ranking.drop(request.id)
 
     def plan(self, view: View) -> Plan:
-        room = Room.beside_decodes(
+        room = StepBudget.beside_decodes(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,

@@ -17,7 +17,7 @@ from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
-from reference_engine.policy_testing.policy_traffic import Traffic
+from reference_engine.policy_testing.policy_traffic import WorkloadClient
 from reference_engine.policy_testing.policy_workloads import (
     Workload,
     flood,
@@ -25,7 +25,12 @@ from reference_engine.policy_testing.policy_workloads import (
     total_tokens,
     workloads,
 )
-from reference_engine.policy_testing.watched_policy import PolicyFault, Watched, check_books, claims
+from reference_engine.policy_testing.watched_policy import (
+    PolicyFault,
+    WatchedPolicy,
+    check_books,
+    claims,
+)
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import SimulationStuck, Simulator
 from reference_engine.state.kv import KvPool
@@ -134,8 +139,8 @@ def _decisions(plan: Plan) -> tuple[object, ...]:
     )
 
 
-def _run(policy: Policy, workload: Workload) -> Watched:
-    watched = Watched(policy, 200 + _STEPS_PER_TOKEN * total_tokens(workload.asks))
+def _run(policy: Policy, workload: Workload) -> WatchedPolicy:
+    watched = WatchedPolicy(policy, 200 + _STEPS_PER_TOKEN * total_tokens(workload.asks))
     clock = VirtualClock()
     pool = KvPool(workload.n_blocks)
     state = EngineState(
@@ -146,7 +151,7 @@ def _run(policy: Policy, workload: Workload) -> Watched:
         cost=workload.cost,
         predictor=QuantilePredictor(),
     )
-    client = Traffic(workload, watched)
+    client = WorkloadClient(workload, watched)
     try:
         Simulator(state, Simulated(workload.cost, clock.advance), clock).run(client)
     except SimulationStuck as stuck:

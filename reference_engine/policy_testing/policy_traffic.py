@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from reference_engine.policy_testing.policy_workloads import Ask, Workload
-from reference_engine.policy_testing.watched_policy import Watched, check_books, sealed
+from reference_engine.policy_testing.policy_workloads import PlannedRequest, Workload
+from reference_engine.policy_testing.watched_policy import WatchedPolicy, check_books, sealed
 from reference_engine.simulator import Simulator
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request
@@ -15,12 +15,12 @@ from reference_engine.state.step_tokens import StepTokens
 _CHECK_EVERY = 16  # steps between two looks at the engine's own invariants, which take long
 
 
-class Traffic:
-    """Submits a workload and cancels what it says (`simulator.Client`)."""
+class WorkloadClient:
+    """Submits a workload and cancels what it says (`simulator.EngineClient`)."""
 
-    def __init__(self, workload: Workload, watched: Watched) -> None:
+    def __init__(self, workload: Workload, watched: WatchedPolicy) -> None:
         self._watched, self._sealed = watched, sealed(watched.watch)
-        self._todo: list[tuple[float, int, Ask, bool]] = []
+        self._todo: list[tuple[float, int, PlannedRequest, bool]] = []
         for number, ask in enumerate(workload.asks):
             self._todo.append((ask.at_s, number, ask, False))
             if ask.cancel_after_s is not None:
@@ -48,7 +48,7 @@ class Traffic:
         if len(self._watched.plans) % _CHECK_EVERY == 0:
             check_books(engine.state)
 
-    def _request(self, ask: Ask, number: int) -> Request:
+    def _request(self, ask: PlannedRequest, number: int) -> Request:
         n_alike = ask.n_prompt // 2 if ask.prefix else 0
         return self._sealed(
             id=ask.name,

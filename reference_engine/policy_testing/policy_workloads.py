@@ -17,7 +17,7 @@ _COST = StepCost(
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlannedRequest:
     """One request: when it arrives, what it asks, and what it ends up doing."""
 
     name: str
@@ -52,7 +52,7 @@ class Ask:
 class Workload:
     """Requests and the engine they meet."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[PlannedRequest, ...]
     n_blocks: int
     limits: Limits
     cost: StepCost = _COST
@@ -100,15 +100,17 @@ def flood(patience_s: float) -> Workload:
     step_s = patience_s / 100
     gap_s = 9 * step_s / 4 / 1.3
     short = [
-        Ask(f"r{k}", k * gap_s, 8, 8, 8, "a", -2, ttft_slo_s=10 * step_s, deadline_s=50 * step_s)
+        PlannedRequest(
+            f"r{k}", k * gap_s, 8, 8, 8, "a", -2, ttft_slo_s=10 * step_s, deadline_s=50 * step_s
+        )
         for k in range(int(6 * patience_s / gap_s))
     ]
-    victim = Ask("victim", patience_s / 2, 64, 64, 64, "b", 2)
+    victim = PlannedRequest("victim", patience_s / 2, 64, 64, 64, "b", 2)
     asks = tuple(sorted([*short, victim], key=lambda ask: ask.at_s))
     return Workload(asks, 400, Limits(4, 4096, 1024, 1024), StepCost(step_s=step_s))
 
 
-def total_tokens(asks: Iterable[Ask]) -> int:
+def total_tokens(asks: Iterable[PlannedRequest]) -> int:
     return sum(ask.n_prompt + ask.n_output for ask in asks)
 
 
@@ -121,7 +123,7 @@ def _random(rng: np.random.Generator, is_tight: bool, n_requests: int) -> Worklo
     for k in range(n_requests):
         n_prompt, n_output = int(rng.integers(1, 250)), int(rng.integers(1, 60))
         asks.append(
-            Ask(
+            PlannedRequest(
                 name=f"r{k}",
                 at_s=float(at_s[k]),
                 n_prompt=n_prompt,

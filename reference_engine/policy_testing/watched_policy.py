@@ -32,24 +32,24 @@ class PolicyFault(AssertionError):
 
 
 @dataclass
-class Watch:
+class PolicyWatch:
     """Whether the policy is at work, and what it looked at that it should not have."""
 
     is_policy: bool = False
     looked_at: list[str] = field(default_factory=list)
 
 
-class Watched:
+class WatchedPolicy:
     """A policy seen from outside: passes everything on, and checks it on the way."""
 
     def __init__(self, policy: Policy, most_steps: int) -> None:
         self._policy, self._most_steps = policy.fresh(), most_steps
-        self.watch = Watch()
+        self.watch = PolicyWatch()
         self.requests: dict[str, Request] = {}
         self.plans: list[Plan] = []
         self._is_conserving = claims(policy, "is_work_conserving")
 
-    def fresh(self) -> Watched:
+    def fresh(self) -> WatchedPolicy:
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -148,7 +148,7 @@ class Watched:
         )
 
 
-def sealed(watch: Watch) -> type[Request]:
+def sealed(watch: PolicyWatch) -> type[Request]:
     """A Request that notes when a policy looks at how long its answer will be."""
 
     def guarded(name: str) -> property:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from reference_engine.serving.stops import StopText
-from reference_engine.serving.streams import Delta, Sink
+from reference_engine.serving.streams import Sink, StreamDelta
 from reference_engine.serving.wire.response import Chosen
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.tokenizer import Detokenizer
 
 # Half the price of calling the class.
-_DELTA = partial(tuple.__new__, Delta)
+_DELTA = partial(tuple.__new__, StreamDelta)
 
 
-class Live:
+class ActiveRequest:
     """One answer under way: its text so far and the stream it goes to."""
 
     __slots__ = ("_detokenizer", "_is_plain", "_n_chars", "_stops", "request", "stream", "token_s")
@@ -33,7 +33,7 @@ class Live:
         """Whether its text may end it, before the engine would."""
         return self._stops.is_needed
 
-    def delta(self, token: int, finish: State | None, logprob: float | None) -> Delta:
+    def delta(self, token: int, finish: State | None, logprob: float | None) -> StreamDelta:
         """What a token adds. A stop string ends the answer although the engine goes on: then there
         is a finish reason and `finish` was None."""
         request = self.request
@@ -52,4 +52,4 @@ class Live:
                 finish = State.finished_stop
             elif finish is not None:
                 text += self._stops.flush()
-        return Delta(text, n_output, None if finish is None else finish.value, chosen)
+        return StreamDelta(text, n_output, None if finish is None else finish.value, chosen)

@@ -18,7 +18,13 @@ from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.serving.serve_options import ServeOptions, executor_of, policy_of
 from reference_engine.serving.service import Service
-from reference_engine.state.cost_model import CPU_COSTS, CostModel, Machine, StepCost, machine
+from reference_engine.state.cost_model import (
+    CPU_COSTS,
+    CostModel,
+    ModelOnHardware,
+    StepCost,
+    machine,
+)
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.swap import HostPool
@@ -119,14 +125,14 @@ def _cost(model: ModelSource, kind: ExecutorKind) -> CostModel | None:
     return None if kind.sizes_itself else CPU_COSTS.get(model.name)
 
 
-def _machine(model: ModelSource, kind: ExecutorKind) -> Machine | None:
+def _machine(model: ModelSource, kind: ExecutorKind) -> ModelOnHardware | None:
     """What is simulated; None where something is computed."""
     if isinstance(kind, SimulatedExecutor):
         return machine(model, kind.hardware, kind.kv_dtype)
     return None
 
 
-def _default_blocks(config: ModelConfig, max_model_len: int, found: Machine | None) -> int:
+def _default_blocks(config: ModelConfig, max_model_len: int, found: ModelOnHardware | None) -> int:
     full = -(-max_model_len // BLOCK_TOKENS)
     if found is not None:
         return max(full, found.kv_tokens // BLOCK_TOKENS)

@@ -22,9 +22,9 @@ from loadgen.clock import Clock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Launching
 from reference_engine.metrics.metrics import EngineMetrics
-from reference_engine.serving.active_request import Live
+from reference_engine.serving.active_request import ActiveRequest
 from reference_engine.serving.departures import Departures
-from reference_engine.serving.streams import Delta, Sink
+from reference_engine.serving.streams import Sink, StreamDelta
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.step_tokens import StepTokens
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Idle for so long, the engine checks its books: a leaked block is a bug to be told, not to be kept.
 _CHECK_AFTER_S = 1.0
 
-Deltas = list[tuple[Sink, Delta]]
+Deltas = list[tuple[Sink, StreamDelta]]
 Verdict = tuple[Sink, AdmissionError | None]  # taken, or why not
 
 
@@ -60,7 +60,7 @@ class EngineThread:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._is_stopped = False
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, ActiveRequest] = {}
         self._n_stopping = 0  # of them: those that their text may end
         self._untold: StepTokens | None = None
         self._verdicts: list[Verdict] = []
@@ -85,7 +85,7 @@ class EngineThread:
 
     # --- jobs
 
-    def admit(self, live: Live) -> None:
+    def admit(self, live: ActiveRequest) -> None:
         try:
             self._state.admit(live.request)
         except AdmissionError as error:

@@ -12,7 +12,7 @@ from reference_engine.serving.wire.wire_errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ServerIdentity:
     """What does not change while the server runs; `cache` are settings of the KV memory."""
 
     model: str

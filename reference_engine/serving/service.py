@@ -20,7 +20,7 @@ from loadgen.errors import SlobenchError
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Executor
 from reference_engine.metrics.metrics import EngineMetrics
-from reference_engine.serving.active_request import Live
+from reference_engine.serving.active_request import ActiveRequest
 from reference_engine.serving.engine_thread import Deltas, EngineThread, Listener, Verdict
 from reference_engine.serving.intake import Intake
 from reference_engine.serving.stops import StopText
@@ -130,7 +130,7 @@ class Service:
         stream = sink(request, self._forget)
         self._streams[request.id] = stream
         self._is_idle.clear()
-        live = Live(request, stream, self._tokenizer.detokenizer(), StopText(call.stop))
+        live = ActiveRequest(request, stream, self._tokenizer.detokenizer(), StopText(call.stop))
         self._thread.post(partial(self._thread.admit, live))
         return stream
 

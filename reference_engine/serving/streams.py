@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from reference_engine.serving.wire.response import Chosen, Usage
-from reference_engine.state.forecast import Forecast
+from reference_engine.serving.wire.response import Chosen, TokenUsage
+from reference_engine.state.forecast import StartForecast
 from reference_engine.state.sequence import Request
 
 
-class Delta(NamedTuple):
+class StreamDelta(NamedTuple):
     """What one token (or the end of the request) adds. `n_output` counts all tokens so far;
     `chosen` is there where logprobs were asked for."""
 
@@ -34,7 +34,7 @@ class StreamBroken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamProgress:
     """What a reader in another process knows of a request so far; the names are `Request`'s."""
 
     id: str = ""
@@ -45,10 +45,10 @@ class Told:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
-    forecast: Forecast | None = None
+    forecast: StartForecast | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Told:
+    def of(cls, request: Request) -> StreamProgress:
         return cls(
             request.id,
             request.n_prompt,
@@ -62,9 +62,9 @@ class Told:
         )
 
 
-def usage(request: Request | Told, n_output: int, is_over: bool) -> Usage:
+def usage(request: Request | StreamProgress, n_output: int, is_over: bool) -> TokenUsage:
     """Counts so far. Times are known once the answer is over."""
-    return Usage(
+    return TokenUsage(
         input_tokens=request.n_prompt,
         output_tokens=n_output,
         cached_tokens=request.n_cached,
@@ -77,7 +77,7 @@ def usage(request: Request | Told, n_output: int, is_over: bool) -> Usage:
 class Sink(Protocol):
     """Where the answer to one request goes; see `TokenStream`."""
 
-    request: Request | Told
+    request: Request | StreamProgress
     is_over: bool
     is_closed: bool
     is_blocked: bool
@@ -87,7 +87,7 @@ class Sink(Protocol):
 
     def admit(self) -> None: ...
 
-    def put(self, delta: Delta) -> int: ...
+    def put(self, delta: StreamDelta) -> int: ...
 
     def fail(self, why: Exception) -> None: ...
 
@@ -98,14 +98,16 @@ class TokenStream:
     """The answer to one request. Iterate over it for lists of deltas, all that have come since
     the last; `close` it in any case. Whoever iterates may `hand` deltas on, and sleeps then."""
 
-    def __init__(self, request: Request | Told, close: Callable[[TokenStream], None]) -> None:
+    def __init__(
+        self, request: Request | StreamProgress, close: Callable[[TokenStream], None]
+    ) -> None:
         self.request = request
         self.on_cut_off: Callable[[], None] | None = None
         self.is_over = self.is_closed = False
         self.is_blocked = False  # what was fetched last waits for the socket to take it
         self._close = close
-        self._deltas: deque[Delta] = deque()
-        self._take: Callable[[Delta], bool] | None = None
+        self._deltas: deque[StreamDelta] = deque()
+        self._take: Callable[[StreamDelta], bool] | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
         self._refusal: Exception | None = None
@@ -117,7 +119,7 @@ class TokenStream:
         if self._refusal is not None:
             raise self._refusal
 
-    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+    async def __aiter__(self) -> AsyncIterator[list[StreamDelta]]:
         while not self.is_over or self._deltas:
             await self._ready.wait()
             self._ready.clear()
@@ -127,14 +129,14 @@ class TokenStream:
             self._deltas.clear()
             yield deltas
 
-    def hand(self, take: Callable[[Delta], bool]) -> None:
+    def hand(self, take: Callable[[StreamDelta], bool]) -> None:
         """Give deltas to `take` as they come, at once, instead of waking the reader; from the first
         that it does not take they are the reader's again. Called by the reader with everything
         told that it fetched."""
         if not self._deltas:
             self._take = take
 
-    def usage(self, n_output: int) -> Usage:
+    def usage(self, n_output: int) -> TokenUsage:
         return usage(self.request, n_output, self.is_over)
 
     def close(self) -> None:
@@ -152,7 +154,7 @@ class TokenStream:
         """The engine has taken the request."""
         self._settled.set()
 
-    def put(self, delta: Delta) -> int:
+    def put(self, delta: StreamDelta) -> int:
         """Hand over a delta; returns how many the reader has not fetched."""
         if self._take is not None:
             if self._take(delta):
@@ -183,5 +185,5 @@ class TokenStream:
             self.on_cut_off()
 
 
-def _since(request: Request | Told, instant_s: float | None) -> float | None:
+def _since(request: Request | StreamProgress, instant_s: float | None) -> float | None:
     return None if instant_s is None else instant_s - request.arrived_s

@@ -115,7 +115,7 @@ class TableFile(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DecisionTable:
     """A sheet made for looking up: one action, visit count and gap per state."""
 
     load_per_s: tuple[float, float] | None
@@ -131,7 +131,7 @@ class Table:
         return low * (1 - slack) <= rate_per_s < high * (1 + slack)
 
 
-def table_of(sheet: Sheet) -> Table:
+def table_of(sheet: Sheet) -> DecisionTable:
     """Rules spelt out, numbers as actions."""
     if sheet.actions:
         actions = [_ACTIONS[number] for number in sheet.actions]
@@ -143,10 +143,10 @@ def table_of(sheet: Sheet) -> Table:
             )
         ]
     is_known = [count > 0 for count in sheet.visits] or [True] * N_STATES
-    return Table(sheet.load_per_s, actions, is_known, sheet.q_gap or [None] * N_STATES)
+    return DecisionTable(sheet.load_per_s, actions, is_known, sheet.q_gap or [None] * N_STATES)
 
 
-def pick(tables: Sequence[Table], rate_per_s: float, current: int | None) -> int | None:
+def pick(tables: Sequence[DecisionTable], rate_per_s: float, current: int | None) -> int | None:
     """The table for a load: the current one until the load is 10 % outside its range, else the
     first that covers it; None where none does."""
     if current is not None and tables[current].covers(rate_per_s, _HYSTERESIS):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from math import exp
 
-from reference_engine.smdp.decision_table import Table, TableFile, digest, pick, table_of
-from reference_engine.smdp.states import Action, State
+from reference_engine.smdp.decision_table import DecisionTable, TableFile, digest, pick, table_of
+from reference_engine.smdp.states import Action, MacroState
 from reference_engine.state.cost_model import CostModel
 
 FALLBACK = Action.prefill_fcfs
@@ -15,7 +15,7 @@ UNVISITED = "unvisited"
 """Why, where the table for the load never saw the state; a step's action ends with it."""
 
 
-class Pace:
+class ArrivalRate:
     """Arrivals per second; those of `window_s` ago count a third."""
 
     def __init__(self, window_s: float) -> None:
@@ -34,12 +34,12 @@ class Lookup:
 
     def __init__(self, file: TableFile, window_s: float) -> None:
         self.file, self.tallies = file, Counter[str]()
-        self.pace = Pace(window_s)
+        self.pace = ArrivalRate(window_s)
         self._tables = [table_of(sheet) for sheet in file.tables]
         self._fits_cost: bool | None = None  # until it is known which cost model is in use
         self._current: int | None = None
 
-    def decide(self, state: State, cost: CostModel, now_s: float) -> tuple[Action, str]:
+    def decide(self, state: MacroState, cost: CostModel, now_s: float) -> tuple[Action, str]:
         """The action, and why it is the fallback ("" where a table says so)."""
         if self._fits_cost is None:
             self._fits_cost = self.file.cost_model in (None, digest(cost))
@@ -54,7 +54,7 @@ class Lookup:
         return table.actions[state.number], ""
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> DecisionTable | None:
         """The one the last decision was looked up in; None where none was for its load."""
         return None if self._current is None else self._tables[self._current]
 

@@ -40,7 +40,7 @@ class Action(StrEnum):
     wait = "wait"
 
 
-class State(NamedTuple):
+class MacroState(NamedTuple):
     """Levels of the features, as positions in `FEATURES`."""
 
     queue: int
@@ -62,10 +62,10 @@ class State(NamedTuple):
 
 def state_of(
     n_short: int, n_long: int, is_long_at_head: bool, n_running: int, kv_pressure: float, slack: int
-) -> State:
+) -> MacroState:
     """The box of an engine in which so many short and long prompts wait; `kv_pressure` is the share
     of KV blocks in use and `slack` a position in `FEATURES["slack"]`."""
-    return State(
+    return MacroState(
         bisect_left(_QUEUE_EDGES, n_short),
         2 if is_long_at_head else min(n_long, 1),
         bisect_left(_RUNNING_EDGES, n_running),

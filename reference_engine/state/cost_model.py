@@ -178,7 +178,7 @@ GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ModelOnHardware:
     """A model on some hardware: what its steps cost, how many tokens of KV it has, and how long one
     token's KV takes to host memory or back."""
 
@@ -187,7 +187,7 @@ class Machine:
     copy_token_s: float
 
 
-def machine(source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto") -> Machine:
+def machine(source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto") -> ModelOnHardware:
     """A model on `h200`, on `4xh200` (four of them), or on `cpu`, the bundled engine's own.
 
     Raises UsageError for hardware that is not known, or too small for the model.
@@ -204,7 +204,7 @@ def machine(source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto") -> M
     kv_bytes = model.kv_bytes_per_token(_BYTES, kv_dtype)
     copy_token_s = kv_bytes / (chosen.n * chosen.link_bytes_per_s)
     cost = step_cost(model, chosen, kv_dtype)
-    return Machine(cost, kv_tokens(model, chosen, kv_dtype), copy_token_s)
+    return ModelOnHardware(cost, kv_tokens(model, chosen, kv_dtype), copy_token_s)
 
 
 def find_hardware(text: str) -> Hardware:
@@ -281,14 +281,14 @@ def kv_tokens(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto"
     return n_tokens
 
 
-def _measured(source: ModelSource) -> Machine:
+def _measured(source: ModelSource) -> ModelOnHardware:
     if source.name not in CPU_COSTS:
         raise UsageError(
             f"hardware: '{source.name}' was never measured on a cpu "
             f"(measured: {', '.join(CPU_COSTS)}); name an accelerator: {', '.join(HARDWARE)}"
         )
     n_tokens = _CPU_KV_BYTES // source.config.kv_bytes_per_token()
-    return Machine(CPU_COSTS[source.name], min(_CPU_KV_TOKENS, n_tokens), 0.0)
+    return ModelOnHardware(CPU_COSTS[source.name], min(_CPU_KV_TOKENS, n_tokens), 0.0)
 
 
 def _block_params(model: ModelConfig) -> int:

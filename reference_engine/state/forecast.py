@@ -16,7 +16,7 @@ _MEMORY_S = 30.0
 _KEPT = 256
 
 
-class Forecast(NamedTuple):
+class StartForecast(NamedTuple):
     """`tokens_ahead` prompt tokens are to be computed first, at `tokens_per_s`; `start_s` is the
     instant (engine's clock) at which the request's turn comes. None: nothing to go by yet."""
 
@@ -25,7 +25,7 @@ class Forecast(NamedTuple):
     start_s: float | None
 
 
-class Pace:
+class PromptReadRate:
     """Prompt tokens computed per second while requests waited; what was t ago counts e^(-t/30 s).
     `errors` are the latest starts less their forecasts (s)."""
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from reference_engine.state.forecast import Forecast
+from reference_engine.state.forecast import StartForecast
 
 
 class State(Enum):
@@ -97,7 +97,7 @@ class Request:
     first_token_s: float | None = None
     finished_s: float | None = None
     arrival: int = 0  # number in the order of arrival
-    forecast: Forecast | None = None  # said at arrival
+    forecast: StartForecast | None = None  # said at arrival
     n_displaced: int = 0  # requests that came earlier and were let in later, counted per jump
     displaced_s: float = 0.0  # what that cost them, summed
     pushed_back_s: float = 0.0  # what others' jumps cost this one

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from loadgen.errors import UsageError
 from reference_engine.step_log.log_replay import EngineLog
 from reference_engine.step_log.step_files import EVENTS, SCHEMA, SCHEMA_KEY, STEPS
-from reference_engine.step_log.steps import Event, StepRecord
+from reference_engine.step_log.steps import StepEvent, StepRecord
 
 SHIFT_KEY = "clock_shift_s"
 _INSTANTS = ("t_s", "began_s", "end_s")
@@ -63,6 +63,6 @@ def _step(row: dict[str, Any]) -> StepRecord:
     return StepRecord(**{**row, "items": items, "causes": causes})
 
 
-def _event(row: dict[str, Any]) -> Event:
-    known = {name: row[name] for name in Event._fields}  # a run's table also has the `row`
-    return Event(**{**known, "detail": json.loads(row["detail"])})
+def _event(row: dict[str, Any]) -> StepEvent:
+    known = {name: row[name] for name in StepEvent._fields}  # a run's table also has the `row`
+    return StepEvent(**{**known, "detail": json.loads(row["detail"])})

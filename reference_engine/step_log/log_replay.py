@@ -23,7 +23,7 @@ from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, regist
 from reference_engine.executors.base import Caps, StepBatch, StepResult
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request, State
-from reference_engine.step_log.steps import Event, StepLog, StepRecord
+from reference_engine.step_log.steps import StepEvent, StepLog, StepRecord
 
 _NOT_DECIDED = ("plan_s",)  # how long planning took is the machine's doing
 _UNKNOWN_TOKEN = 0  # of an answer whose end is not in the log
@@ -35,7 +35,7 @@ class EngineLog:
     the engine. Needs level "full" and a `start` to be replayed."""
 
     steps: Sequence[StepRecord]
-    events: Sequence[Event]
+    events: Sequence[StepEvent]
 
     @property
     def setup(self) -> Setup:
@@ -50,7 +50,7 @@ class EngineLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """The first thing that was decided otherwise: `where` names the step or the event, `what` its
     field, `was` is the log's value and `became` the replay's."""
 
@@ -72,7 +72,7 @@ class Replay:
     n_steps: int
     n_decisions: int
     n_open: int
-    difference: Difference | None
+    difference: ReplayDifference | None
     accounts: tuple[Account, ...] = ()
 
     @property
@@ -115,7 +115,7 @@ class _Instants:
         return self._instants[0] if len(self._instants) == 1 else self._instants.popleft()
 
 
-class _Recorded:
+class _RecordedExecutor:
     """An executor that answers what was answered, and took as long as it took."""
 
     caps = Caps()
@@ -136,8 +136,8 @@ class _Recorded:
 class _Replay:
     def __init__(self, log: EngineLog, setup: Setup, make_policy: MakePolicy) -> None:
         self._log, self._make_policy = log, make_policy
-        self._clock, self._executor = _Instants(), _Recorded({})
-        self._events: list[Event] = []
+        self._clock, self._executor = _Instants(), _RecordedExecutor({})
+        self._events: list[StepEvent] = []
         self._steps: list[StepRecord] = []
         self._accounts: list[Account] = []
         kept = StepLog("full", on_step=self._steps.append, on_event=self._note)
@@ -153,14 +153,14 @@ class _Replay:
         accounts = tuple(self._accounts)
         return Replay(self._n_same_steps, self._n_decisions, n_open, difference, accounts)
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: StepEvent) -> None:
         self._events.append(event)
         if event.kind in ("finish", "cancel"):
             account = self._state.explain(event.request_id)
             assert account is not None, f"{event.request_id} left no account"
             self._accounts.append(account)
 
-    def _play(self) -> Iterator[Difference | None]:
+    def _play(self) -> Iterator[ReplayDifference | None]:
         """One look after each thing that happened."""
         for record in self._log.steps:
             while self._inputs and self._inputs[0].step <= record.step:
@@ -171,15 +171,15 @@ class _Replay:
         if len(self._events) < len(self._log.events):
             yield _missing(self._log.events[len(self._events)])
 
-    def _repeat(self, event: Event) -> Difference | None:
+    def _repeat(self, event: StepEvent) -> ReplayDifference | None:
         self._clock.show(event.t_s)
         _REPEAT[event.kind](self, event)
         return self._compare_events()
 
-    def _step(self, record: StepRecord) -> Difference | None:
+    def _step(self, record: StepRecord) -> ReplayDifference | None:
         state, where = self._state, f"step {record.step}"
         if not state.has_work:
-            return Difference(where, "work", "some", "none")
+            return ReplayDifference(where, "work", "some", "none")
         self._clock.show(record.t_s)
         planned = state.next_step()
         # The core looks at the clock when a step begins; every later look is at its end.
@@ -190,32 +190,32 @@ class _Replay:
         for field in StepRecord._fields:
             was, is_now = getattr(record, field), getattr(became, field)
             if field not in _NOT_DECIDED and was != is_now:
-                return Difference(where, *_narrowed(field, was, is_now))
+                return ReplayDifference(where, *_narrowed(field, was, is_now))
         self._n_same_steps += 1
         self._n_decisions += len(record.items)
         return self._compare_events()
 
-    def _compare_events(self) -> Difference | None:
+    def _compare_events(self) -> ReplayDifference | None:
         recorded = self._log.events
         for n in range(self._n_same_events, len(self._events)):
             became = self._events[n]
             if n >= len(recorded):
-                return Difference(_name(became), "it", "not there", "there")
+                return ReplayDifference(_name(became), "it", "not there", "there")
             was = recorded[n]
-            for field in Event._fields:
+            for field in StepEvent._fields:
                 before, after = (_plain(getattr(event, field)) for event in (was, became))
                 if before != after:
-                    return Difference(_name(was), *_narrowed(field, before, after))
+                    return ReplayDifference(_name(was), *_narrowed(field, before, after))
             self._n_same_events += 1
             self._n_decisions += not _is_input(was)
         return None
 
     # --- what came from outside
 
-    def _start(self, event: Event) -> None:
+    def _start(self, event: StepEvent) -> None:
         self._state.log.note(Setup.of(self._state).event(self._clock.now_s()))
 
-    def _arrive(self, event: Event) -> None:
+    def _arrive(self, event: StepEvent) -> None:
         request = _request(event)
         if event.kind == "arrival":
             waiting = self._answers[request.id]
@@ -223,26 +223,26 @@ class _Replay:
         with suppress(AdmissionError):  # a refusal is an event, too, and compared
             self._state.admit(request)
 
-    def _end(self, event: Event) -> None:
+    def _end(self, event: StepEvent) -> None:
         self._state.end(event.request_id, State[str(event.detail["state"])])
 
-    def _switch(self, event: Event) -> None:
+    def _switch(self, event: StepEvent) -> None:
         policy = self._make_policy(_mapping(event.detail["after"]))
         interventions.switch_policy(self._state, policy, event.actor, str(event.detail["reason"]))
 
-    def _pause(self, event: Event) -> None:
+    def _pause(self, event: StepEvent) -> None:
         interventions.pause(self._state, event.tenant, event.actor, str(event.detail["reason"]))
 
-    def _resume(self, event: Event) -> None:
+    def _resume(self, event: StepEvent) -> None:
         interventions.resume(self._state, event.tenant, event.actor, str(event.detail["reason"]))
 
-    def _reprioritise(self, event: Event) -> None:
+    def _reprioritise(self, event: StepEvent) -> None:
         priority = event.detail["after"]
         assert isinstance(priority, int), f"a priority is a number, got {priority!r}"
         reason = str(event.detail["reason"])
         interventions.reprioritise(self._state, event.request_id, priority, event.actor, reason)
 
-    def _forget(self, event: Event) -> None:
+    def _forget(self, event: StepEvent) -> None:
         interventions.reset_prefix_cache(self._state, event.actor, str(event.detail["reason"]))
 
 
@@ -260,14 +260,14 @@ _REPEAT = {
 }
 
 
-def _is_input(event: Event) -> bool:
+def _is_input(event: StepEvent) -> bool:
     """Whether it came from outside, and did not follow from what the engine did."""
     if event.kind in ("finish", "cancel"):
         return event.detail.get("ended_by") == "call"
     return event.kind in _REPEAT
 
 
-def _answers(events: Sequence[Event]) -> defaultdict[str, deque[list[int]]]:
+def _answers(events: Sequence[StepEvent]) -> defaultdict[str, deque[list[int]]]:
     """The answers of each id, in the order in which requests of that id arrived: an id may be used
     again after its end."""
     answers: defaultdict[str, deque[list[int]]] = defaultdict(deque)
@@ -279,7 +279,7 @@ def _answers(events: Sequence[Event]) -> defaultdict[str, deque[list[int]]]:
     return answers
 
 
-def _request(event: Event) -> Request:
+def _request(event: StepEvent) -> Request:
     asked: Mapping[str, Any] = event.detail
     return Request(
         id=event.request_id,
@@ -321,10 +321,10 @@ def _narrowed(field: str, was: Any, became: Any) -> tuple[str, object, object]:
     return field, was, became
 
 
-def _name(event: Event) -> str:
+def _name(event: StepEvent) -> str:
     whom = f" of {event.request_id or event.tenant}" if event.request_id or event.tenant else ""
     return f"{event.kind}{whom} before step {event.step}"
 
 
-def _missing(event: Event) -> Difference:
-    return Difference(_name(event), "it", "there", "not there")
+def _missing(event: StepEvent) -> ReplayDifference:
+    return ReplayDifference(_name(event), "it", "there", "not there")

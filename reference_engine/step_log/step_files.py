@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-from reference_engine.step_log.steps import Event, StepRecord
+from reference_engine.step_log.steps import StepEvent, StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class StepFiles:
     def on_step(self, record: StepRecord) -> None:
         self._steps.add(record)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: StepEvent) -> None:
         self._events.add(event)
 
     def close(self) -> None:
@@ -156,5 +156,5 @@ def _step_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     return rows
 
 
-def _event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+def _event_rows(events: Sequence[StepEvent]) -> list[dict[str, Any]]:
     return [{**event._asdict(), "detail": json.dumps(dict(event.detail))} for event in events]

@@ -49,7 +49,7 @@ class StepRecord(NamedTuple):
     causes: tuple[tuple[str, int], ...]
 
 
-class Event(NamedTuple):
+class StepEvent(NamedTuple):
     """Something that happened before step number `step`: `start` (what the engine is: its
     `setup`), `arrival`, `finish`, `cancel`, `reject`, `jump` (let in before others that came
     earlier), `rejected_plan` or an intervention. `actor` is who did it, `detail` its numbers; an
@@ -105,15 +105,15 @@ class StepLog:
 
     level: Level = "sizes"
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    events: deque[Event] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    events: deque[StepEvent] = field(default_factory=lambda: deque(maxlen=_KEPT))
     on_step: Callable[[StepRecord], None] = _ignore
-    on_event: Callable[[Event], None] = _ignore
+    on_event: Callable[[StepEvent], None] = _ignore
 
     def add(self, record: StepRecord) -> None:
         self.steps.append(record)
         self.on_step(record)
 
-    def note(self, event: Event) -> None:
+    def note(self, event: StepEvent) -> None:
         self.events.append(event)
         self.on_event(event)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.measure.comparison.compare import Comparison
 from loadgen.measure.comparison.contrast import Noise, runs_needed, smallest_effect
-from loadgen.measure.comparison.judgement import POWER, Compared
+from loadgen.measure.comparison.judgement import POWER, ComparedMeasure
 from loadgen.measure.wording import say, say_count, say_number
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _runs(n: int) -> str:
     return f"{n} run" if n == 1 else f"{n} runs"
 
 
-def row(one: Compared) -> tuple[str, ...]:
+def row(one: ComparedMeasure) -> tuple[str, ...]:
     """The cells of one measure, in the order of `HEAD`."""
     return (
         one.measure if one.is_gated else f"({one.measure})",
@@ -111,7 +111,7 @@ def chance(p: float) -> str:
     return "<0.001" if p < 0.0005 else f"{p:.3f}"
 
 
-def interval(one: Compared) -> str:
+def interval(one: ComparedMeasure) -> str:
     if one.low is None or one.high is None:
         return "[…]"
     return f"[{_signed(one.low)}, {_signed(one.high)}]"
@@ -123,7 +123,7 @@ def _signed(share: float) -> str:
     return f"{'-' if share < 0 else '+'}{digits}"
 
 
-def needs(one: Compared) -> str:
+def needs(one: ComparedMeasure) -> str:
     """The runs a side that find a change as large as the margin (or as asked for)."""
     if one.runs_needed is None:
         return "–"

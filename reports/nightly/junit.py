@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from loadgen.measure.comparison.judgement import Compared
+from loadgen.measure.comparison.judgement import ComparedMeasure
 from loadgen.measure.nights.night_verdict import CellVerdict
 from reports.nightly.view import HEAD, cell_line, changed_lines, control_lines, row
 
@@ -40,7 +40,7 @@ def junit(cells: Sequence[CellVerdict]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
-def _case(suite: ET.Element, one: CellVerdict, measured: Compared) -> None:
+def _case(suite: ET.Element, one: CellVerdict, measured: ComparedMeasure) -> None:
     case = ET.SubElement(suite, "testcase", classname=_clean(one.cell), name=measured.measure)
     told = ", ".join(
         f"{name} {text}" for name, text in zip(HEAD[1:], row(measured)[1:], strict=True)

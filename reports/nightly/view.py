@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadgen.measure.comparison.judgement import Compared
+from loadgen.measure.comparison.judgement import ComparedMeasure
 from loadgen.measure.nights.night_verdict import CellVerdict
 from loadgen.measure.wording import say, say_count
 from reports.compare.view import change
@@ -34,12 +34,12 @@ _ICONS = {"worse": "🔴", "better": "🟢", "same": "🟢", "inconclusive": "�
           "baseline": "⚪"}  # fmt: skip
 
 
-def row(one: Compared) -> tuple[str, ...]:
+def row(one: ComparedMeasure) -> tuple[str, ...]:
     """The cells of one measure, in the order of `HEAD`."""
     return (*compared_row(one)[:-1], needs(one))
 
 
-def needs(one: Compared) -> str:
+def needs(one: ComparedMeasure) -> str:
     """Repeats a night that find a change as large as the margin (or as asked for) in 9 of 10."""
     unit = "points" if one.unit == "share" else "%"
     if one.runs_needed is None:

@@ -21,7 +21,7 @@ _CLIENT_CHECKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextStep:
     """One thing to do, and the command that does it ("" where none does)."""
 
     text: str
@@ -46,7 +46,7 @@ def promised(summary: Summary) -> list[SloResult]:
     return [result for result in every if result.scope == "run"]
 
 
-def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list[Step]:
+def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list[NextStep]:
     """What follows from a verdict. `scenario` and `target` are words of a command line, '' where
     there are none that another run could be asked for with; `place` is the run's own."""
     if not summary.validity.trusted:
@@ -59,16 +59,16 @@ def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list
     if scenario and summary.verdict != "no_verdict":
         more = "" if summary.verdict == "missed" else " more"
         command = f"slobench capacity {scenario} {target}".rstrip()
-        steps.append(Step(f"Find how much{more} it can take:", command))
+        steps.append(NextStep(f"Find how much{more} it can take:", command))
     return steps
 
 
-def _repair(summary: Summary) -> list[Step]:
+def _repair(summary: Summary) -> list[NextStep]:
     failed = {c.name for c in summary.validity.checks if c.is_gate and c.ok is False}
     steps = []
     if failed & set(_CLIENT_CHECKS):
         steps.append(
-            Step(
+            NextStep(
                 "The load generator was the bottleneck, not the server: give it a machine of its"
                 " own or more processes (--workers), or ask for a lower rate. What this machine can"
                 " measure truly:",
@@ -76,31 +76,31 @@ def _repair(summary: Summary) -> list[Step]:
             )
         )
     if failed - set(_CLIENT_CHECKS):
-        steps.append(Step("Read what the failed checks below found, and measure again."))
+        steps.append(NextStep("Read what the failed checks below found, and measure again."))
     return steps
 
 
-def _nothing_known(summary: Summary, place: str) -> list[Step]:
+def _nothing_known(summary: Summary, place: str) -> list[NextStep]:
     if summary.exit_code == 0:
         return [
-            Step(
+            NextStep(
                 "State a promise, e.g. --slo 'p99(ttft) <= 500ms'; this run can be judged by it"
                 " without measuring again:",
                 f"slobench rescore {place} --slo 'p99(ttft) <= 500ms'",
             )
         ]
-    return [Step("See below how requests failed and what the checks found, and measure again.")]
+    return [NextStep("See below how requests failed and what the checks found, and measure again.")]
 
 
-def _failures(summary: Summary) -> list[Step]:
+def _failures(summary: Summary) -> list[NextStep]:
     due, ok = summary.counts["due"], summary.counts["ok"]
     if due - ok <= _MANY_FAILURES * due:
         return []
     failed = f"{say_count(due - ok)} of {say_count(due)} requests failed"
-    return [Step(f"{failed}: look at how they failed before anything else.")]
+    return [NextStep(f"{failed}: look at how they failed before anything else.")]
 
 
-def _longer(summary: Summary) -> list[Step]:
+def _longer(summary: Summary) -> list[NextStep]:
     """How long a run would settle what this one leaves open."""
     needed = [r.n_needed for r in promised(summary) if r.proven is False and r.n_needed]
     rate = summary.offered_rate_per_s
@@ -108,7 +108,7 @@ def _longer(summary: Summary) -> list[Step]:
         return []
     length_s = max(needed) / rate
     return [
-        Step(
+        NextStep(
             f"Measure for about {say(length_s, 's')} (n ≈ {say_count(max(needed))}) to prove what"
             f" this run leaves open: set phases.measure to {_whole_minutes(length_s)}."
         )
@@ -119,7 +119,7 @@ def _whole_minutes(length_s: float) -> str:
     return f"{-int(-length_s // 60)}m"
 
 
-def _missed(summary: Summary) -> list[Step]:
+def _missed(summary: Summary) -> list[NextStep]:
     """The part of a request that grew most among the slowest, where the run could be split."""
     split = {} if summary.drivers is None else summary.drivers.split
     if len(split) < 2:
@@ -136,4 +136,4 @@ def _missed(summary: Summary) -> list[Step]:
         for word, part in parts.items()
     }
     most = max(grown, key=lambda word: grown[word])
-    return [Step(f"The slowest requests mostly {most}.")] if grown[most] > 0 else []
+    return [NextStep(f"The slowest requests mostly {most}.")] if grown[most] > 0 else []

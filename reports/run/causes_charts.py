@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loadgen.measure.drivers import Split
-from loadgen.measure.statistics.robust_line import Line
+from loadgen.measure.statistics.robust_line import FittedLine
 from reports.charts import BLUE, GREEN, GREY, ORANGE, RED, Spec, standalone, time_unit
 from reports.run.frames import Record
 
@@ -19,7 +19,7 @@ PARTS = {
 }
 
 
-def scatter(points: Sequence[Record], line: Line | None, x_title: str, what: str) -> Spec:
+def scatter(points: Sequence[Record], line: FittedLine | None, x_title: str, what: str) -> Spec:
     """One point per request, and the line through them where there is one."""
     unit, per_s = time_unit(max(p["y"] for p in points))
     rows = [{"x": p["x"], "y": p["y"] * per_s} for p in points]

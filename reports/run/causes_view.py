@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.per_request import PerRequest
-from loadgen.measure.statistics.robust_line import Line
+from loadgen.measure.statistics.robust_line import FittedLine
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import say, say_count
 from loadgen.records import Run
@@ -16,7 +16,7 @@ from reports.run.causes_frames import WhyFrames, why_frames
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class CauseFigure:
     """One figure: the name it is drawn under, its caption and the sentence below."""
 
     name: str
@@ -25,7 +25,7 @@ class Why:
     spec: Spec
 
 
-def whys(run: Run, summary: Summary, columns: PerRequest) -> list[Why]:
+def whys(run: Run, summary: Summary, columns: PerRequest) -> list[CauseFigure]:
     """What there is to say; nothing where no request ended well."""
     found, seen = summary.drivers, why_frames(run, columns)
     if found is None or not seen.ttft:
@@ -33,7 +33,7 @@ def whys(run: Run, summary: Summary, columns: PerRequest) -> list[Why]:
     level = f"{100 * summary.confidence:g} %"
     return [
         *_split(found),
-        Why(
+        CauseFigure(
             "why-ttft",
             "TTFT from send by prompt length",
             _grows("TTFT", found.ttft_by_input, 1000, "1 000 prompt tokens", level),
@@ -44,7 +44,7 @@ def whys(run: Run, summary: Summary, columns: PerRequest) -> list[Why]:
     ]
 
 
-def _split(found: Drivers) -> list[Why]:
+def _split(found: Drivers) -> list[CauseFigure]:
     if not found.split:
         return []
     groups = list(found.split.items())
@@ -65,15 +65,15 @@ def _split(found: Drivers) -> list[Why]:
             " This server does not tell how long requests waited in it: that is inside"
             f" “{PARTS['prefill_s'][0]}”."
         )
-    return [Why("why-split", "Where the time went", sentence, split_bars(found.split))]
+    return [CauseFigure("why-split", "Where the time went", sentence, split_bars(found.split))]
 
 
-def _company(found: Drivers, seen: WhyFrames, level: str) -> list[Why]:
+def _company(found: Drivers, seen: WhyFrames, level: str) -> list[CauseFigure]:
     if not seen.tpot:
         return []
     line = found.tpot_by_in_flight
     return [
-        Why(
+        CauseFigure(
             "why-tpot",
             "TPOT by requests in flight",
             _grows("TPOT", line, 1, "request in flight", level),
@@ -82,7 +82,7 @@ def _company(found: Drivers, seen: WhyFrames, level: str) -> list[Why]:
     ]
 
 
-def _positions(seen: WhyFrames) -> list[Why]:
+def _positions(seen: WhyFrames) -> list[CauseFigure]:
     if not seen.itl:
         return []
     first, last = seen.itl[0], seen.itl[-1]
@@ -93,10 +93,10 @@ def _positions(seen: WhyFrames) -> list[Why]:
         if last["p50"] > 1.1 * first["p50"]
         else "The gaps do not grow along an answer."
     )
-    return [Why("why-itl", "Gaps along an answer", sentence, by_position(seen.itl))]
+    return [CauseFigure("why-itl", "Gaps along an answer", sentence, by_position(seen.itl))]
 
 
-def _grows(what: str, line: Line | None, times: int, per: str, level: str) -> str:
+def _grows(what: str, line: FittedLine | None, times: int, per: str, level: str) -> str:
     if line is None:
         return "Too few requests, or all alike, for a line through them."
     slope, low, high = (end * times for end in (line.slope, line.low, line.high))

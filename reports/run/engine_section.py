@@ -26,7 +26,7 @@ _BLAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Misses:
+class MissReason:
     """Promises that the engine missed for one reason: how many, and the modes or requests most
     often named, with their counts."""
 
@@ -55,7 +55,7 @@ class EngineStory:
     waits_s: Mapping[str, float]
     blockers: Sequence[tuple[str, float]] = ()
     why: Mapping[int, str] = field(default_factory=dict)
-    misses: Sequence[Misses] = ()
+    misses: Sequence[MissReason] = ()
     note: str = ""
 
 

@@ -18,7 +18,7 @@ N_SAMPLES = 3  # of each kind of failure
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class FailedRequest:
     """One request that failed: its class, when it was released and after how long it was over (s,
     NaN where it never was), how many prompt tokens were planned for it, and the like of it as a
     curl command ("" where there is none)."""
@@ -42,7 +42,7 @@ class Failures:
     n: int
     first_s: float
     by_class: Mapping[str, int]
-    samples: tuple[Sample, ...]
+    samples: tuple[FailedRequest, ...]
 
 
 def failures(run: Run, due: Mask) -> list[Failures]:
@@ -75,10 +75,10 @@ def _by_class(run: Run, plans: Schedule) -> dict[str, int]:
     return {name: n for name, n in zip(run.names.classes, counts, strict=True) if n}
 
 
-def _samples(run: Run, rows: Requests, plans: Schedule) -> tuple[Sample, ...]:
+def _samples(run: Run, rows: Requests, plans: Schedule) -> tuple[FailedRequest, ...]:
     target = run.manifest.get("target") or {}
     return tuple(
-        Sample(
+        FailedRequest(
             request_id=int(row["request_id"]),
             of_class=run.names.classes[int(plan["class_id"])],
             released_s=float(row["released_s"]),

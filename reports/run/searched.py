@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.measure.capacity.capacity_result import Capacity
-from reports.run.tables import Cell
+from reports.run.tables import TableCell
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Searched:
             f" {found}."
         )
 
-    def tile(self) -> tuple[str, Cell]:
+    def tile(self) -> tuple[str, TableCell]:
         """The capacity among the headline numbers."""
         share = f"{100 * self.answer.attainment:g} % keep their promises"
         if self.answer.value is None:
-            return "Capacity", Cell("–", small=f"not yet known; {share}")
+            return "Capacity", TableCell("–", small=f"not yet known; {share}")
         value, _, interval = self.answer.sentence().partition(" [")
-        return "Capacity", Cell(value, small=f"[{interval}; {share}")
+        return "Capacity", TableCell(value, small=f"[{interval}; {share}")

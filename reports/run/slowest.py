@@ -16,7 +16,7 @@ from loadgen.records import Run
 from reports.charts import Spec, standalone, time_unit
 from reports.run.causes_charts import PARTS
 from reports.run.frames import Record
-from reports.run.tables import Cell
+from reports.run.tables import TableCell
 
 N_SLOWEST = 50
 MAX_TICKS = 120  # chunks drawn per answer, evenly taken
@@ -33,7 +33,7 @@ class Slowest:
     order: Sequence[str]
     bars: Sequence[Record]
     ticks: Sequence[Record]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
 
 
 def slowest(run: Run, columns: PerRequest, waited: Mapping[int, str] | None = None) -> Slowest:
@@ -50,7 +50,7 @@ def slowest(run: Run, columns: PerRequest, waited: Mapping[int, str] | None = No
         rows=[
             [
                 *_cells(run, columns, row),
-                *([Cell(waited.get(int(ids[row]), "–"))] if waited else []),
+                *([TableCell(waited.get(int(ids[row]), "–"))] if waited else []),
             ]
             for row in worst
         ],
@@ -145,17 +145,17 @@ def _ticks(run: Run, chunk_ids: NDArray[np.uint32], row: int) -> list[Record]:
     return [{"request": str(request["request_id"]), "at_s": float(at)} for at in received_s]
 
 
-def _cells(run: Run, columns: PerRequest, row: int) -> list[Cell]:
+def _cells(run: Run, columns: PerRequest, row: int) -> list[TableCell]:
     request, plan = run.request_rows[row], run.schedule_rows[row]
     prompt = int(request["input_tokens"]) or int(plan["input_tokens"])
     return [
-        Cell(str(request["request_id"])),
-        Cell(run.names.classes[int(plan["class_id"])]),
-        Cell(say(float(request["released_s"]), "s")),
-        Cell(say_count(prompt)),
-        Cell(say_count(int(columns.output_tokens[row]))),
-        Cell(say(float(columns.ttft_s[row]), "s")),
-        Cell(say(float(columns.tpot_s[row]), "s")),
-        Cell(say(float(columns.max_stall_s[row]), "s")),
-        Cell(say(float(columns.e2e_s[row]), "s")),
+        TableCell(str(request["request_id"])),
+        TableCell(run.names.classes[int(plan["class_id"])]),
+        TableCell(say(float(request["released_s"]), "s")),
+        TableCell(say_count(prompt)),
+        TableCell(say_count(int(columns.output_tokens[row]))),
+        TableCell(say(float(columns.ttft_s[row]), "s")),
+        TableCell(say(float(columns.tpot_s[row]), "s")),
+        TableCell(say(float(columns.max_stall_s[row]), "s")),
+        TableCell(say(float(columns.e2e_s[row]), "s")),
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
-from loadgen.measure.fairness import Tenant
+from loadgen.measure.fairness import TenantShare
 from loadgen.measure.statistics.stats import Interval, Percentile
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.wording import say, say_count, say_number
@@ -26,7 +26,7 @@ FAILURES = "failures as ∞"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A text, where its number comes from, and a small second line (an interval, a reason)."""
 
     text: str
@@ -52,25 +52,25 @@ CLASS_HEAD = (
 _CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
 
 
-def class_rows(summary: Summary) -> list[list[Cell]]:
+def class_rows(summary: Summary) -> list[list[TableCell]]:
     """Each class beside the others; no row where all traffic is of one."""
     return [_class_row(name, found) for name, found in summary.classes.items()]
 
 
-def _class_row(name: str, found: ClassSummary) -> list[Cell]:
+def _class_row(name: str, found: ClassSummary) -> list[TableCell]:
     path = f"classes.{name}"
     share, goodput = found.attainment, found.goodput.requests_per_s
     cells = [
-        Cell(name, title=f"tenant {found.tenant}, priority {found.priority}"),
-        Cell(say_count(found.counts["due"]), f"{path}.counts.due"),
-        Cell(say(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"),
-        Cell(
+        TableCell(name, title=f"tenant {found.tenant}, priority {found.priority}"),
+        TableCell(say_count(found.counts["due"]), f"{path}.counts.due"),
+        TableCell(say(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"),
+        TableCell(
             say(share.value, "share"),
             f"{path}.attainment.value",
             "share",
             between(Interval(share.value, share.low, share.high), "share"),
         ),
-        Cell(
+        TableCell(
             say(goodput.value, "per_s"),
             f"{path}.goodput.requests_per_s.value",
             "per_s",
@@ -80,9 +80,9 @@ def _class_row(name: str, found: ClassSummary) -> list[Cell]:
     for metric, key in _CLASS_PERCENTILES:
         percentile, unit = found.metrics[metric].percentiles[key], METRICS[metric].unit
         where = f"{path}.metrics.{metric}.percentiles.{key}.value"
-        cells.append(Cell(percentile_text(percentile, unit), where, unit))
+        cells.append(TableCell(percentile_text(percentile, unit), where, unit))
     word = {"met": "✓ met", "missed": "✗ missed", "no_verdict": "no verdict"}[found.verdict]
-    return [*cells, Cell(word)]
+    return [*cells, TableCell(word)]
 
 
 TENANT_HEAD = (
@@ -91,31 +91,33 @@ TENANT_HEAD = (
 )
 
 
-def tenant_rows(summary: Summary) -> list[list[Cell]]:
+def tenant_rows(summary: Summary) -> list[list[TableCell]]:
     """Each tenant beside the others; no row where all traffic is of one."""
     tenants = {} if summary.fairness is None else summary.fairness.tenants
     return [_tenant_row(name, found) for name, found in tenants.items()]
 
 
-def _tenant_row(name: str, found: Tenant) -> list[Cell]:
+def _tenant_row(name: str, found: TenantShare) -> list[TableCell]:
     path = f"fairness.tenants.{name}"
     share = Interval(found.attainment, found.attainment_low, found.attainment_high)
     cells = [
-        Cell(name),
-        Cell(say_count(found.due), f"{path}.due"),
-        Cell(say(share.value, "share"), f"{path}.attainment", "share", between(share, "share")),
+        TableCell(name),
+        TableCell(say_count(found.due), f"{path}.due"),
+        TableCell(
+            say(share.value, "share"), f"{path}.attainment", "share", between(share, "share")
+        ),
     ]
     percentiles = {"ttft_p50": found.ttft_p50, "ttft_p99": found.ttft_p99}
     cells += [
-        Cell(percentile_text(one, "s"), f"{path}.{key}.value", "s")
+        TableCell(percentile_text(one, "s"), f"{path}.{key}.value", "s")
         for key, one in percentiles.items()
     ]
     asked, served = found.asked_tokens_per_s, found.served_tokens_per_s
     cells += [
-        Cell(say(asked, "per_s"), f"{path}.asked_tokens_per_s", "per_s"),
-        Cell(say(served, "per_s"), f"{path}.served_tokens_per_s", "per_s"),
+        TableCell(say(asked, "per_s"), f"{path}.asked_tokens_per_s", "per_s"),
+        TableCell(say(served, "per_s"), f"{path}.served_tokens_per_s", "per_s"),
     ]
-    return [*cells, Cell(say(served / asked, "share"))]
+    return [*cells, TableCell(say(served / asked, "share"))]
 
 
 def fairness_text(summary: Summary) -> str:
@@ -133,7 +135,7 @@ def fairness_text(summary: Summary) -> str:
 METRIC_HEAD = ("metric", "n", "mean", *PERCENTILES, "max")
 
 
-def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
+def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]:
     """Name, n, mean, percentiles with interval and `*`, maximum."""
     rows = []
     for name in names:
@@ -142,16 +144,16 @@ def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
         rows.append(
             [
                 _metric_name(name),
-                Cell(say_count(found.n), f"{path}.n"),
-                Cell(say(found.mean, unit), f"{path}.mean", unit),
+                TableCell(say_count(found.n), f"{path}.n"),
+                TableCell(say(found.mean, unit), f"{path}.mean", unit),
                 *_percentile_cells(found, name, "percentiles"),
-                Cell(say(found.max, unit), f"{path}.max", unit),
+                TableCell(say(found.max, unit), f"{path}.max", unit),
             ]
         )
     return rows
 
 
-def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
+def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]:
     """The percentiles with every failure as +inf; only metrics for which that differs."""
     rows = []
     for name in names:
@@ -161,16 +163,16 @@ def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
     return rows
 
 
-def _metric_name(name: str) -> Cell:
+def _metric_name(name: str) -> TableCell:
     metric = METRICS[name]
-    return Cell(metric.title, title=f"{metric.meaning} {metric.formula}. {metric.edges}")
+    return TableCell(metric.title, title=f"{metric.meaning} {metric.formula}. {metric.edges}")
 
 
-def _percentile_cells(found: Distribution, name: str, view: str) -> list[Cell]:
+def _percentile_cells(found: Distribution, name: str, view: str) -> list[TableCell]:
     unit = METRICS[name].unit
     percentiles = found.percentiles if view == "percentiles" else found.with_failures
     return [
-        Cell(
+        TableCell(
             percentile_text(percentile, unit),
             f"metrics.{name}.{view}.{key}.value",
             unit,
@@ -186,14 +188,14 @@ def percentile_text(percentile: Percentile, unit: Unit) -> str:
     return f"{text}*" if percentile.few and text not in ("–", "∞") else text
 
 
-def tiles(summary: Summary) -> list[tuple[str, Cell]]:
+def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
     """The headline numbers, each with what it must be read beside."""
     goodput, share = summary.goodput.requests_per_s, summary.attainment
     failed = summary.counts["due"] - summary.counts["ok"]
     return [
         (
             "Goodput",
-            Cell(
+            TableCell(
                 say(goodput.value, "per_s"),
                 "goodput.requests_per_s.value",
                 "per_s",
@@ -203,7 +205,7 @@ def tiles(summary: Summary) -> list[tuple[str, Cell]]:
         ),
         (
             "SLO attainment",
-            Cell(
+            TableCell(
                 say(share.value, "share"),
                 "attainment.value",
                 "share",
@@ -214,7 +216,7 @@ def tiles(summary: Summary) -> list[tuple[str, Cell]]:
         ),
         (
             "Achieved rate",
-            Cell(
+            TableCell(
                 say(summary.achieved_rate_per_s, "per_s"),
                 "achieved_rate_per_s",
                 "per_s",
@@ -224,7 +226,7 @@ def tiles(summary: Summary) -> list[tuple[str, Cell]]:
         ),
         (
             "Output tokens",
-            Cell(
+            TableCell(
                 say(summary.throughput.output_tokens_per_s, "per_s"),
                 "throughput.output_tokens_per_s",
                 "per_s",
@@ -234,7 +236,7 @@ def tiles(summary: Summary) -> list[tuple[str, Cell]]:
         ),
         (
             "Failed",
-            Cell(
+            TableCell(
                 say_count(failed),
                 "",
                 "count",
@@ -248,18 +250,18 @@ def tiles(summary: Summary) -> list[tuple[str, Cell]]:
 BACKEND_HEAD = ("address", "requests", "share", "ok", "output tokens", "median TTFT from send")
 
 
-def backend_rows(summary: Summary) -> list[list[Cell]]:
+def backend_rows(summary: Summary) -> list[list[TableCell]]:
     """The addresses that requests went to; nothing where there is only one."""
     found = summary.backends if len(summary.backends) > 1 else ()
     total = sum(backend.requests for backend in found)
     return [
         [
-            Cell(backend.address),
-            Cell(say_count(backend.requests), f"backends.{k}.requests"),
-            Cell(say(backend.requests / total, "share")),
-            Cell(say_count(backend.ok), f"backends.{k}.ok"),
-            Cell(say_count(backend.output_tokens), f"backends.{k}.output_tokens"),
-            Cell(say(backend.ttft_from_send_s, "s"), f"backends.{k}.ttft_from_send_s", "s"),
+            TableCell(backend.address),
+            TableCell(say_count(backend.requests), f"backends.{k}.requests"),
+            TableCell(say(backend.requests / total, "share")),
+            TableCell(say_count(backend.ok), f"backends.{k}.ok"),
+            TableCell(say_count(backend.output_tokens), f"backends.{k}.output_tokens"),
+            TableCell(say(backend.ttft_from_send_s, "s"), f"backends.{k}.ttft_from_send_s", "s"),
         ]
         for k, backend in enumerate(found)
     ]
@@ -269,15 +271,15 @@ STIMULUS_HEAD = ("arrivals", "scheduled", "sent")
 LENGTH_HEAD = ("tokens", "n", "mean asked", "mean got", "differ", "most off")
 
 
-def stimulus_rows(summary: Summary) -> list[list[Cell]]:
+def stimulus_rows(summary: Summary) -> list[list[TableCell]]:
     """What was scheduled and what was sent, by their rates and the pattern of their gaps."""
     found = summary.stimulus
     if found is None:
         return []
     sides = (("scheduled", found.scheduled), ("sent", found.sent))
-    counts = [Cell(say_count(side.n), f"stimulus.{of}.n") for of, side in sides]
+    counts = [TableCell(say_count(side.n), f"stimulus.{of}.n") for of, side in sides]
     rates = [
-        Cell(say(side.rate_per_s, "per_s"), f"stimulus.{of}.rate_per_s", "per_s")
+        TableCell(say(side.rate_per_s, "per_s"), f"stimulus.{of}.rate_per_s", "per_s")
         for of, side in sides
     ]
     patterns = (
@@ -286,16 +288,16 @@ def stimulus_rows(summary: Summary) -> list[list[Cell]]:
         ("dispersion of counts", "dispersion"),
     )
     return [
-        [Cell("requests"), *counts],
-        [Cell("rate"), *rates],
+        [TableCell("requests"), *counts],
+        [TableCell("rate"), *rates],
         *(
-            [Cell(word), *(Cell(_figure(getattr(side, name))) for _, side in sides)]
+            [TableCell(word), *(TableCell(_figure(getattr(side, name))) for _, side in sides)]
             for word, name in patterns
         ),
     ]
 
 
-def length_rows(summary: Summary) -> list[list[Cell]]:
+def length_rows(summary: Summary) -> list[list[TableCell]]:
     """Prompt and answer lengths, asked and got."""
     found = summary.stimulus
     if found is None:
@@ -307,12 +309,12 @@ def length_rows(summary: Summary) -> list[list[Cell]]:
         path = f"stimulus.{word}_tokens"
         rows.append(
             [
-                Cell(word),
-                Cell(say_count(side.n), f"{path}.n"),
-                Cell(_figure(side.asked_mean)),
-                Cell(_figure(side.got_mean)),
-                Cell(say_count(side.differ), f"{path}.differ"),
-                Cell(say_count(side.most_off), f"{path}.most_off"),
+                TableCell(word),
+                TableCell(say_count(side.n), f"{path}.n"),
+                TableCell(_figure(side.asked_mean)),
+                TableCell(_figure(side.got_mean)),
+                TableCell(say_count(side.differ), f"{path}.differ"),
+                TableCell(say_count(side.most_off), f"{path}.most_off"),
             ]
         )
     return rows
@@ -325,7 +327,7 @@ def _figure(value: float | None) -> str:
     return "0" if abs(value) < 1e-6 else say_number(value)
 
 
-def count_rows(summary: Summary) -> list[tuple[str, Cell]]:
+def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     """Scheduled, warm-up, due, not due, and the due ones by how they ended (zeros left out)."""
     names = {
         "scheduled": "scheduled",
@@ -336,4 +338,6 @@ def count_rows(summary: Summary) -> list[tuple[str, Cell]]:
     }
     rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
     rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
-    return [(word, Cell(say_count(summary.counts[key]), f"counts.{key}")) for word, key in rows]
+    return [
+        (word, TableCell(say_count(summary.counts[key]), f"counts.{key}")) for word, key in rows
+    ]

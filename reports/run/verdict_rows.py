@@ -12,7 +12,7 @@ from loadgen.measure.summary import Summary
 from loadgen.measure.verdict import SloResult
 from loadgen.measure.wording import say, say_count
 from reports.run.advice import is_inconclusive
-from reports.run.tables import Cell, between
+from reports.run.tables import TableCell, between
 
 Tone = Literal["met", "missed", "unknown", "invalid"]
 
@@ -48,28 +48,28 @@ def banner(summary: Summary) -> Banner:
     return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
 
 
-def slo_rows(summary: Summary) -> list[list[Cell]]:
+def slo_rows(summary: Summary) -> list[list[TableCell]]:
     """Promise, what was measured, the bound on it, n, verdict, proof."""
     return [_slo_row(result, k) for k, result in enumerate(summary.slo)]
 
 
-def _slo_row(result: SloResult, k: int) -> list[Cell]:
+def _slo_row(result: SloResult, k: int) -> list[TableCell]:
     path = f"slo.{k}"
     text = f"{result.shown} (implied)" if result.is_implied else result.shown
-    value = Cell(say(result.value, result.unit), f"{path}.value", result.unit)
-    n = Cell(say_count(result.n), f"{path}.n")
+    value = TableCell(say(result.value, result.unit), f"{path}.value", result.unit)
+    n = TableCell(say_count(result.n), f"{path}.n")
     if result.scope == "request":
-        kept = Cell(f"{value.text} kept it", value.path, result.unit)
+        kept = TableCell(f"{value.text} kept it", value.path, result.unit)
         both = Interval(result.value, result.low, result.high)
         return [
-            Cell(text), kept, Cell(between(both, result.unit)), n,
-            Cell("–", small="through attainment"), Cell("–"),
+            TableCell(text), kept, TableCell(between(both, result.unit)), n,
+            TableCell("–", small="through attainment"), TableCell("–"),
         ]  # fmt: skip
     verdict = {True: "✓ kept", False: "✗ missed", None: "? no sample"}[result.met]
-    return [Cell(text), value, _bound(result, path), n, Cell(verdict), _proof(result)]
+    return [TableCell(text), value, _bound(result, path), n, TableCell(verdict), _proof(result)]
 
 
-def _bound(result: SloResult, path: str) -> Cell:
+def _bound(result: SloResult, path: str) -> TableCell:
     """The one-sided bound that decides: the worst plausible value of a kept promise, or the best of
     a missed one."""
     is_upper = (METRICS[result.metric].direction == "lower") is (result.met is not False)
@@ -77,19 +77,19 @@ def _bound(result: SloResult, path: str) -> Cell:
         (result.high, "high", "at most") if is_upper else (result.low, "low", "at least")
     )
     if result.met is None or (result.low is None and result.high is None):
-        return Cell("–")
+        return TableCell("–")
     if end is None:
-        return Cell("open", small="n is too small")
+        return TableCell("open", small="n is too small")
     if math.isinf(end):
-        return Cell("failures")
-    return Cell(f"{sign} {say(end, result.unit)}", f"{path}.{name}", result.unit)
+        return TableCell("failures")
+    return TableCell(f"{sign} {say(end, result.unit)}", f"{path}.{name}", result.unit)
 
 
-def _proof(result: SloResult) -> Cell:
+def _proof(result: SloResult) -> TableCell:
     if result.proven is None:
-        return Cell("–")
+        return TableCell("–")
     if result.proven:
-        return Cell("yes")
+        return TableCell("yes")
     if result.n_needed is None:
-        return Cell("no")
-    return Cell("no", small=f"needs n ≈ {say_count(result.n_needed)}")
+        return TableCell("no")
+    return TableCell("no", small=f"needs n ≈ {say_count(result.n_needed)}")

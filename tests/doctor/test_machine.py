@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.doctor.machine_facts import Machine, cpu_pressure, port_count, read_machine
+from loadgen.doctor.machine_facts import MachineFacts, cpu_pressure, port_count, read_machine
 from loadgen.doctor.verdicts import machine_checks
 from loadgen.run.cores import quota_cores, quota_of
 
-GOOD = Machine(
+GOOD = MachineFacts(
     cores=8, governor="performance", turbo=False, open_files=65536, open_files_hard=65536,
     ephemeral_ports=28232, timer="TimerFd", alarm_late_s=np.full(200, 5e-5), uvloop="0.21",
     httptools="0.6", clock_source="tsc", clock_read_ns=50.0, hypervisor=False, pressure=0.0,

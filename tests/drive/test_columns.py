@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loadgen.drive.columns import Columns
+from loadgen.drive.columns import ExchangeColumns
 from loadgen.drive.decode import Decoded
 from loadgen.drive.exchange import Exchange
 from loadgen.records import SCHEDULE, FinishReason, Status, TokenSource, empty_requests
@@ -26,7 +26,7 @@ def decoded_of(n_chunks, **fields):
 @pytest.mark.parametrize("n", [1, 511, 512, 513, 1300])
 def test_as_many_rows_come_out_as_went_in(n):
     rows = rows_of(n)
-    columns = Columns(rows, EPOCH_NS)
+    columns = ExchangeColumns(rows, EPOCH_NS)
     order = np.random.default_rng(1).permutation(n).tolist()
     for row in order:
         exchange = Exchange(row, sent_ns=EPOCH_NS + row * 1_000_000_000, http_status=200 + row % 3)
@@ -47,7 +47,7 @@ def test_as_many_rows_come_out_as_went_in(n):
 
 def test_words_and_timings_of_a_row_are_kept():
     rows = rows_of(1)
-    columns = Columns(rows, EPOCH_NS)
+    columns = ExchangeColumns(rows, EPOCH_NS)
     exchange = Exchange(0, sent_ns=EPOCH_NS, reused=True)
     columns.add(
         exchange,
@@ -78,7 +78,7 @@ def test_words_and_timings_of_a_row_are_kept():
 
 def test_a_count_too_large_is_unknown_and_one_that_is_no_number_is_refused_whole():
     rows = rows_of(2)
-    columns = Columns(rows, EPOCH_NS)
+    columns = ExchangeColumns(rows, EPOCH_NS)
     columns.add(
         Exchange(0),
         Decoded(chunk_ns=[EPOCH_NS] * 2, chunk_tokens=[70_000, 2], input_tokens=2**40),

@@ -11,7 +11,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.backlog import MOST_LOOKS, Backlog, unread_bytes
+from loadgen.drive.backlog import MOST_LOOKS, ReceiveBacklog, unread_bytes
 from loadgen.drive.client import Client
 from loadgen.drive.loop_probe import LoopProbe
 from loadgen.records import Status
@@ -151,7 +151,7 @@ def test_the_mean_wait_is_the_mean_number_waiting_over_the_reads_per_second():
     """Of 40 connections 4 can be looked at and 1 waits, every other time: 5 wait on average."""
     pairs = [socket.socketpair() for _ in range(4)]
     descriptors = [pair[0].fileno() for pair in pairs]
-    backlog = Backlog(lambda most: (40, descriptors))
+    backlog = ReceiveBacklog(lambda most: (40, descriptors))
     for turn in range(10):
         if turn % 2:
             pairs[2][1].sendall(b"data: x\n\n")
@@ -172,7 +172,7 @@ def test_the_mean_wait_is_the_mean_number_waiting_over_the_reads_per_second():
 
 
 def test_without_a_connection_in_flight_nothing_is_claimed():
-    backlog = Backlog(lambda most: (0, ()))
+    backlog = ReceiveBacklog(lambda most: (0, ()))
     backlog.look()
     assert backlog.summary(n_reads=10, window_s=1.0) is None
 

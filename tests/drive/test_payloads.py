@@ -6,7 +6,7 @@ import numpy as np
 
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.records import SCHEDULE
-from loadgen.workload.prompts import Asked
+from loadgen.workload.prompts import RenderedPrompt
 from targets.openai_chat import OpenAIChat
 
 HEAD = HttpHead("host:1", "", ())
@@ -43,7 +43,7 @@ class Talk:
 
     def ask(self, row, answer):
         self.written.append(row)
-        return Asked(f"{row} after {answer}")
+        return RenderedPrompt(f"{row} after {answer}")
 
     def waits_for(self, row):
         return row - 1 if self.is_real and row else None

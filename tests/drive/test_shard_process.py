@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.drive.prefork import may_copy
-from loadgen.drive.shard_process import EarlyShard, ShardProcess
+from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.shards import Shards
 from loadgen.errors import RunInvalid
 
@@ -39,7 +39,7 @@ def hand_half_a_task(process):
 
 
 def test_an_early_process_is_given_away_once_and_then_belongs_to_the_taker():
-    with EarlyShard(is_wanted=True) as early:
+    with PreforkedShard(is_wanted=True) as early:
         process = taken(early)
         assert early.take() is None
     assert str(process.pid) in children()
@@ -49,18 +49,18 @@ def test_an_early_process_is_given_away_once_and_then_belongs_to_the_taker():
 
 def test_an_early_process_that_nobody_took_is_gone():
     before = children()
-    with EarlyShard(is_wanted=True):
+    with PreforkedShard(is_wanted=True):
         assert len(children() - before) == 1
     assert children() == before
 
 
 def test_none_is_started_that_is_not_wanted():
-    with EarlyShard(is_wanted=False) as early:
+    with PreforkedShard(is_wanted=False) as early:
         assert early.take() is None
 
 
 def test_what_an_early_process_says_is_kept_where_its_log_belongs(tmp_path):
-    with EarlyShard(is_wanted=True) as early:
+    with PreforkedShard(is_wanted=True) as early:
         process = taken(early)
         process.keep_log(tmp_path / "logs" / "shard-0.log")
         hand_half_a_task(process)
@@ -100,7 +100,7 @@ def test_all_processes_end_although_the_log_of_one_cannot_be_kept(tmp_path):
     log = tmp_path / "logs" / "shard-0.log"
 
     def lose_a_log():
-        with EarlyShard(is_wanted=True) as early, Shards(3, log.parent, early=early):
+        with PreforkedShard(is_wanted=True) as early, Shards(3, log.parent, early=early):
             assert len(children() - before) == 3
             log.unlink()
             log.mkdir()
@@ -116,7 +116,7 @@ def test_an_early_process_ends_where_its_log_has_no_place(tmp_path):
     logs.touch()
     with (
         pytest.raises(FileExistsError),
-        EarlyShard(is_wanted=True) as early,
+        PreforkedShard(is_wanted=True) as early,
         Shards(1, logs, early=early),
     ):
         pass
@@ -139,7 +139,7 @@ def test_a_process_that_dies_before_it_has_started_is_told_at_once(tmp_path):
 
 
 def test_an_early_process_is_a_copy_of_this_one_and_ends_with_its_input():
-    with EarlyShard(is_wanted=True) as early:
+    with PreforkedShard(is_wanted=True) as early:
         process = taken(early)
         assert command(process.pid) == command(os.getpid())
         process.stdin.close()
@@ -161,7 +161,7 @@ def thread():
 @pytest.mark.usefixtures("thread")
 def test_a_process_with_threads_is_not_copied_and_gets_a_new_one():
     assert not may_copy()
-    with EarlyShard(is_wanted=True) as early:
+    with PreforkedShard(is_wanted=True) as early:
         process = taken(early)
         process.stdin.close()
         assert process.last_words() == "exit status 0; nothing in its log"
@@ -170,7 +170,7 @@ def test_a_process_with_threads_is_not_copied_and_gets_a_new_one():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_copy_that_a_signal_ends_says_so_and_nothing_else(number):
-    with EarlyShard(is_wanted=True) as early:
+    with PreforkedShard(is_wanted=True) as early:
         process = taken(early)
         os.kill(process.pid, number)
         assert process.last_words() == f"exit status {-number}; nothing in its log"

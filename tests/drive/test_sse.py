@@ -4,7 +4,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.drive.sse import Event, SseDecoder, plain_events
+from loadgen.drive.sse import SseDecoder, SseEvent, plain_events
 
 STREAM = (
     b"\xef\xbb\xbf: a comment\r\n"
@@ -16,11 +16,11 @@ STREAM = (
     b"data: [DONE]\n\n"
 )
 EVENTS = [
-    Event(b"", b"one"),
-    Event(b"error", b"two"),
-    Event(b"", b"first line\nsecond line"),
-    Event(b"", b""),
-    Event(b"", b"[DONE]"),
+    SseEvent(b"", b"one"),
+    SseEvent(b"error", b"two"),
+    SseEvent(b"", b"first line\nsecond line"),
+    SseEvent(b"", b""),
+    SseEvent(b"", b"[DONE]"),
 ]
 
 
@@ -55,9 +55,9 @@ def test_arbitrary_bytes_decode_the_same_whole_and_cut(data, cuts):
 
 def test_a_stream_that_stops_inside_an_event_gives_it_on_flush():
     events, decoder = decode([b'data: {"a": 1}\n\ndata: {"b"'])
-    assert events == [Event(b"", b'{"a": 1}')]
+    assert events == [SseEvent(b"", b'{"a": 1}')]
     assert decoder.pending
-    assert decoder.flush() == Event(b"", b'{"b"')
+    assert decoder.flush() == SseEvent(b"", b'{"b"')
 
 
 @given(st.lists(st.sampled_from([b"data: ", b"\n", b"\n\n", b"\r", b"x", b":", b"data:"])))
@@ -66,7 +66,7 @@ def test_a_body_of_the_plain_form_means_what_the_decoder_says(pieces):
     plain = plain_events(body)
     if plain is not None:
         events, decoder = decode([body])
-        assert events == [Event(b"", data) for data in plain]
+        assert events == [SseEvent(b"", data) for data in plain]
         assert not decoder.pending
 
 
@@ -77,7 +77,7 @@ def test_two_events_as_servers_send_them_are_of_the_plain_form():
 
 def test_an_error_line_of_llamacpp_is_data_that_holds_an_error():
     events, _ = decode([b'data: a\n\nerror: {"message":"no slot"}\n\n'])
-    assert events[1] == Event(b"", b'{"error": {"message":"no slot"}}')
+    assert events[1] == SseEvent(b"", b'{"error": {"message":"no slot"}}')
 
 
 def test_a_line_in_ten_thousand_pieces_is_copied_once():
@@ -86,4 +86,4 @@ def test_a_line_in_ten_thousand_pieces_is_copied_once():
     before_s = time.process_time()
     events, _ = decode(pieces)
     assert time.process_time() - before_s < 2.0
-    assert events == [Event(b"", b"x" * 10_000_000)]
+    assert events == [SseEvent(b"", b"x" * 10_000_000)]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from loadgen.command import measure
 from loadgen.doctor.checkup import visit_target
-from loadgen.doctor.trial import Bench, measure_trial
+from loadgen.doctor.trial import TrialSetup, measure_trial
 from loadgen.errors import UsageError
 from loadgen.run.target import Choice
 
@@ -64,7 +64,7 @@ def test_without_a_compiler_the_proof_is_refused(cli, tmp_path):
 
 
 def test_without_a_compiler_the_mock_judges(tmp_path):
-    trial = measure_trial(Bench(tmp_path, judge="mock"), 20.0, 0.5, 0)
+    trial = measure_trial(TrialSetup(tmp_path, judge="mock"), 20.0, 0.5, 0)
     assert trial.fidelity.ttft_error_s.n > 5
     assert 0 < trial.fidelity.ttft_error_s.p50 < 0.5
 

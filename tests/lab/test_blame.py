@@ -9,7 +9,7 @@ from reference_engine.attribution.attribution import Blame
 from reference_engine.core.setup import Setup
 from reference_engine.simulator import simulate
 from reference_engine.step_log.log_replay import EngineLog
-from reference_engine.step_log.steps import Event
+from reference_engine.step_log.steps import StepEvent
 from tests.reference_engine.engine_kit import request
 from tests.reference_engine.test_counterfactual import CHUNKED, COST, LIMITS
 from tests.runs import measured_run
@@ -26,7 +26,7 @@ def served():
     asked = [request("preflight-1", [1] * 400, 2, ttft_slo_s=0.1)]
     asked += [request(f"{name}-{row}", [row] * 400, 2, arrived_s=float(row)) for row in range(N)]
     found = simulate(asked, CHUNKED, COST, limits=LIMITS, n_blocks=512, level="full")
-    begun = Event(0.0, 0, "start", asdict(Setup.of(found.state)))
+    begun = StepEvent(0.0, 0, "start", asdict(Setup.of(found.state)))
     return EngineLog(found.steps, [begun]), found.accounts, run
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from loadgen.errors import UsageError
 from loadgen.lab.mode_spec import Mode, read_modes, read_rates, variant
 from loadgen.lab.mode_table import QUANTITIES, rows, to_csv
-from loadgen.lab.modes import Comparison, compare
+from loadgen.lab.modes import ModesSpec, compare
 from loadgen.lab.modes_files import write_all
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.modes.charts import figures, paper
@@ -32,7 +32,7 @@ def quiet():
 
 
 def asked(**more):
-    return Comparison(small(), MODES, n_workers=1, **more)
+    return ModesSpec(small(), MODES, n_workers=1, **more)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
 
 
 def test_a_wrong_parameter_is_told_before_anything_runs(tmp_path):
-    wrong = Comparison(small(), [*MODES, Mode("chunked", {"batch_size": "3"})], n_workers=1)
+    wrong = ModesSpec(small(), [*MODES, Mode("chunked", {"batch_size": "3"})], n_workers=1)
     with pytest.raises(UsageError, match="unknown setting 'batch_size' of mode 'chunked'"):
         compare(wrong, tmp_path, quiet())
     assert not list(tmp_path.rglob("*.json"))
@@ -286,7 +286,7 @@ def test_a_ratio_is_never_a_power_of_ten(ratio, said):
 
 def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     scenario = load_scenario("mixed_classes", ["phases.warmup=0s", "phases.measure=5s"])
-    asked_of_classes = Comparison(scenario, MODES, n_workers=1, cache_dir=cache)
+    asked_of_classes = ModesSpec(scenario, MODES, n_workers=1, cache_dir=cache)
     facts = compare(asked_of_classes, tmp_path, quiet()).facts
     console = quiet()
     console.print(tables(facts))

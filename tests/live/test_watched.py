@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadgen.drive.live_sample import FINE_BOUNDS_S
 from loadgen.errors import UsageError
 from loadgen.live.grafana import dashboard
-from loadgen.live.live_series import INFO, INFO_LABELS, SERIES, Tally
+from loadgen.live.live_series import INFO, INFO_LABELS, SERIES, SecondsHistogram
 from loadgen.live.prometheus import prometheus_endpoint
-from loadgen.live.watched import About, Watched
+from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.live.watching import one_endpoint, watching
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Status
@@ -29,7 +29,7 @@ PROMISES = [parse_slo(text) for text in ("ttft <= 150ms", "tpot <= 20ms")]
 
 
 def about(promises=PROMISES):
-    return About(
+    return RunLabels(
         run="evening-1",
         scenario="evening",
         target="http://10.0.0.7:8000/v1",
@@ -57,7 +57,7 @@ def beat(now_s=5.0, released=4, sent=4, in_flight=1, waiting=0, ended=(), gaps=(
 def watched(**asked):
     """Two shards and four ended requests: one kept its promises, one was slow, one failed, and
     one of another class, which was promised nothing."""
-    made = Watched(about(**asked), schedule_rows(np.arange(20) / 2))
+    made = WatchedRun(about(**asked), schedule_rows(np.arange(20) / 2))
     lines = [ended(), ended(ttft=0.2), ended(status=Status.timeout, ttft=None), ended(class_id=1)]
     counts = [0] * (len(FINE_BOUNDS_S) + 1)
     counts[3] = 20
@@ -108,20 +108,20 @@ def test_the_tallies_add_up_over_shards_and_classes():
     ],
 )
 def test_every_promise_that_can_be_made_is_judged(promise, is_kept):
-    made = Watched(about(promises=[parse_slo(promise)]), schedule_rows([0.0]))
+    made = WatchedRun(about(promises=[parse_slo(promise)]), schedule_rows([0.0]))
     made.take(0, beat(ended=[ended()]))
     assert values(made)["slobench_promises_kept_total"]["chat",] == is_kept
 
 
 def test_a_single_token_keeps_a_promise_about_later_ones():
-    made = Watched(about(), schedule_rows([0.0]))
+    made = WatchedRun(about(), schedule_rows([0.0]))
     made.take(0, beat(ended=[ended(tpot=None, n=1)]))
     assert values(made)["slobench_promises_kept_total"]["chat",] == 1
 
 
 @given(st.lists(st.floats(0, 100), max_size=40), st.lists(st.floats(0.001, 90), min_size=1))
 def test_a_tally_counts_what_is_at_most_each_bound(added, bounds):
-    tally = Tally(tuple(sorted(set(bounds))))
+    tally = SecondsHistogram(tuple(sorted(set(bounds))))
     for value in added:
         tally.add(value)
     for k, bound in enumerate(tally.bounds):
@@ -213,7 +213,7 @@ def test_several_runs_are_read_at_one_address_each_from_its_beginning():
             assert requests_ended() == ("evening-1", 4)
         assert requests_ended() == ("evening-1", 4)  # until the next one begins
         second = replace(about(), run="evening-2")
-        with watching(Watched(second, schedule_rows([0.0])), each, lines.append):
+        with watching(WatchedRun(second, schedule_rows([0.0])), each, lines.append):
             assert requests_ended() == ("evening-2", 0)
     assert len(lines) == 1
     with pytest.raises(OSError, match="refused"):

@@ -16,7 +16,7 @@ from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.capacity.clear import clear
 from loadgen.measure.capacity.curve import Posterior, posterior
 from loadgen.measure.capacity.dispersion import Dispersion, dispersion
-from loadgen.measure.capacity.next_probe import Ask, Question, judge, next_probe
+from loadgen.measure.capacity.next_probe import NextProbe, Question, judge, next_probe
 
 
 def probe(level, share, n=1600, warmup_s=1e6, grade="measured"):
@@ -294,7 +294,7 @@ def test_what_is_clear_ends_a_probe_and_what_is_not_does_not():
 def test_a_probe_at_the_target_seldom_ends_early():
     # 400 probes of an M/D/1 queue at its capacity, 40 looks each: at 0.5 % a probe 2 are expected;
     # more than 8 have a probability below 3e-4
-    queue, ask = Queue(), Ask(Queue().capacity(0.9), 30.0, 600.0, effect=15.0)
+    queue, ask = Queue(), NextProbe(Queue().capacity(0.9), 30.0, 600.0, effect=15.0)
     rng = np.random.default_rng(8)
     ended = [queues.probe(queue, ask, 0.9, rng).grade != "measured" for _ in range(400)]
     assert sum(ended) <= 8

@@ -11,8 +11,8 @@ from scipy import stats
 
 from loadgen.measure.nights.night_statistics import (
     BESIDE_CONTROLS,
-    Night,
     NightNoise,
+    NightSample,
     contrast_of_nights,
     night_power,
     repeats_needed,
@@ -24,7 +24,7 @@ _NAMES = itertools.count()
 
 def night(*values):
     """A night whose runs share their schedules with nobody."""
-    return Night(np.array(values, float), tuple(f"s{next(_NAMES)}" for _ in values))
+    return NightSample(np.array(values, float), tuple(f"s{next(_NAMES)}" for _ in values))
 
 
 def told(levels, tonight):
@@ -115,13 +115,13 @@ def test_equal_schedules_take_the_luck_of_the_draw_out():
     names = ("s1", "s2", "s3")
     traffic, rng = np.array([0.0, 5.0, -4.0]), np.random.default_rng(3)
     nights = [
-        Night(traffic + k + rng.normal(0, 0.1, 3), names) for k in (0, 0, 0)
+        NightSample(traffic + k + rng.normal(0, 0.1, 3), names) for k in (0, 0, 0)
     ]  # fmt: skip
-    two = Night(nights[2].values[:2] + 1.0, names[:2])  # one run of it could not be trusted
+    two = NightSample(nights[2].values[:2] + 1.0, names[:2])  # one run of it could not be trusted
     found, noise = told([nights[:2]], two)
     assert found.difference == pytest.approx(1.0, abs=0.2)
     assert noise.run_sd < 0.3
-    other = Night(two.values, ("t1", "t2"))
+    other = NightSample(two.values, ("t1", "t2"))
     assert told([nights[:2]], other)[1].run_sd > 2
 
 
@@ -149,7 +149,7 @@ def test_without_two_runs_a_night_nothing_is_judged():
 def test_equal_nights_in_virtual_time_do_not_differ(n_nights, n_runs, level):
     names = tuple(f"s{k}" for k in range(n_runs))
     values = level + np.arange(n_runs) * 0.37
-    same = Night(values, names)
+    same = NightSample(values, names)
     found, noise = told([[same] * n_nights], same)
     assert found.difference == 0
     assert (noise.run_sd, noise.night_sd) == (0, 0)

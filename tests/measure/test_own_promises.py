@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.capacity.early_stop import EarlyEnd
+from loadgen.capacity.early_stop import EarlyStop
 from loadgen.live.watched import kept
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived, due_rows, meets
@@ -200,7 +200,7 @@ def test_live_views_and_early_ends_see_them():
     assert not kept(glimpse((0.5, 0.0, 0.1)), for_one(asked, {}))
     assert kept(glimpse((0.5, 0.1, 0.0)), [])  # one token: no TPOT to miss
     scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
-    early = EarlyEnd(scenario, 0.9, 3.0)
+    early = EarlyStop(scenario, 0.9, 3.0)
     for second in range(1, 40):
         early.note(second + 0.5, [glimpse((0.1, 0.0, 0.0))] * 20)
         early.reason(second + 0.5, in_flight=0)

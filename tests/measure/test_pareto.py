@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.statistics.pareto import Point, Quantity, Standing, beats, front, is_above
+from loadgen.measure.statistics.pareto import Quantity, Standing, TradeOff, beats, front, is_above
 from loadgen.measure.statistics.stats import Interval
 
 NUMBERS = st.integers(0, 12).map(float)  # few, so that ties are common
@@ -30,11 +30,11 @@ def surely(value, low=None, high=None):
 
 
 def exact(benefit, cost):
-    return Point(surely(benefit), surely(cost))
+    return TradeOff(surely(benefit), surely(cost))
 
 
 EXACT = st.builds(exact, NUMBERS, NUMBERS | st.just(math.inf))
-NOISY = st.builds(Point, quantities(), quantities() | st.just(surely(math.inf)))
+NOISY = st.builds(TradeOff, quantities(), quantities() | st.just(surely(math.inf)))
 
 
 @given(st.lists(EXACT, max_size=12))
@@ -76,14 +76,14 @@ def test_two_points_never_beat_each_other(one, other):
 
 def test_equal_throughput_and_surely_slower_is_beaten():
     # The same load was offered to both: the throughput differs by chance, the latency does not.
-    a = Point(surely(80.02, 79.5, 80.6), surely(0.100, 0.095, 0.105))
-    b = Point(surely(80.05, 79.4, 80.7), surely(0.300, 0.29, 0.31))
+    a = TradeOff(surely(80.02, 79.5, 80.6), surely(0.100, 0.095, 0.105))
+    b = TradeOff(surely(80.05, 79.4, 80.7), surely(0.300, 0.29, 0.31))
     assert front([a, b], 0.95) == [Standing(True), Standing(False, beaten_by=0)]
 
 
 def test_what_may_be_as_good_stays():
-    a = Point(surely(80.0, 79.0, 81.0), surely(0.10, 0.05, 0.15))
-    b = Point(surely(79.5, 78.5, 80.5), surely(0.14, 0.09, 0.19))
+    a = TradeOff(surely(80.0, 79.0, 81.0), surely(0.10, 0.05, 0.15))
+    b = TradeOff(surely(79.5, 78.5, 80.5), surely(0.14, 0.09, 0.19))
     assert [s.is_front for s in front([a, b], 0.95)] == [True, True]
 
 
@@ -131,10 +131,10 @@ def test_what_failed_is_beaten_by_what_did_not():
 def test_where_all_are_beaten_the_estimates_decide():
     # Overlaps are not transitive: a beats b beats c (cheaper), c beats d beats a (more).
     points = [
-        Point(surely(1, 1, 1), surely(1, 1, 1)),
-        Point(surely(3, 0, 6), surely(2, 2, 2)),
-        Point(surely(5, 5, 5), surely(3, 3, 3)),
-        Point(surely(2, 2, 2), surely(2.5, 0, 5)),
+        TradeOff(surely(1, 1, 1), surely(1, 1, 1)),
+        TradeOff(surely(3, 0, 6), surely(2, 2, 2)),
+        TradeOff(surely(5, 5, 5), surely(3, 3, 3)),
+        TradeOff(surely(2, 2, 2), surely(2.5, 0, 5)),
     ]
     for one, other in ((0, 1), (1, 2), (2, 3), (3, 0)):
         assert beats(points[one], points[other], 0.95), (one, other)
@@ -157,7 +157,7 @@ def test_equal_cells_are_rarely_beaten_and_worse_ones_are_found(gap, low, high):
             noisy = seeds * np.exp(rng.normal(0, 0.01, 3))
             return Quantity(Interval(noisy.mean() * factor), dict(enumerate(noisy * factor)))
 
-        one = Point(measured(1), measured(1))
-        other = Point(measured(1), measured(1 + gap))
+        one = TradeOff(measured(1), measured(1))
+        other = TradeOff(measured(1), measured(1 + gap))
         n_beaten += beats(one, other, 0.95)
     assert low <= n_beaten / n_trials <= high

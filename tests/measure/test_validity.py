@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.client_checks import held_by_cap
 from loadgen.records import EDGES, Run, Status
 from tests.runs import measured_run, with_manifest, with_shard
 
 
-def check(run: Run, name: str) -> Check:
+def check(run: Run, name: str) -> ValidityCheck:
     return next(c for c in summarize(run).validity.checks if c.name == name)
 
 

@@ -13,7 +13,7 @@ import torch
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import ops
-from reference_engine.kernels.tiles import Piece, Tiles, cut
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
 from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.llama import rotary_tables
 
@@ -182,7 +182,7 @@ def check_chunk(
     paged = Paged.make([start + n for start, n in pieces], n_kv, head_dim, page, draw, kv_dtype)
     placed, first = [], 0
     for row, (start, n) in zip(paged.rows.tolist(), pieces, strict=True):
-        placed.append(Piece(row, first, n, start))
+        placed.append(PromptPiece(row, first, n, start))
         first += n
     q = draw(first, n_kv * group, head_dim)
     tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
@@ -207,7 +207,7 @@ def check_fused(
     paged = Paged.make([*contexts, *ends], n_kv, head_dim, 16, draw, kv_dtype)
     placed, first = [], 0
     for row, (start, n_tokens) in zip(paged.rows[n:].tolist(), pieces, strict=True):
-        placed.append(Piece(row, first, n_tokens, start))
+        placed.append(PromptPiece(row, first, n_tokens, start))
         first += n_tokens
     q = draw(n + first, n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion, parse_either
-from reference_engine.serving.wire.response import Chosen, Encoder, Usage
+from reference_engine.serving.wire.response import Chosen, Encoder, TokenUsage
 from reference_engine.serving.wire.wire_errors import WireError, error_body
 from reference_engine.state.sequence import Sampling
 
@@ -231,7 +231,7 @@ def test_an_id_that_no_vocabulary_has_is_refused_at_once(token):
     assert caught.value.param == "prompt"
 
 
-USAGE = Usage(5, 2, 0, queue_s=0.25, ttft_s=0.5, e2e_s=0.75)
+USAGE = TokenUsage(5, 2, 0, queue_s=0.25, ttft_s=0.5, e2e_s=0.75)
 COUNTS = {
     "prompt_tokens": 5,
     "completion_tokens": 2,
@@ -350,7 +350,7 @@ ODD_TEXTS = st.text(st.characters(exclude_categories=()), min_size=1)  # lone su
 
 @given(ODD_TEXTS, st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
 def test_an_event_of_text_alone_is_the_general_one_said_quickly(text, n_input, n_output, n_cached):
-    usage = Usage(n_input, n_output, n_cached)
+    usage = TokenUsage(n_input, n_output, n_cached)
     for call in (parse_chat(chat(stream=True)), parse_completion(completion(stream=True))):
         encoder = Encoder(call, "id-1", "tiny", 3)
         plain, counted = (

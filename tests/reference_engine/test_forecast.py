@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.forecast import Forecast, Pace
+from reference_engine.state.forecast import PromptReadRate, StartForecast
 from tests.reference_engine.engine_kit import request, rig
 
 
 def test_pace_is_tokens_per_busy_second_of_late():
-    pace = Pace()
+    pace = PromptReadRate()
     assert pace.tokens_per_s is None
     pace.add(100, 0.0, 1.0)
     assert pace.tokens_per_s == pytest.approx(100)
@@ -22,7 +22,7 @@ def test_pace_is_tokens_per_busy_second_of_late():
 
 
 def test_steps_that_overlap_are_not_counted_twice():
-    pace = Pace()
+    pace = PromptReadRate()
     pace.add(100, 0.0, 1.0)
     pace.add(100, 0.0, 2.0)  # planned when the one before began
     assert pace.tokens_per_s == pytest.approx(100)
@@ -31,7 +31,7 @@ def test_steps_that_overlap_are_not_counted_twice():
 def test_a_request_that_can_start_is_told_so():
     engine = rig(executor_args={"step_s": 1.0})
     engine.clock.advance(3.0)
-    assert engine.state.forecast(10) == Forecast(0, None, 3.0)
+    assert engine.state.forecast(10) == StartForecast(0, None, 3.0)
 
 
 def test_without_a_pace_the_cost_model_says_how_long_it_takes():

@@ -25,13 +25,13 @@ from reference_engine.serving.http_workers.engine_messages import (
     FromFront,
     Listening,
     Open,
-    Refused,
-    Step,
+    RequestRefused,
+    StepOutput,
     Submit,
 )
 from reference_engine.serving.http_workers.front_link import FrontLink
-from reference_engine.serving.identity import About
-from reference_engine.serving.streams import Delta, StreamBroken, Told
+from reference_engine.serving.identity import ServerIdentity
+from reference_engine.serving.streams import StreamBroken, StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
 from reference_engine.serving.wire.response import Chosen
 from reference_engine.serving.wire.wire_errors import WireError
@@ -40,7 +40,7 @@ from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
 CALL = Call(model=None, prompt="abc", max_tokens=5, sampling=Sampling())
-OPEN = Open(About("nano", 64, "1", "toy"), 1, 0, "/nowhere", 8, 1024, None)
+OPEN = Open(ServerIdentity("nano", 64, "1", "toy"), 1, 0, "/nowhere", 8, 1024, None)
 MESSAGES = [
     Listening(),
     Submit(1, CALL, None, 0.5),
@@ -92,9 +92,12 @@ def test_what_was_sent_before_closing_arrives_and_then_the_end():
             await end.channel.open(one)
         told = [
             OPEN,
-            Admitted(1, Told("a", 3)),
-            Step([(1, Told("a", 3, 1, 2))], [(1, Delta("é", 1, None, Chosen("é", 0, -0.5)))]),
-            Refused(1, "no", "prompt", None, 400, "x", {"reason": "full", "n": None}, 3),
+            Admitted(1, StreamProgress("a", 3)),
+            StepOutput(
+                [(1, StreamProgress("a", 3, 1, 2))],
+                [(1, StreamDelta("é", 1, None, Chosen("é", 0, -0.5)))],
+            ),
+            RequestRefused(1, "no", "prompt", None, 400, "x", {"reason": "full", "n": None}, 3),
             Broken(1, "why", 500),
         ]
         for message in told:
@@ -159,7 +162,7 @@ def test_a_request_is_admitted_then_stepped_through_and_counted_until_it_is_clos
         await linked.open()
         came = linked.front.came
         linked.front.channel.send(Submit(7, CALL, "run-1", linked.service.clock.now_s()))
-        await until(lambda: came and isinstance(came[-1], Step) and came[-1].deltas[-1][1][2])
+        await until(lambda: came and isinstance(came[-1], StepOutput) and came[-1].deltas[-1][1][2])
         stopping = asyncio.create_task(linked.service.stop(drain_s=30))
         await asyncio.sleep(0)
         was_waiting = not stopping.done()
@@ -203,7 +206,9 @@ def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
         await linked.front.channel.open(linked.theirs)
         await until(lambda: sum(isinstance(message, Broken) for message in came) == 64)
         linked.front.channel.send(Submit(99, CALL, None, 0.0))
-        await until(lambda: came and isinstance(came[-1], Step) and came[-1].deltas[-1][0] == 99)
+        await until(
+            lambda: came and isinstance(came[-1], StepOutput) and came[-1].deltas[-1][0] == 99
+        )
         await until(lambda: came[-1].deltas[-1][1].finish_reason)
         broken = {message.number for message in came if isinstance(message, Broken)}
         await linked.service.stop()
@@ -222,7 +227,7 @@ def test_a_front_that_is_gone_is_told_once_and_its_blocks_are_free():
         await linked.open()
         long = Call(model=None, prompt="abc", max_tokens=4000, sampling=Sampling())
         linked.front.channel.send(Submit(1, long, None, 0.0))
-        await until(lambda: linked.front.came and isinstance(linked.front.came[-1], Step))
+        await until(lambda: linked.front.came and isinstance(linked.front.came[-1], StepOutput))
         linked.front.channel.close()
         await until(lambda: linked.n_lost)
         used = await linked.n_blocks_used()
@@ -237,7 +242,7 @@ def test_an_engine_that_is_gone_is_told_to_every_reader_and_every_later_caller()
     async def scene():
         link = EngineLink(lambda _: None, toy_engine().clock, outbox=8)
         begun, unbegun = (link.submit(CALL, None, 0.0) for _ in range(2))
-        link.take(Admitted(1, Told("a", 3)))
+        link.take(Admitted(1, StreamProgress("a", 3)))
         await begun.admitted()
         link.lose()
         with pytest.raises(StreamBroken, match="process has ended"):
@@ -258,9 +263,9 @@ def test_a_reader_who_is_blocked_and_behind_is_cut_off_and_the_engine_told():
         link = EngineLink(sent.append, toy_engine().clock, outbox=3)
         stream = link.submit(CALL, None, 0.0)
         stream.is_blocked = True
-        link.take(Step([], [(1, Delta("x", n, None)) for n in range(1, 5)]))
+        link.take(StepOutput([], [(1, StreamDelta("x", n, None)) for n in range(1, 5)]))
         stream.close()  # as its handler does in any case
-        link.take(Step([], [(1, Delta("x", 5, None))]))
+        link.take(StepOutput([], [(1, StreamDelta("x", 5, None))]))
         return sent[1:], stream.outcome
 
     assert asyncio.run(scene()) == ([CutOff(1)], "failed")
@@ -307,7 +312,7 @@ def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(ca
         monkeypatch.setattr(linked.service._intake, "_tokenizer", Tripping())
         linked.front.channel.send(Submit(1, CALL, None, 0.0))
         came = linked.front.came
-        await until(lambda: isinstance(came[-1], Refused))
+        await until(lambda: isinstance(came[-1], RequestRefused))
         linked.front.channel.send(Closed(1))
         n_waiting = await linked.service.ask(lambda state: len(state.roster.waiting))
         await linked.service.stop()

@@ -81,7 +81,7 @@ def test_contexts_are_cut_until_132_processors_have_two_programs_each(n_rows, n_
 def test_tiles_cover_every_position_once_and_where_it_is(lengths, group):
     pieces, first = [], 0
     for row, (n, start) in enumerate(lengths):
-        pieces.append(tiles.Piece(row, first, n, start))
+        pieces.append(tiles.PromptPiece(row, first, n, start))
         first += n
     table = tiles.cut(pieces, group)
     seen = {(row, at + i, start + i) for row, at, n, start in table.tolist() for i in range(n)}

@@ -10,12 +10,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reference_engine.metrics.exposition import Moment, page
-from reference_engine.metrics.histograms import Histogram, Names
+from reference_engine.metrics.histograms import BoundedNames, Histogram
 from reference_engine.metrics.metrics import EngineMetrics, one_two_five
 from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.states import N_STATES
 from reference_engine.state.sequence import State
-from reference_engine.step_log.steps import Event, StepLog
+from reference_engine.step_log.steps import StepEvent, StepLog
 from tests.reference_engine.engine_kit import request, rig
 from tests.reference_engine.engine_server import serving, toy_engine
 
@@ -220,16 +220,16 @@ def test_sizes_go_up_to_the_context():
 
 
 def test_tenants_beyond_the_first_few_are_others():
-    names = Names(most=2)
+    names = BoundedNames(most=2)
     assert [names.known(name) for name in "abcab"] == ["a", "b", "other", "a", "b"]
 
 
 def test_a_jump_is_charged_to_its_tenant_and_an_operator_is_counted():
     metrics = EngineMetrics(1000)
-    metrics.on_event(Event(0.0, 0, "jump", {"seconds": 1.5}, "r", "red"))
-    metrics.on_event(Event(0.0, 0, "jump", {"seconds": 0.5}, "s", "red"))
-    metrics.on_event(Event(0.0, 0, "arrival", {}, "s", "red"))
-    metrics.on_event(Event(0.0, 0, "pause_tenant", {}, tenant="red", actor="me"))
+    metrics.on_event(StepEvent(0.0, 0, "jump", {"seconds": 1.5}, "r", "red"))
+    metrics.on_event(StepEvent(0.0, 0, "jump", {"seconds": 0.5}, "s", "red"))
+    metrics.on_event(StepEvent(0.0, 0, "arrival", {}, "s", "red"))
+    metrics.on_event(StepEvent(0.0, 0, "pause_tenant", {}, tenant="red", actor="me"))
     families = read(page(metrics, Moment("m", 0, 0, 0.0, {}, {}, 0, {})).decode())
     assert value(families, "ref:displaced_seconds_total", tenant="red") == 2.0
     assert value(families, "ref:interventions_total", kind="pause_tenant") == 1

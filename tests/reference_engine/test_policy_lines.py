@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.policies.scored_queue import Lanes, Stretch
-from reference_engine.policies.sorted_queue import Line, Ranking
+from reference_engine.policies.scored_queue import ScoredQueue, Stretch
+from reference_engine.policies.sorted_queue import Ranking, SortedQueue
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits, View
 from reference_engine.state.queues import Roster
@@ -29,7 +29,7 @@ moves = st.lists(
 @given(moves)
 def test_a_line_is_what_sorting_those_that_wait_gives(moves):
     view, roster = queue(8)
-    line, keys = Line(), {}
+    line, keys = SortedQueue(), {}
     for n_put, (verb, k, key) in enumerate(moves):
         name = f"r{k}"
         if verb == "put" and name in roster.waiting:
@@ -47,7 +47,7 @@ def test_a_line_is_what_sorting_those_that_wait_gives(moves):
 
 def test_of_equal_keys_the_first_filed_comes_first():
     view, roster = queue(3)
-    line = Line()
+    line = SortedQueue()
     for name in ("r2", "r0", "r1"):
         line.put(roster.waiting[name], (7.0,))
     assert [req.id for _, req in line.walk(view)] == ["r2", "r0", "r1"]
@@ -94,7 +94,7 @@ def test_lanes_keep_the_order_of_scores_that_bend(curves, instants):
         return Stretch(score(k, now_s) - slopes[i] * now_s, float(slopes[i]), until_s)
 
     view, roster = queue(len(curves))
-    lanes = Lanes(stretch)
+    lanes = ScoredQueue(stretch)
     for req in roster.waiting.values():
         lanes.put(req, 0.0)
     for t in instants:

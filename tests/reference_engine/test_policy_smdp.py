@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
 from reference_engine.smdp.decision_table import digest, load_table, pick, table_of
-from reference_engine.smdp.lookup import Pace
-from reference_engine.smdp.states import FEATURES, N_STATES, Action, State, state_of
+from reference_engine.smdp.lookup import ArrivalRate
+from reference_engine.smdp.states import FEATURES, N_STATES, Action, MacroState, state_of
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Cause, Why
 from tests.reference_engine.engine_kit import Rig, request, rig
@@ -62,7 +62,7 @@ def written(tmp_path: Path, content: object, name: str = "mine.json") -> str:
 
 def test_the_boxes_are_numbered_without_gap():
     every = [
-        State(queue, long, running, kv, slack).number
+        MacroState(queue, long, running, kv, slack).number
         for queue in range(6)
         for long in range(3)
         for running in range(5)
@@ -96,7 +96,7 @@ def test_the_hand_made_table_goes_d_c_b_a_else():
     def of(**words: str) -> Action:
         chosen = {name: levels[0] for name, levels in FEATURES.items()} | words
         levels = (FEATURES[name].index(level) for name, level in chosen.items())
-        return table.actions[State(*levels).number]
+        return table.actions[MacroState(*levels).number]
 
     assert of(kv="80-95%", long="at_head", queue="33+") is Action.decode_only  # D before C
     assert of(long="at_head", queue="33+") is Action.prefill_short  # C before B
@@ -149,7 +149,7 @@ def test_the_load_chooses_a_table_and_keeps_it_for_a_while(tmp_path):
 
 
 def test_the_pace_is_that_of_the_arrivals():
-    pace = Pace(window_s=10.0)
+    pace = ArrivalRate(window_s=10.0)
     for k in range(400):
         pace.arrive(k / 8)
     assert pace.per_s(50.0) == pytest.approx(8, rel=0.02)

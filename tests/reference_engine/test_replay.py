@@ -22,7 +22,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import How
 from reference_engine.state.sequence import State
 from reference_engine.step_log.log_replay import EngineLog, replay
-from reference_engine.step_log.steps import Event, StepLog
+from reference_engine.step_log.steps import StepEvent, StepLog
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 MODES = sorted({POLICIES.get(name).kind for name in POLICIES.names()})
@@ -198,6 +198,6 @@ def test_what_a_replay_cannot_do_is_said():
     with pytest.raises(NotReplayable, match="begins at step 3"):
         replay(replace(log, steps=log.steps[3:]))
     start = log.events[0]
-    odd = Event(**{**start._asdict(), "detail": {**start.detail, "cost": None}})
+    odd = StepEvent(**{**start._asdict(), "detail": {**start.detail, "cost": None}})
     with pytest.raises(NotReplayable, match="cost model of its own kind"):
         replay(replace(log, events=[odd, *log.events[1:]]))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.serving.routes.streaming import Outlet
-from reference_engine.serving.streams import Delta, TokenStream
+from reference_engine.serving.routes.streaming import ChunkWriter
+from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import parse_completion
 from reference_engine.serving.wire.response import Chosen, Encoder
 from reference_engine.state.sequence import Request
@@ -59,16 +59,16 @@ class Bodies:
         self._parts = []
 
 
-def outlet(wire: Wire) -> Outlet:
+def outlet(wire: Wire) -> ChunkWriter:
     call = parse_completion(b'{"prompt": "x", "stream": true}')
-    return Outlet(wire, Encoder(call, "cmpl-1", "nano", 3).pieces(1, 0, has_counts=False))
+    return ChunkWriter(wire, Encoder(call, "cmpl-1", "nano", 3).pieces(1, 0, has_counts=False))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()))))
 def test_whatever_the_text_each_piece_of_it_is_an_event_in_a_chunk(texts):
     wire = Wire()
     ours = outlet(wire)
-    assert all(ours.take(Delta(text, n, None)) for n, text in enumerate(texts, 1))
+    assert all(ours.take(StreamDelta(text, n, None)) for n, text in enumerate(texts, 1))
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     (body,) = Bodies(head + wire.data + b"0\r\n\r\n").found
     events = body.split(b"\n\n")[:-1]
@@ -79,10 +79,10 @@ def test_whatever_the_text_each_piece_of_it_is_an_event_in_a_chunk(texts):
 @pytest.mark.parametrize(
     ("delta", "is_gone", "n_buffered"),
     [
-        (Delta("a", 3, "length"), False, 0),
-        (Delta("a", 3, None, Chosen("a", 2, -1.0)), False, 0),
-        (Delta("a", 3, None), True, 0),
-        (Delta("a", 3, None), False, 1 << 20),
+        (StreamDelta("a", 3, "length"), False, 0),
+        (StreamDelta("a", 3, None, Chosen("a", 2, -1.0)), False, 0),
+        (StreamDelta("a", 3, None), True, 0),
+        (StreamDelta("a", 3, None), False, 1 << 20),
     ],
 )
 def test_ends_logprobs_lost_clients_and_slow_readers_are_left_to_the_task(
@@ -99,7 +99,7 @@ def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
         stream = TokenStream(Request("a", [1], 9, 0.0), close=lambda _: None)
         taken, fetched = [], []
 
-        def take(delta: Delta) -> bool:
+        def take(delta: StreamDelta) -> bool:
             if delta.text != "c":
                 taken.append(delta.text)
             return delta.text != "c"
@@ -113,11 +113,11 @@ def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
         reading = asyncio.create_task(read())
         n_unread = []
         for text in "abbcdd":
-            n_unread.append(stream.put(Delta(text, 1, None)))
+            n_unread.append(stream.put(StreamDelta(text, 1, None)))
             if text != "c":  # what comes before the reader has run waits with it
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-        stream.put(Delta("e", 7, "length"))
+        stream.put(StreamDelta("e", 7, "length"))
         await reading
         return taken, fetched, n_unread
 
@@ -129,9 +129,9 @@ def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
 
 def test_nothing_is_handed_on_past_what_is_unread():
     stream = TokenStream(Request("a", [1], 9, 0.0), close=lambda _: None)
-    stream.put(Delta("a", 1, None))
+    stream.put(StreamDelta("a", 1, None))
     stream.hand(lambda _: True)
-    assert stream.put(Delta("b", 2, None)) == 2
+    assert stream.put(StreamDelta("b", 2, None)) == 2
 
 
 def request(path: str, body: Mapping[str, object], version: str = "1.1") -> bytes:

@@ -20,7 +20,7 @@ from reference_engine.step_log.step_files import (
     STEP_SCHEMA,
     STEPS,
 )
-from reports.run.engine_section import Misses, blocker_rows, engine_figures
+from reports.run.engine_section import MissReason, blocker_rows, engine_figures
 from reports.run.page import render
 from tests.runs import measured_run, with_manifest
 
@@ -145,7 +145,7 @@ def test_a_simulated_run_says_why_its_requests_waited(run, cache):
 
 
 def test_blame_is_told_in_a_sentence():
-    told = Misses("policy", 133, [("deadline", 120), ("", 13)]).sentence()
+    told = MissReason("policy", 133, [("deadline", 120), ("", 13)]).sentence()
     assert told == (
         "Another batching mode would have kept it: 133 missed promises; most often named:"
         " deadline (120)."

@@ -14,7 +14,7 @@ from rig import nights, queues
 
 import slobench as sb
 from loadgen.lab.mode_spec import Mode
-from loadgen.lab.modes import Comparison, compare
+from loadgen.lab.modes import ModesSpec, compare
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.capacity_result import conclude, probe_json
@@ -115,7 +115,7 @@ def night(cache):
 
 
 def modes(cache, folder, scenario, rates=None, n_seeds=1):
-    asked = Comparison(scenario, MODES, n_workers=1, rates=rates, n_seeds=n_seeds, cache_dir=cache)
+    asked = ModesSpec(scenario, MODES, n_workers=1, rates=rates, n_seeds=n_seeds, cache_dir=cache)
     facts = compare(asked, folder, Console(quiet=True)).facts
     return Made(modes_page.render(facts, cache), facts)
 

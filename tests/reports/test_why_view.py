@@ -9,11 +9,11 @@ import vl_convert
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import Run
-from reports.run.causes_view import Why, whys
+from reports.run.causes_view import CauseFigure, whys
 from tests.runs import measured_run
 
 
-def whys_of(run: Run) -> dict[str, Why]:
+def whys_of(run: Run) -> dict[str, CauseFigure]:
     return {why.name: why for why in whys(run, summarize(run), per_request(run))}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from targets import preflight_checks
-from targets.preflight_checks import CONSEQUENCES, Chunking, Connections, Head, Repeats
+from targets.preflight_checks import CONSEQUENCES, Chunking, ConnectionCounts, Head, Repeats
 from targets.preflight_result import CHECKS
 
 HEAD = Head("1.1", "text/event-stream", "", True, False)
@@ -27,12 +27,12 @@ def test_a_round_trip_is_near_far_or_unsteady(request_s, ok, says):
 @pytest.mark.parametrize(
     ("seen", "ok", "says"),
     [
-        (Connections(20, 1, 4, 1), True, ""),
-        (Connections(20, 0, 4, 1), True, ""),  # the small ones used one that was open
-        (Connections(20, 20, 4, 4), False, "every request opens a connection"),
-        (Connections(20, 1, 4, 4), False, "every request opens a connection"),
-        (Connections(20, 10, 4, 2), False, "some requests pay"),
-        (Connections(20, 1, 4, 2), False, "some requests pay"),
+        (ConnectionCounts(20, 1, 4, 1), True, ""),
+        (ConnectionCounts(20, 0, 4, 1), True, ""),  # the small ones used one that was open
+        (ConnectionCounts(20, 20, 4, 4), False, "every request opens a connection"),
+        (ConnectionCounts(20, 1, 4, 4), False, "every request opens a connection"),
+        (ConnectionCounts(20, 10, 4, 2), False, "some requests pay"),
+        (ConnectionCounts(20, 1, 4, 2), False, "some requests pay"),
     ],
 )
 def test_connections_are_kept_or_not(seen, ok, says):
@@ -42,7 +42,7 @@ def test_connections_are_kept_or_not(seen, ok, says):
 
 def test_a_keep_alive_header_is_shown():
     assert "keep-alive: timeout=5" in preflight_checks.connections(
-        Connections(20, 1, 4, 1, "timeout=5")
+        ConnectionCounts(20, 1, 4, 1, "timeout=5")
     ).detail  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from targets.http_session import Connection, Disconnected, NoConnection, NotHttp, Session
+from targets.http_session import Disconnected, HttpSession, NoConnection, NotHttp, ProbeConnection
 from targets.route import Proxy, Route
 
 CHUNKED = (
@@ -46,7 +46,7 @@ def told(pieces, *, closes=False):
     """(status, headers, body, reusable) of the pieces of one answer."""
 
     async def run():
-        connection = Connection()
+        connection = ProbeConnection()
         connection.connection_made(Wire())
         connection.send(b"GET / HTTP/1.1\r\n\r\n")
         for piece in pieces:
@@ -117,7 +117,7 @@ class Server:
             async with await asyncio.start_server(self.serve, "127.0.0.1", 0) as server:
                 port = server.sockets[0].getsockname()[1]
                 way = Route("127.0.0.1", port, **route)
-                async with Session(way) as session:
+                async with HttpSession(way) as session:
                     return await talk(session, f"http://127.0.0.1:{port}")
 
         return asyncio.run(run())
@@ -192,7 +192,7 @@ class Silent(Server):
 
 def test_nobody_there_is_told_with_the_address():
     async def talk():
-        async with Session(Route("127.0.0.1", 9)) as session:
+        async with HttpSession(Route("127.0.0.1", 9)) as session:
             await ask(session, "http://127.0.0.1:9")
 
     with pytest.raises(NoConnection, match=r"cannot connect to 127\.0\.0\.1:9: "):
@@ -205,7 +205,7 @@ def test_a_proxy_is_told_the_whole_url():
     async def talk(session, url):
         port = int(url.rpartition(":")[2])
         proxied = Route("far.example", 80, proxy=Proxy("127.0.0.1", port))
-        async with Session(proxied) as through:
+        async with HttpSession(proxied) as through:
             return await ask(through, "http://far.example/v1")
 
     assert server.run(talk) == (404, b"why")

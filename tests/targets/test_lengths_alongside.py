@@ -3,11 +3,11 @@
 import asyncio
 import json
 
-from loadgen.workload.prompts import Asked
+from loadgen.workload.prompts import RenderedPrompt
 from targets.endpoint import read_target
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import preflight
-from targets.preflight_result import Fit
+from targets.preflight_result import CharacterFit
 
 HEAD = (
     b"HTTP/1.1 %d X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
@@ -98,19 +98,19 @@ def probe(calibration=None, **behaviour):
 def test_lengths_are_asked_before_the_completion_has_ended():
     found, _ = probe()
     assert found.fatal is None  # else the completion would have overrun its deadline
-    assert found.fit == Fit(3.0, 0.25)
+    assert found.fit == CharacterFit(3.0, 0.25)
 
 
 def test_what_a_calibration_asks_first_is_asked_beside_the_samples_and_once():
-    first = (Asked("four" * 10), Asked("four" * 20))
+    first = (RenderedPrompt("four" * 10), RenderedPrompt("four" * 20))
 
     def steps(line, limit_tokens):
-        return True, f"{line} {(yield first)} {(yield (Asked('four'),))}"
+        return True, f"{line} {(yield first)} {(yield (RenderedPrompt('four'),))}"
 
     asked = {"calibrate": steps, "ahead": lambda limit_tokens: first}
     found, server = probe(asked, n_beside=4)
     said = {check.check: check.detail for check in found.checks}["prompt_fit"]
-    assert said == f"{Fit(3.0, 0.25)} (13, 23) (4,)"
+    assert said == f"{CharacterFit(3.0, 0.25)} (13, 23) (4,)"
     assert server.n_questions == 5
 
 
@@ -118,7 +118,7 @@ def test_a_server_that_refuses_company_is_asked_about_lengths_once_it_is_alone()
     found, server = probe(is_refusing=True)
     assert found.fatal is None
     assert server.n_refused >= 1
-    assert found.fit == Fit(3.0, 0.25)
+    assert found.fit == CharacterFit(3.0, 0.25)
 
 
 def test_a_completion_that_fails_leaves_no_question_behind():

@@ -10,7 +10,7 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
 from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
-from loadgen.web.control_messages import Load, Piece, encode, read_down
+from loadgen.web.control_messages import LoadPiece, PieceAssembler, encode, read_down
 from loadgen.web.credentials import environ_for
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import load_scenario
@@ -35,10 +35,10 @@ def job(text=TARGET, scenario="quickstart", flags=FLAGS, environ=None):
 
 def travelled(assignment):
     """The assignment and its rows as they arrive."""
-    load = Load(assignment.assign.n_pieces)
+    load = PieceAssembler(assignment.assign.n_pieces)
     for piece in assignment.rows:
         arrived = read_down(encode(piece))
-        assert isinstance(arrived, Piece)
+        assert isinstance(arrived, LoadPiece)
         load.add(arrived)
     return read_down(encode(assignment.assign)), load.data()
 

@@ -5,8 +5,8 @@ import socket
 import threading
 
 from loadgen.web.assignment import assignments
-from loadgen.web.control_messages import Assign, Ping, Pong, Ready, Up, encode, read_down
-from loadgen.web.relay_pipe import FromWorker, Line, ToWorker, Unpacker, pack
+from loadgen.web.control_messages import Assign, Ping, Pong, ShareReady, Up, encode, read_down
+from loadgen.web.relay_pipe import FromWorker, RelayPipe, ToWorker, Unpacker, pack
 from loadgen.web.remote_fleet import RemoteFleet
 from tests.web.test_assignment import job
 
@@ -22,7 +22,7 @@ def answer(end, sha256):
             if isinstance(said, Ping):
                 answered: Up = Pong(said.run, said.sent_ns, said.sent_ns)
             elif isinstance(said, Assign):
-                answered = Ready(said.run, said.shard, sha256, "host", "1")
+                answered = ShareReady(said.run, said.shard, sha256, "host", "1")
             else:
                 continue
             with contextlib.suppress(BrokenPipeError):  # the test closes the line when it likes
@@ -37,7 +37,7 @@ def test_a_line_that_is_closed_ends_the_run_at_once(tmp_path):
     worker = threading.Thread(target=answer, args=(theirs, given.sha256))
     worker.start()
     with ours, theirs:
-        with RemoteFleet(Line(ours), ["w"], 10.0, "continue", tmp_path) as fleet:
+        with RemoteFleet(RelayPipe(ours), ["w"], 10.0, "continue", tmp_path) as fleet:
             fleet.hand_over(asked)
             outcome = fleet.run(
                 on_beat=lambda shard, beat: None,

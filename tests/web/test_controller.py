@@ -12,18 +12,18 @@ from loadgen.web.control_messages import (
     Assign,
     Died,
     Done,
-    Fit,
     Frame,
     Go,
     Got,
     Lease,
-    Piece,
+    LoadPiece,
     Ping,
     Pong,
-    Ready,
-    Refused,
+    PromptFitMessage,
     Release,
-    Stop,
+    ShareReady,
+    ShareRefused,
+    StopShard,
 )  # fmt: skip
 from loadgen.web.run_protocol import N_PINGS, Controller, Send
 
@@ -34,9 +34,21 @@ ROWS = b"rows of a shard"
 
 def given(shard, n_requests=10):
     assign = Assign(
-        "run", shard, 2, 20, "scenario", "target", [], {}, Fit(0, 1, 0), b"", "fast", {}, 1
+        "run",
+        shard,
+        2,
+        20,
+        "scenario",
+        "target",
+        [],
+        {},
+        PromptFitMessage(0, 1, 0),
+        b"",
+        "fast",
+        {},
+        1,
     )
-    return Assignment(assign, [Piece("run", shard, 0, 1, b"")], n_requests, SHAS[shard])
+    return Assignment(assign, [LoadPiece("run", shard, 0, 1, b"")], n_requests, SHAS[shard])
 
 
 def frame(shard, seq, ok=0, sent=0):
@@ -71,12 +83,12 @@ class Wire:
     def start(self):
         self.meet()
         for shard in (0, 1):
-            self.say(shard, Ready("run", shard, SHAS[shard], f"host{shard}", "0.1"))
+            self.say(shard, ShareReady("run", shard, SHAS[shard], f"host{shard}", "0.1"))
 
     def finish(self, shard, rows=ROWS):
         digest = hashlib.sha256(ROWS).hexdigest()
         self.say(shard, Done("run", shard, 1, digest, {"broken": ""}))
-        self.say(shard, Piece("run", shard, 0, 1, rows))
+        self.say(shard, LoadPiece("run", shard, 0, 1, rows))
 
     def tick(self, seconds=0.0):
         self.now_ns += round(seconds * SECOND)
@@ -109,7 +121,7 @@ def test_nobody_starts_before_everybody_is_ready():
     wire = Wire()
     wire.meet()
     assert [send.worker for send in wire.of(Assign)] == ["w0", "w1"]
-    wire.say(0, Ready("run", 0, SHAS[0], "h", "0.1"))
+    wire.say(0, ShareReady("run", 0, SHAS[0], "h", "0.1"))
     assert wire.of(Go) == []
     with pytest.raises(RunInvalid, match="worker w1 was not ready in time"):
         wire.tick(61)
@@ -131,13 +143,13 @@ def test_another_fingerprint_refuses_the_start():
     wire = Wire()
     wire.meet()
     with pytest.raises(RunInvalid, match="understands its share otherwise"):
-        wire.say(1, Ready("run", 1, SHAS[0], "h", "0.2"))
+        wire.say(1, ShareReady("run", 1, SHAS[0], "h", "0.2"))
     assert wire.of(Go) == []
 
 
 def test_a_refusal_and_a_death_before_the_start_end_the_run():
     for message, error in (
-        (Refused("run", 1, "environment variable KEY is not set"), UsageError),
+        (ShareRefused("run", 1, "environment variable KEY is not set"), UsageError),
         (Died("run", 1, "exit status 1"), RunInvalid),
     ):
         wire = Wire()
@@ -225,7 +237,7 @@ def test_a_stop_goes_to_all_and_a_loss_may_end_the_run():
     wire.say(1, Died("run", 1, "exit status -9"))
     assert wire.lost().number == 1
     wire.do(wire.controller.stop("shard 1 was lost", 0.0))
-    assert [send.worker for send in wire.of(Stop)] == ["w0"]
+    assert [send.worker for send in wire.of(StopShard)] == ["w0"]
 
 
 def test_a_lost_worker_whose_last_words_come_late_is_lost_again():
@@ -260,7 +272,9 @@ def test_rows_and_their_announcement_may_come_in_any_order_and_twice(order):
     wire.finish(0)
     done = Done("run", 1, 2, hashlib.sha256(ROWS).hexdigest(), {"broken": ""})
     for one in order:
-        wire.say(1, done if one == "done" else Piece("run", 1, one, 2, (ROWS[:7], ROWS[7:])[one]))
+        wire.say(
+            1, done if one == "done" else LoadPiece("run", 1, one, 2, (ROWS[:7], ROWS[7:])[one])
+        )
     assert wire.controller.dead == {}
     assert wire.shard(1).part == ROWS
 
@@ -268,7 +282,7 @@ def test_rows_and_their_announcement_may_come_in_any_order_and_twice(order):
 def test_a_piece_that_is_not_the_last_is_confirmed():
     wire = Wire()
     wire.start()
-    wire.say(0, Piece("run", 0, 0, 2, ROWS[:7]))
+    wire.say(0, LoadPiece("run", 0, 0, 2, ROWS[:7]))
     assert wire.sent[-1] == Send("w0", Got("run", 0))
 
 
@@ -278,6 +292,6 @@ def test_a_doubled_ready_does_not_start_the_run_again():
     epoch_ns = wire.controller.epoch_ns
     wire.now_ns += SECOND
     for shard in (0, 1):
-        wire.say(shard, Ready("run", shard, SHAS[shard], "h", "0.1"))
+        wire.say(shard, ShareReady("run", shard, SHAS[shard], "h", "0.1"))
     assert len(wire.of(Go)) == 2
     assert wire.controller.epoch_ns == epoch_ns

@@ -9,9 +9,9 @@ from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS
 from loadgen.records import SCHEDULE, Status
 from loadgen.web.control_messages import Frame
-from loadgen.web.frame_builder import Tally
-from loadgen.web.live_status import Live, ledger, merged
-from loadgen.web.run_protocol import Shard
+from loadgen.web.frame_builder import FrameBuilder
+from loadgen.web.live_status import LiveStatus, ledger, merged
+from loadgen.web.run_protocol import RemoteShard
 
 NOBODY = (0,) * len(Status)
 STATES = ["running", "lost", "died", "done"]
@@ -57,7 +57,7 @@ def test_the_ledger_sums_to_the_schedule_at_every_instant(parts, is_over):
     for number, (by_status, left, state) in enumerate(parts):
         n += sum(by_status) + left
         told = frame_of(number, by_status=by_status)
-        shards.append(Shard(number, f"w{number}", sum(by_status) + left, state, frame=told))
+        shards.append(RemoteShard(number, f"w{number}", sum(by_status) + left, state, frame=told))
     found = ledger(shards, [one for shard in shards if (one := shard.frame)], is_over)
     assert sum(found.values()) == n
     lost = sum(left for _, left, state in parts if is_over or state in ("lost", "died"))
@@ -82,7 +82,7 @@ def beat(*ended, **changes):
 
 
 def test_a_tally_counts_goodput_by_class_as_promised():
-    tally = Tally("r", 0, {"chat": ["ttft <= 100ms"], "code": []})
+    tally = FrameBuilder("r", 0, {"chat": ["ttft <= 100ms"], "code": []})
     quick = ended(ttft_s=0.05, e2e_s=0.5, **OK_S)
     slow = ended(ttft_s=0.20, e2e_s=0.9, **OK_S)
     failed = ended(1, Status.timeout, 0, lateness_s=0.001, duration_s=9.0)
@@ -102,9 +102,11 @@ def test_a_tally_counts_goodput_by_class_as_promised():
 def test_goodput_so_far_is_of_what_was_due_so_far():
     schedule = np.zeros(10, SCHEDULE)
     schedule["scheduled_s"] = np.arange(10)
-    tally = Tally("r", 0, {"default": []})
+    tally = FrameBuilder("r", 0, {"default": []})
     tally.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
-    facts = Live(schedule, 10.0).look([Shard(0, "w", 10, "running", frame=tally.frame())])
+    facts = LiveStatus(schedule, 10.0).look(
+        [RemoteShard(0, "w", 10, "running", frame=tally.frame())]
+    )
     assert facts["due"] == 4
     assert facts["goodput_share_of_due"] == 0.25
     assert facts["ledger"]["open"] == 8
@@ -113,21 +115,21 @@ def test_goodput_so_far_is_of_what_was_due_so_far():
 
 def test_a_moment_makes_no_point_and_the_next_one_has_all_of_it():
     """Frames of several shards come one by one: what one brings is not the rate of a moment."""
-    live, tally = Live(np.zeros(10, SCHEDULE), 10.0), Tally("r", 0, {"default": []})
+    live, tally = LiveStatus(np.zeros(10, SCHEDULE), 10.0), FrameBuilder("r", 0, {"default": []})
     points = []
     for now_s, n_ok in ((1.0, 2), (1.02, 6), (2.0, 8)):
         by_status = [n_ok, *[0] * (len(Status) - 1)]
         tally.take(beat(now_s=now_s, by_status=by_status))
-        points.append(live.look([Shard(0, "w", 10, "running", frame=tally.frame())])["point"])
+        points.append(live.look([RemoteShard(0, "w", 10, "running", frame=tally.frame())])["point"])
     assert points[1] is None
     assert (points[0]["ok_per_s"], points[2]["ok_per_s"]) == (2.0, 6.0)
 
 
 def test_requests_of_a_lost_shard_are_not_in_flight():
-    tally = Tally("r", 0, {"default": []})
+    tally = FrameBuilder("r", 0, {"default": []})
     tally.take(beat(in_flight=4))
-    shard = Shard(0, "w", 10, "running", frame=tally.frame())
-    live = Live(np.zeros(10, SCHEDULE), 10.0)
+    shard = RemoteShard(0, "w", 10, "running", frame=tally.frame())
+    live = LiveStatus(np.zeros(10, SCHEDULE), 10.0)
     assert live.look([shard])["sums"]["in_flight"] == 4
     shard.state = "lost"
     assert live.look([shard])["sums"]["in_flight"] == 0

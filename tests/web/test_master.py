@@ -9,11 +9,11 @@ pytestmark = pytest.mark.timeout(120)
 
 EARLY = """
 import sys
-from loadgen.web.form import Asked
+from loadgen.web.form import RunForm
 from loadgen.web.locust_master import Master
 
 master = Master(lambda worker, data: None, lambda: ["w"], lambda text: None)
-master.begin(Asked("quickstart", "mock"))
+master.begin(RunForm("quickstart", "mock"))
 assert "a run is on" in master.why_not
 master.stop(is_interrupt=sys.argv[1] == "interrupt")  # the conductor is no interpreter yet
 assert master.wait_until(lambda: master.finished is not None, 100)
@@ -33,7 +33,7 @@ def master_of(*words, has_page=False, has_login=False):
     wiring.listen()
     options = get_parser().parse_args(["--master", "--master-bind-host=127.0.0.1", *words])
     environment = Environment(
-        user_classes=[wiring.Shard], shape_class=wiring.OpenLoop(), events=events,
+        user_classes=[wiring.IdleUser], shape_class=wiring.OpenLoop(), events=events,
         parsed_options=options,
     )
     runner = environment.create_master_runner("127.0.0.1", 0)

@@ -9,10 +9,10 @@ from loadgen.web import control_messages
 from loadgen.web.control_messages import (
     Bad,
     Go,
-    Load,
-    Piece,
+    LoadPiece,
+    PieceAssembler,
     Ping,
-    Stop,
+    StopShard,
     encode,
     pieces,
     read_down,
@@ -22,10 +22,12 @@ from loadgen.web.control_messages import (
 
 @given(st.binary(max_size=40), st.randoms(use_true_random=False))
 def test_a_load_is_whole_again_in_any_order_and_with_doubles(data, random):
-    cut = [Piece("r", 0, k, max(1, len(data)), data[k : k + 1]) for k in range(max(1, len(data)))]
+    cut = [
+        LoadPiece("r", 0, k, max(1, len(data)), data[k : k + 1]) for k in range(max(1, len(data)))
+    ]
     arriving = cut + cut[: len(cut) // 2]
     random.shuffle(arriving)
-    load = Load(len(cut))
+    load = PieceAssembler(len(cut))
     for piece in arriving:
         load.add(piece)
     assert load.is_whole
@@ -63,15 +65,15 @@ def test_anything_else_is_refused_with_the_reason(data, why):
 
 
 def test_both_directions_come_back_as_they_went():
-    for down in (Ping("r", 5), Go("r", -7), Stop("r", 0.5, "the user")):
+    for down in (Ping("r", 5), Go("r", -7), StopShard("r", 0.5, "the user")):
         assert read_down(encode(down)) == down
     with pytest.raises(Bad):
         read_up(encode(Go("r", 1)))
 
 
 def test_a_piece_of_another_load_is_refused():
-    load = Load(2)
+    load = PieceAssembler(2)
     with pytest.raises(Bad, match="piece 0 of 3"):
-        load.add(Piece("r", 0, 0, 3, b""))
+        load.add(LoadPiece("r", 0, 0, 3, b""))
     with pytest.raises(Bad, match="at most"):
-        Load(1 << 20)
+        PieceAssembler(1 << 20)

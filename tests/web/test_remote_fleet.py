@@ -22,15 +22,15 @@ from loadgen.web.control_messages import (
     Done,
     Frame,
     Go,
-    Piece,
+    LoadPiece,
     Ping,
     Pong,
-    Ready,
-    Stop,
+    ShareReady,
+    StopShard,
     encode,
     read_down,
 )
-from loadgen.web.relay_pipe import FromWorker, Line, ToWorker
+from loadgen.web.relay_pipe import FromWorker, RelayPipe, ToWorker
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.schedule import split_plan
 from tests.web.test_assignment import job
@@ -47,7 +47,7 @@ def part(tmp_path, rows):
     return path.read_bytes()
 
 
-class Workers(Line):
+class Workers(RelayPipe):
     """The line, and behind it two workers on the conductor's own clock. `on_go` says what each
     answers to GO."""
 
@@ -64,8 +64,8 @@ class Workers(Line):
         if isinstance(said, Ping):
             self._say(shard, Pong(said.run, said.sent_ns, said.sent_ns))
         elif isinstance(said, Assign):
-            self._say(shard, Ready(said.run, shard, self._shas[shard], "host", "0.1"))
-        elif isinstance(said, (Go, Stop)):
+            self._say(shard, ShareReady(said.run, shard, self._shas[shard], "host", "0.1"))
+        elif isinstance(said, (Go, StopShard)):
             for answer in self._on_go(shard, said):
                 self._say(shard, answer)
 
@@ -80,7 +80,7 @@ class Workers(Line):
 def rows_of(shard, data, broken=""):
     digest = hashlib.sha256(data).hexdigest()
     return [Done("a-run", shard, 1, digest, self_report(shard, broken)),
-            Piece("a-run", shard, 0, 1, data)]  # fmt: skip
+            LoadPiece("a-run", shard, 0, 1, data)]  # fmt: skip
 
 
 @pytest.fixture
@@ -107,10 +107,10 @@ def test_a_loss_that_ends_the_run_is_told_once_with_its_instant(ran):
     def on_go(shard, said, rows):
         if shard == 1:
             return [Died("a-run", 1, "exit status -9")]
-        return rows_of(0, rows) if isinstance(said, Stop) else []
+        return rows_of(0, rows) if isinstance(said, StopShard) else []
 
     outcome, line = ran(on_go, on_loss="abort")
-    stops = [said for _, said in line.told if isinstance(said, Stop)]
+    stops = [said for _, said in line.told if isinstance(said, StopShard)]
     assert len(stops) == 1
     assert outcome.cut_short.reason == "shard 1 was lost (--on-worker-loss abort)"
     assert outcome.dead == {1: "exit status -9"}

@@ -2,13 +2,13 @@
 
 import pytest
 
-from loadgen.web.control_messages import Piece
+from loadgen.web.control_messages import LoadPiece
 from loadgen.web.upload import WINDOW, Upload
 
 
 @pytest.mark.parametrize("n", [1, WINDOW, WINDOW + 1, 20])
 def test_every_piece_goes_once_and_few_are_on_their_way(n):
-    upload = Upload([Piece("r", 0, k, n, b"") for k in range(n)])
+    upload = Upload([LoadPiece("r", 0, k, n, b"") for k in range(n)])
     on_their_way, sent = upload.begin(), []
     while on_their_way:
         assert len(on_their_way) <= WINDOW

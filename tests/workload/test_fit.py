@@ -11,7 +11,7 @@ from loadgen.errors import TraceFileError
 from loadgen.units import parse_duration_s, parse_rate_per_s
 from loadgen.workload.fit import fit, fit_text
 from loadgen.workload.fit_arrivals import (
-    Curve,
+    DispersionCurve,
     TwoStates,
     fit_arrivals,
     gamma_shape,
@@ -128,7 +128,7 @@ def test_the_dispersion_curve_is_the_integral_of_the_rates_autocovariance():
     states = TwoStates((8.0, 2.0), (0.5, 0.25))
     mean, variance = 4.0, 8.0  # a third of the time at 8/s, two thirds at 2/s
 
-    curve = Curve(np.array([3.0]), np.ones(1), np.ones(1))
+    curve = DispersionCurve(np.array([3.0]), np.ones(1), np.ones(1))
     covariance, _ = integrate.dblquad(
         lambda u, v: variance * np.exp(-0.75 * abs(u - v)), 0, 3, 0, 3, epsabs=1e-4
     )

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadgen.measure.capacity.capacity_probe import Probe
-from loadgen.measure.capacity.next_probe import Ask, Question, judge
+from loadgen.measure.capacity.next_probe import NextProbe, Question, judge
 
 _FAIR_SHARE = 0.25  # of what is left of the budget, for a probe before the answer is bracketed
 _LEAST_HURRIED = 0.1  # of the asked window: one of some twenty requests says something
 _LEAST_PROBE = 0.5  # of the asked window; what the budget leaves below that is not begun
 
 
-def within(question: Question, probes: Sequence[Probe], ask: Ask, left_s: float) -> Ask | None:
+def within(
+    question: Question, probes: Sequence[Probe], ask: NextProbe, left_s: float
+) -> NextProbe | None:
     """What of the asked probe fits into `left_s`; None where too little of it would."""
     if ask.warmup_s + ask.measure_s <= _FAIR_SHARE * left_s:
         return ask
@@ -25,7 +27,7 @@ def within(question: Question, probes: Sequence[Probe], ask: Ask, left_s: float)
     return None if measure_s < _LEAST_PROBE * ask.measure_s else replace(ask, measure_s=measure_s)
 
 
-def _hurried(question: Question, ask: Ask, left_s: float) -> Ask | None:
+def _hurried(question: Question, ask: NextProbe, left_s: float) -> NextProbe | None:
     """Before both sides of the answer are known, no probe takes much of the time that is left:
     a rough answer is worth more than half of a precise one."""
     least_s = max(question.measure_s, _LEAST_HURRIED * ask.measure_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loadgen.measure.capacity.capacity_probe import Probe
-from loadgen.measure.capacity.next_probe import Question, State, judge
+from loadgen.measure.capacity.next_probe import Question, SearchState, judge
 from loadgen.measure.statistics.stats import wilson
 
 Unit = Literal["req/s", "users"]
@@ -165,7 +165,7 @@ def read_answer(content: Mapping[str, Any]) -> Capacity:
     return Capacity(**{name: said[name] for name in names}, probes=probes)
 
 
-def _client_limit(state: State, doubted: Sequence[float]) -> float | None:
+def _client_limit(state: SearchState, doubted: Sequence[float]) -> float | None:
     return min(doubted) if doubted and state.value is None else None
 
 

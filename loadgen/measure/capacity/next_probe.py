@@ -65,7 +65,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class NextProbe:
     """The next probe: at which level, how long to warm up and to measure, and the design effect to
     judge its early end by: all that its queue may remember."""
 
@@ -76,7 +76,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class State:
+class SearchState:
     """What the probes so far say. `outcome` found: the interval is narrow enough; misses: even the
     lowest level misses; at_least: the highest one is fine; unsettled: neither yet."""
 
@@ -94,17 +94,19 @@ class State:
         return (self.high - self.low) / 2 / self.value
 
 
-def judge(question: Question, probes: Sequence[Probe]) -> State:
+def judge(question: Question, probes: Sequence[Probe]) -> SearchState:
     """What the usable probes say by now."""
     usable = [probe for probe in probes if probe.is_usable]
     fine = [p.level for p in usable if p.attainment >= question.target]
     missed = [p.level for p in usable if p.attainment < question.target]
     if not fine and missed and not _can_go_down(question, missed):
-        return State("misses", None, None, None, min(missed))
+        return SearchState("misses", None, None, None, min(missed))
     if not missed and fine and not _can_go_up(question, fine):
-        return State("at_least", None, None, max(fine), None)
+        return SearchState("at_least", None, None, max(fine), None)
     if not fine or not missed:
-        return State("unsettled", None, None, max(fine, default=None), min(missed, default=None))
+        return SearchState(
+            "unsettled", None, None, max(fine, default=None), min(missed, default=None)
+        )
     levels = [probe.level for probe in usable]
     reach = (min(levels) / 2, max(levels) * 2)
     found = posterior(usable, question.target, *reach, is_fixed=question.is_fixed)
@@ -128,14 +130,14 @@ def judge(question: Question, probes: Sequence[Probe]) -> State:
 
 def _state(
     outcome: Outcome, question: Question, found: Posterior, ends: tuple[float, float, float]
-) -> State:
+) -> SearchState:
     value, low, high = ends
     if question.is_integer:
         value, low, high = max(1, math.floor(value)), max(0, math.floor(low)), math.ceil(high)
-    return State(outcome, found, value, low, high)
+    return SearchState(outcome, found, value, low, high)
 
 
-def next_probe(question: Question, probes: Sequence[Probe]) -> Ask | None:
+def next_probe(question: Question, probes: Sequence[Probe]) -> NextProbe | None:
     """The next probe, or None when there is nothing more to ask."""
     usable = [probe for probe in probes if probe.is_usable]
     state = judge(question, probes)
@@ -183,7 +185,7 @@ def _within(question: Question, level: float) -> float:
     return float(max(1, round(level))) if question.is_integer else level
 
 
-def _bracketing(question: Question, usable: Sequence[Probe]) -> Ask:
+def _bracketing(question: Question, usable: Sequence[Probe]) -> NextProbe:
     """Twice as much while all is fine, half as much while all is missed."""
     level = question.start
     if usable:
@@ -194,7 +196,7 @@ def _bracketing(question: Question, usable: Sequence[Probe]) -> Ask:
     return _ask(question, usable, level, _first_requests(question), USUAL)
 
 
-def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> Ask:
+def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> NextProbe:
     """Around the middle of what is known, in turns below and above it, for as long as a sixth of
     what the whole interval needs, but longer from one to the next, and never so short that its
     requests are worth less than ten."""
@@ -221,15 +223,15 @@ def _ask(
     level: float,
     n: float,
     memory: float,
-) -> Ask:
+) -> NextProbe:
     if question.is_fixed:
-        return Ask(level, question.warmup_s, question.measure_s, memory)
+        return NextProbe(level, question.warmup_s, question.measure_s, memory)
     per_s = _requests_per_s(usable, level, question.is_integer)
     if per_s is None:
-        return Ask(level, question.warmup_s, question.measure_s, memory)
+        return NextProbe(level, question.warmup_s, question.measure_s, memory)
     measure_s = max(question.measure_s, n / per_s)
     warmup_s = max(question.warmup_s, min(_WARM_WORTH * memory / per_s, measure_s / 2))
-    return Ask(level, warmup_s, measure_s, memory)
+    return NextProbe(level, warmup_s, measure_s, memory)
 
 
 def _requests_per_s(usable: Sequence[Probe], level: float, is_integer: bool) -> float | None:

@@ -18,7 +18,7 @@ _ASIDE = ("name", "seed", "slo", "instrument", "schema")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ConfigDifference:
     """One configuration key and its values on both sides (None: not there)."""
 
     key: str
@@ -53,7 +53,7 @@ def refusal(
     return lines
 
 
-def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
     """Configuration keys in which B differs from A: what may have caused a difference."""
     return [*_differences(fixed(a), fixed(b)), *_differences(factor(a), factor(b))]
 
@@ -107,14 +107,14 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
     return {prefix: value}
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
     keys = [*a, *(key for key in b if key not in a)]
-    return [Difference(k, a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
+    return [ConfigDifference(k, a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
 
 
-def _first_differences(manifests: Sequence[Mapping[str, Any]], keys: Any) -> list[Difference]:
+def _first_differences(manifests: Sequence[Mapping[str, Any]], keys: Any) -> list[ConfigDifference]:
     """Against the first, each key once."""
-    found: dict[str, Difference] = {}
+    found: dict[str, ConfigDifference] = {}
     for other in manifests[1:]:
         for difference in _differences(keys(manifests[0]), keys(other)):
             found.setdefault(difference.key, difference)

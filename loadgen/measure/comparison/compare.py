@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from loadgen.errors import UsageError
-from loadgen.measure.comparison.comparable import Difference, changes, promises_of, refusal
+from loadgen.measure.comparison.comparable import ConfigDifference, changes, promises_of, refusal
 from loadgen.measure.comparison.contrast import Noise, noise_of
 from loadgen.measure.comparison.judgement import (
-    Compared,
+    ComparedMeasure,
     Options,
     Overall,
     binomial_sd,
@@ -50,8 +50,8 @@ class Comparison:
     verdict: Overall
     a: tuple[str, ...]
     b: tuple[str, ...]
-    measures: tuple[Compared, ...]
-    changes: tuple[Difference, ...]
+    measures: tuple[ComparedMeasure, ...]
+    changes: tuple[ConfigDifference, ...]
     notes: tuple[str, ...]
     confidence: float
     pairing: str
@@ -87,7 +87,7 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
         raise UsageError("these runs are not comparable:\n" + "\n".join(reasons))
     trusted_a, trusted_b = ([m for m in side if m.summary.validity.trusted] for side in (a, b))
     notes = _left_out(a, trusted_a) + _left_out(b, trusted_b)
-    found: list[Compared] = []
+    found: list[ComparedMeasure] = []
     pairing = "none"
     if trusted_a and trusted_b:
         asked, gated, said = _asked(trusted_a + trusted_b, options.metrics)
@@ -194,7 +194,7 @@ def _judge_all(
     asked: Sequence[Measure],
     gated: set[str],
     options: Options,
-) -> list[Compared]:
+) -> list[ComparedMeasure]:
     hashes = [m.schedule_sha256 for m in a], [m.schedule_sha256 for m in b]
     blocks = hashes if _pairing(a, b) == "by schedule" else None
     n_due = sum(m.n_due() for m in a), sum(m.n_due() for m in b)

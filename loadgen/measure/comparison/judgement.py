@@ -23,7 +23,7 @@ from loadgen.measure.statistics.stats import Values
 
 Verdict = Literal["better", "same", "worse", "inconclusive"]
 Overall = Literal["better", "same", "worse", "inconclusive", "invalid"]
-Judged = tuple[Contrast, "Compared"]
+Judged = tuple[Contrast, "ComparedMeasure"]
 POWER = 0.92
 """What runs are planned for; a little over the 9 of 10 that are promised, as noise is estimated."""
 BETTER = 0.2
@@ -38,7 +38,7 @@ FAIL_ON: Mapping[str, tuple[Overall, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedMeasure:
     """One measure on both sides.
 
     `change` is B / A − 1 (for shares, B − A) with an interval whose ends are each good at the
@@ -88,7 +88,7 @@ class Options:
     within_run: bool = False
 
 
-def overall(found: Sequence[Compared]) -> Overall:
+def overall(found: Sequence[ComparedMeasure]) -> Overall:
     """The verdict over the gated measures; invalid without any."""
     verdicts = {one.verdict for one in found if one.is_gated}
     order: tuple[Verdict, ...] = ("worse", "inconclusive", "better", "same")
@@ -109,7 +109,7 @@ def judge(
     blocks: tuple[Sequence[str], Sequence[str]] | None,
     options: Options,
     n_due: tuple[int, int] = (0, 0),
-) -> tuple[Contrast, Compared]:
+) -> tuple[Contrast, ComparedMeasure]:
     """One measure from one number per run, before Holm and without a verdict."""
     both = scaled(asked, values[0]), scaled(asked, values[1])
     known = options.noise.get(asked.text)
@@ -122,8 +122,8 @@ def judge(
 
 
 def settle(
-    rows: Sequence[tuple[Contrast, Compared]], confidence: float, plans: bool = True
-) -> list[Compared]:
+    rows: Sequence[tuple[Contrast, ComparedMeasure]], confidence: float, plans: bool = True
+) -> list[ComparedMeasure]:
     """Holm over the gated rows, then a verdict for every row; rows not gated stand alone. Without
     `plans` the runs needed are left out, which take most of the time."""
     settled = decide([row for _, row in rows], confidence)
@@ -136,7 +136,7 @@ def settle(
     ]
 
 
-def decide(rows: Sequence[Compared], confidence: float) -> list[Compared]:
+def decide(rows: Sequence[ComparedMeasure], confidence: float) -> list[ComparedMeasure]:
     """A verdict for every row: Holm over all that are gated, of whatever cells they are."""
     adjusted = [row.p for row in rows]
     for worse in (True, False):
@@ -148,7 +148,7 @@ def decide(rows: Sequence[Compared], confidence: float) -> list[Compared]:
     ]
 
 
-def level_of(rows: Sequence[Compared], confidence: float) -> float:
+def level_of(rows: Sequence[ComparedMeasure], confidence: float) -> float:
     """The significance of a two-sided test that plans for a gated row being worse, the first that
     Holm looks at."""
     return 2 * (1 - confidence) / max(1, sum(row.is_gated and row.change != 0 for row in rows))
@@ -173,11 +173,11 @@ def row_of(
     n_due: tuple[int, int],
     options: Options,
     how: str,
-) -> Compared:
+) -> ComparedMeasure:
     ends = found.interval(2 * options.confidence - 1)
     margin = margin_of(asked, options.margins)
     low, high = on_scale(asked, -margin), on_scale(asked, margin)
-    return Compared(
+    return ComparedMeasure(
         measure=asked.text,
         unit=asked.metric.unit,
         is_gated=False,
@@ -203,7 +203,7 @@ def row_of(
     )
 
 
-def _adjusted(rows: Sequence[Compared], worse: bool) -> dict[int, float]:
+def _adjusted(rows: Sequence[ComparedMeasure], worse: bool) -> dict[int, float]:
     """Holm's p-values of one direction, getting worse or getting better, for the gated rows that
     went that way, by their place. One that did not move at all takes no part."""
     p_values = {
@@ -214,12 +214,12 @@ def _adjusted(rows: Sequence[Compared], worse: bool) -> dict[int, float]:
     return {int(k): p for k, p in holm(p_values).items() if is_worse(rows[int(k)]) is worse}
 
 
-def is_worse(row: Compared) -> bool:
+def is_worse(row: ComparedMeasure) -> bool:
     """Whether B is on the worse side of A, by chance or not."""
     return (row.change > 0) is (measure(row.measure).metric.direction == "lower")
 
 
-def _planned(found: Contrast, row: Compared, level: float) -> Compared:
+def _planned(found: Contrast, row: ComparedMeasure, level: float) -> ComparedMeasure:
     """With the runs needed at a significance of `level`, and what these sides would find."""
     if not found.is_judged:
         return row
@@ -232,7 +232,7 @@ def _planned(found: Contrast, row: Compared, level: float) -> Compared:
     return dataclasses.replace(row, runs_needed=needed, smallest_found=smallest)
 
 
-def _verdict(row: Compared, p_adjusted: float, alpha: float) -> Verdict:
+def _verdict(row: ComparedMeasure, p_adjusted: float, alpha: float) -> Verdict:
     """Same where the difference is surely inside the margin, though it may be real; else better or
     worse where it is surely none by chance; else inconclusive. NaN is never sure."""
     if row.p_same <= alpha:

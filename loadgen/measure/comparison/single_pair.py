@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.measure.comparison.contrast import Contrast
 from loadgen.measure.comparison.judgement import (
-    Compared,
+    ComparedMeasure,
     Options,
     row_of,
     scaled,
@@ -29,7 +29,7 @@ def judge_alone(
     values: tuple[Values, Values],
     n_due: tuple[int, int],
     options: Options,
-) -> tuple[Contrast, Compared]:
+) -> tuple[Contrast, ComparedMeasure]:
     """Two single runs by stretches of their requests, in pairs where the schedule is one."""
     rng = np.random.default_rng(SEED)
     rows = a.in_order(asked), b.in_order(asked)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.measure.comparison.contrast import contrast
-from loadgen.measure.comparison.judgement import Compared
+from loadgen.measure.comparison.judgement import ComparedMeasure
 from loadgen.measure.comparison.measures import measure
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 
@@ -48,8 +48,8 @@ def machine_pace(
 
 
 def left_open(
-    rows: Sequence[Compared], pace: MachinePace | None
-) -> tuple[list[Compared], list[str]]:
+    rows: Sequence[ComparedMeasure], pace: MachinePace | None
+) -> tuple[list[ComparedMeasure], list[str]]:
     """The rows, with worse and better made inconclusive where the machine surely differed by more
     than the margin in the direction that explains it; and a sentence about those."""
     if pace is None or pace.low is None or pace.high is None:
@@ -74,7 +74,7 @@ def left_open(
     ]
 
 
-def _is_explained(row: Compared, pace: MachinePace) -> bool:
+def _is_explained(row: ComparedMeasure, pace: MachinePace) -> bool:
     """A slower machine explains what is slow and what a slow server breaks, a faster one the
     opposite; errors are no matter of pace, nor is a change that is surely twice as large."""
     assert pace.low is not None

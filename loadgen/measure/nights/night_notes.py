@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.measure.comparison.judgement import Compared, scaled
+from loadgen.measure.comparison.judgement import ComparedMeasure, scaled
 from loadgen.measure.comparison.measures import Measure
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 from loadgen.measure.nights.night_statistics import NightNoise
@@ -34,7 +34,7 @@ def without_number(tonight: Sequence[RunNumbers], asked: Measure) -> list[str]:
     return [told] if names else []
 
 
-def out_of_reach(rows: Sequence[Compared], noise: Mapping[str, NightNoise]) -> list[str]:
+def out_of_reach(rows: Sequence[ComparedMeasure], noise: Mapping[str, NightNoise]) -> list[str]:
     """The deciding measures for which no number of repeats will do, and what would."""
     told, fewest_df = [], math.inf
     for row in rows:
@@ -59,7 +59,7 @@ def out_of_reach(rows: Sequence[Compared], noise: Mapping[str, NightNoise]) -> l
 
 
 def unlucky(
-    planned: Sequence[tuple[Compared, float]], noise: Mapping[str, NightNoise]
+    planned: Sequence[tuple[ComparedMeasure, float]], noise: Mapping[str, NightNoise]
 ) -> list[str]:
     """The deciding measures whose repeats are planned for nights that are alike, although these do
     not look it; and what becomes of the plan if they are not."""

@@ -3,7 +3,7 @@
 A night shifts all its runs: another hour, another temperature, another neighbour. Five runs of one
 night do not tell how much; only nights do. So a *night* is one observation, the mean of its runs,
 and what equal nights differ by decides what a difference is worth. Until there are enough nights to
-say, part of that is assumed (`Lent`).
+say, part of that is assumed (`AssumedNoise`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loadgen.measure.comparison.contrast import Contrast, power_of_t
 from loadgen.measure.statistics.stats import Values
 
 
-class Lent(NamedTuple):
+class AssumedNoise(NamedTuple):
     """Noise between nights that is assumed until they tell: with `df` degrees of freedom, of which
     each night after the first gives one back. Its variance is `of_runs` times that between runs of
     one night, and `of_means` times what of that is left in the mean of a night's runs."""
@@ -30,9 +30,9 @@ class Lent(NamedTuple):
     of_means: float
 
 
-ALONE = Lent(4, 1.0, 0.0)
+ALONE = AssumedNoise(4, 1.0, 0.0)
 """From the sixth night on what was measured counts alone."""
-BESIDE_CONTROLS = Lent(8, 0.0, 1.0)
+BESIDE_CONTROLS = AssumedNoise(8, 0.0, 1.0)
 """Where each run is relative to a control: what a night does to all its runs, it does to the
 controls as well, and nothing is known that would be left over. In units of the night's mean, as it
 is no matter then into how many runs the same hour is cut. From the tenth night on it counts alone.
@@ -49,7 +49,7 @@ _ROUNDING = 1e-12  # of least squares, where all that could be left is nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
+class NightSample:
     """One number per run (unit of the scale it is compared on), and what schedule each run had."""
 
     values: Values
@@ -86,7 +86,7 @@ class NightNoise:
 
 
 def contrast_of_nights(
-    levels: Sequence[Sequence[Night]], tonight: Night, lent: Lent = ALONE
+    levels: Sequence[Sequence[NightSample]], tonight: NightSample, lent: AssumedNoise = ALONE
 ) -> tuple[Contrast, NightNoise | None]:
     """Tonight minus the nights of the last level; the nights of earlier levels tell the noise only.
     `lent` is what is assumed of the noise between nights while they are few.
@@ -115,12 +115,12 @@ def contrast_of_nights(
 
 
 def _noise(
-    levels: Sequence[Sequence[Night]],
-    nights: Sequence[Night],
+    levels: Sequence[Sequence[NightSample]],
+    nights: Sequence[NightSample],
     means: Values,
     run_variance: float,
     run_df: float,
-    lent: Lent,
+    lent: AssumedNoise,
 ) -> NightNoise:
     per_run = float(np.mean([1 / len(night.values) for night in nights]))
     of_level = np.repeat(np.arange(len(levels)), [len(level) for level in levels])
@@ -156,7 +156,7 @@ def _alike_p(of_night: float, night_df: float, by_runs: float, run_df: float) ->
     return float(fdtrc(night_df, run_df, of_night / by_runs)) if by_runs > 0 else 0.0
 
 
-def _means(nights: Sequence[Night], tonight: Night) -> tuple[Values, float, float]:
+def _means(nights: Sequence[NightSample], tonight: NightSample) -> tuple[Values, float, float]:
     """The mean of each night, tonight last, freed of its schedules where that can be done; the
     squares that are left and their degrees of freedom. That takes schedules which link every night
     with every other, directly or through nights between."""

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loadgen.measure.comparison.comparable import Difference
+from loadgen.measure.comparison.comparable import ConfigDifference
 from loadgen.measure.comparison.compare import GATED, OF_PROMISES, SHOWN
 from loadgen.measure.comparison.contrast import Contrast
 from loadgen.measure.comparison.judgement import (
     POWER,
-    Compared,
+    ComparedMeasure,
     Options,
     decide,
     level_of,
@@ -33,8 +33,8 @@ from loadgen.measure.nights.night_record import CellNight, RunNumbers
 from loadgen.measure.nights.night_statistics import (
     ALONE,
     BESIDE_CONTROLS,
-    Night,
     NightNoise,
+    NightSample,
     contrast_of_nights,
     night_power,
     repeats_needed,
@@ -67,16 +67,17 @@ class History:
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
     """One cell tonight. `baseline`: there was nothing to compare with, and now there is. `noise` by
-    measure text; `Compared.runs_needed` counts repeats a night. `controls` by measure text, where
-    the cell has a control: every `change` is then relative to it, while `a` and `b` are what the
-    cell itself did. `pace` is what the machine did, where there is no control and it is known."""
+    measure text; `ComparedMeasure.runs_needed` counts repeats a night. `controls` by measure
+    text, where the cell has a control: every `change` is then relative to it, while `a` and `b`
+    are what the cell itself did. `pace` is what the machine did, where there is no control and it
+    is known."""
 
     cell: str
     verdict: NightWord
-    measures: tuple[Compared, ...]
+    measures: tuple[ComparedMeasure, ...]
     noise: Mapping[str, NightNoise]
     n_nights: int
-    changes: tuple[Difference, ...]
+    changes: tuple[ConfigDifference, ...]
     notes: tuple[str, ...]
     pace: MachinePace | None = None
     controls: Mapping[str, ControlMoved] = field(default_factory=dict)
@@ -129,7 +130,7 @@ class _Draft:
 
     def __init__(self, tonight: CellNight, history: History, options: Options) -> None:
         self.night, self._history = tonight, history
-        self.rows: list[tuple[NightNoise | None, Compared, list[int]]] = []
+        self.rows: list[tuple[NightNoise | None, ComparedMeasure, list[int]]] = []
         self._controls: dict[str, ControlMoved] = {}
         self._pace = machine_pace(history.baseline, tonight.trusted, options.confidence)
         self._notes = left_out(tonight)
@@ -159,7 +160,7 @@ class _Draft:
                 f"nights differ is partly assumed, as much as {means} do."
             )
 
-    def verdict(self, planned: Sequence[tuple[Compared, float]]) -> CellVerdict:
+    def verdict(self, planned: Sequence[tuple[ComparedMeasure, float]]) -> CellVerdict:
         """`planned` are the rows, each with what its repeats find of nights as different as these
         seem."""
         rows, opened = left_open([row for row, _ in planned], self._pace)
@@ -204,7 +205,7 @@ def _judge(
     levels: Sequence[Sequence[CellNight]],
     tonight: Sequence[RunNumbers],
     options: Options,
-) -> tuple[NightNoise | None, Compared]:
+) -> tuple[NightNoise | None, ComparedMeasure]:
     runs = [[night.trusted for night in level] for level in levels]
     found, noise = contrast_of_nights(
         [[_night(of_night, asked) for of_night in level] for level in runs],
@@ -265,8 +266,8 @@ def _control_moved(
 
 
 def _planned(
-    row: Compared, noise: NightNoise, earlier: Sequence[int], level: float, options: Options
-) -> tuple[Compared, float]:
+    row: ComparedMeasure, noise: NightNoise, earlier: Sequence[int], level: float, options: Options
+) -> tuple[ComparedMeasure, float]:
     """With the repeats a night would need, and the smallest change that tonight would find; beside
     it what those repeats find against these nights, if they differ as they seem to."""
     asked = measure(row.measure)
@@ -284,10 +285,12 @@ def _planned(
     return found, night_power(noise, needed, earlier, effect, level)
 
 
-def _night(runs: Sequence[RunNumbers], asked: Measure) -> Night:
-    return Night(on_scale_of_nights(runs, asked), tuple(run.schedule_sha256 for run in runs))
+def _night(runs: Sequence[RunNumbers], asked: Measure) -> NightSample:
+    return NightSample(on_scale_of_nights(runs, asked), tuple(run.schedule_sha256 for run in runs))
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ConfigDifference]:
     keys = [*before, *(key for key in now if key not in before)]
-    return [Difference(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)]
+    return [
+        ConfigDifference(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)
+    ]

@@ -37,7 +37,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TradeOff:
     """A measured trade-off. One without a value neither beats nor is beaten, and is on no front."""
 
     benefit: Quantity
@@ -56,7 +56,7 @@ class Standing:
     beaten_by: int | None = None
 
 
-def front(points: Sequence[Point], confidence: float) -> list[Standing]:
+def front(points: Sequence[TradeOff], confidence: float) -> list[Standing]:
     """Where each point stands; of several that beat it, the one with the lowest cost is named.
 
     “Not surely worse” is not transitive, so it can happen, with very different noise, that every
@@ -65,11 +65,11 @@ def front(points: Sequence[Point], confidence: float) -> list[Standing]:
     beaten = [_best(p, points, confidence) for p in points]
     if any(p.has_values and by is None for p, by in zip(points, beaten, strict=True)):
         return [_standing(p, by) for p, by in zip(points, beaten, strict=True)]
-    exact = [Point(_exactly(p.benefit), _exactly(p.cost)) for p in points]
+    exact = [TradeOff(_exactly(p.benefit), _exactly(p.cost)) for p in points]
     return [_standing(p, _best(p, exact, confidence)) for p in exact]
 
 
-def beats(one: Point, other: Point, confidence: float) -> bool:
+def beats(one: TradeOff, other: TradeOff, confidence: float) -> bool:
     """Whether `one` is surely better in one of the two and not surely worse in the other."""
     if not (one.has_values and other.has_values):
         return False
@@ -93,13 +93,13 @@ def is_above(one: Quantity, other: Quantity, confidence: float) -> bool:
     return (one.value if low is None else low) > (other.value if high is None else high)
 
 
-def _best(point: Point, points: Sequence[Point], confidence: float) -> int | None:
+def _best(point: TradeOff, points: Sequence[TradeOff], confidence: float) -> int | None:
     """The cheapest of those that beat a point."""
     better = [k for k, other in enumerate(points) if beats(other, point, confidence)]
     return min(better, key=lambda k: points[k].cost.value, default=None)
 
 
-def _standing(point: Point, by: int | None) -> Standing:
+def _standing(point: TradeOff, by: int | None) -> Standing:
     return Standing(point.has_values and by is None, by)
 
 

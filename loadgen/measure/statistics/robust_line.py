@@ -16,7 +16,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """y = `intercept` + `slope` · x; `low` and `high` are the slope's interval, `rank_correlation`
     Spearman's, `n` the points there were (at most 300 of them, evenly taken, make the line)."""
 
@@ -28,7 +28,7 @@ class Line:
     n: int
 
 
-def robust_line(x: Values, y: Values, confidence: float) -> Line | None:
+def robust_line(x: Values, y: Values, confidence: float) -> FittedLine | None:
     """The Theil–Sen line: the median slope of all pairs of points, with Sen's interval.
 
     None below 20 points or where x never changes. The interval takes the points as independent.
@@ -47,7 +47,7 @@ def robust_line(x: Values, y: Values, confidence: float) -> Line | None:
     spread = z * math.sqrt(_variance(few_x, few_y))
     first = max(round((len(slopes) - spread) / 2) - 1, 0)
     last = min(round((len(slopes) + spread) / 2), len(slopes) - 1)
-    return Line(
+    return FittedLine(
         slope=slope,
         low=float(slopes[first]),
         high=float(slopes[last]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ValidityCheck:
     """One line of the validity table. `ok` None: not known here. A failed `is_gate` invalidates."""
 
     name: str

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.measure.load import Load
+from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.stalls import stalls
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.client_checks import (
     connections,
     encoding,
@@ -36,8 +36,8 @@ RUN_DELAY_SHARE = 0.01
 
 
 def checks(
-    run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], load: Load | None
-) -> list[Check]:
+    run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], load: LoadByQuarter | None
+) -> list[ValidityCheck]:
     """All checks of a run, gates first; limits come from the manifest where it overrides them."""
     limits = run.manifest.get("instrument_limits") or {}
     shards = run.instrument.get("shards") or []
@@ -85,5 +85,5 @@ def checks(
     ]
 
 
-def is_trusted(found: Sequence[Check]) -> bool:
+def is_trusted(found: Sequence[ValidityCheck]) -> bool:
     return not any(check.is_gate and check.ok is False for check in found)

@@ -11,7 +11,7 @@ from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed
 from loadgen.measure.statistics.stats import nearest_rank
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.machine_checks import taken
 from loadgen.measure.wording import say, say_count, say_share
 from loadgen.records import Run
@@ -29,13 +29,15 @@ def lateness(
     slos: Sequence[Slo],
     limits: Mapping[str, Any],
     shards: Sequence[Mapping[str, Any]],
-) -> Check:
+) -> ValidityCheck:
     stated_s = limits.get("lateness_s")
     limit_s = lateness_limit_s(slos) if stated_s is None else float(stated_s)
     late_s = columns.lateness_s[due & ~held_by_cap(run)]
     late_s = np.sort(late_s[~np.isnan(late_s)])
     if not len(late_s):
-        return Check("lateness", None, "no request was sent at a planned instant", is_gate=True)
+        return ValidityCheck(
+            "lateness", None, "no request was sent at a planned instant", is_gate=True
+        )
     p50, p99 = (float(late_s[nearest_rank(len(late_s), q) - 1]) for q in (0.5, 0.99))
     detail = (
         f"sent after the planned instant: p50 {say(p50, 's')}, p99 {say(p99, 's')},"
@@ -44,7 +46,7 @@ def lateness(
     if p99 > limit_s:
         cause = taken(shards) or "the load generator fell behind its own schedule"
         detail = f"client-bound: {detail}; {cause}"
-    return Check("lateness", p99 <= limit_s, detail, is_gate=True)
+    return ValidityCheck("lateness", p99 <= limit_s, detail, is_gate=True)
 
 
 def held_by_cap(run: Run) -> Mask:
@@ -69,10 +71,12 @@ def held_by_cap(run: Run) -> Mask:
     return held
 
 
-def loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
+def loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> ValidityCheck:
     readings = [(s["loop_lag_s"], s) for s in shards if (s.get("loop_lag_s") or {}).get("n")]
     if not readings:
-        return Check("event loop", None, "the client did not record its loop's lag", is_gate=True)
+        return ValidityCheck(
+            "event loop", None, "the client did not record its loop's lag", is_gate=True
+        )
     lag, shard = max(readings, key=lambda reading: float(reading[0]["p99"]))
     pause_s = max(float((s.get("gc") or {}).get("pause_max_s") or 0.0) for _, s in readings)
     detail = (
@@ -83,14 +87,14 @@ def loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
     if not ok:
         cause = taken(shards) or "the client's event loop was blocked"
         detail = f"client-bound: {detail}; {cause}"
-    return Check("event loop", ok, detail, is_gate=True)
+    return ValidityCheck("event loop", ok, detail, is_gate=True)
 
 
-def read_backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
+def read_backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> ValidityCheck:
     readings = [(s["backlog"], s) for s in shards if s.get("backlog")]
     if not readings:
         detail = "the client did not look at its sockets (it can with the fast transport)"
-        return Check("read backlog", None, detail, is_gate=True)
+        return ValidityCheck("read backlog", None, detail, is_gate=True)
     seen, shard = max(readings, key=lambda reading: float(reading[0]["wait_mean_s"]))
     n_waiting, wait_s = int(seen["waiting"]), float(seen["wait_mean_s"])
     detail = (
@@ -101,7 +105,7 @@ def read_backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Check:
     ok = wait_s <= limit_s or n_waiting < LEAST_WAITING
     if not ok:
         detail = f"client-bound: {detail}; the client read slower than the server sent"
-    return Check("read backlog", ok, detail, is_gate=True)
+    return ValidityCheck("read backlog", ok, detail, is_gate=True)
 
 
 def share_of_time(
@@ -111,18 +115,18 @@ def share_of_time(
     shards: Sequence[Mapping[str, Any]],
     read: Callable[[Mapping[str, Any]], float | None],
     limit: float,
-) -> Check:
+) -> ValidityCheck:
     readings = [(value, shard) for shard in shards if (value := read(shard)) is not None]
     if not readings:
-        return Check(name, None, "not recorded on this platform", is_gate=True)
+        return ValidityCheck(name, None, "not recorded on this platform", is_gate=True)
     value, shard = max(readings, key=lambda reading: reading[0])
     detail = f"{say_share(value)} {what}{_of_shard(shard, shards)}; limit {say_share(limit)}"
     if value > limit:
         detail = f"client-bound: {detail}; {cause}"
-    return Check(name, value <= limit, detail, is_gate=True)
+    return ValidityCheck(name, value <= limit, detail, is_gate=True)
 
 
-def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) -> Check:
+def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) -> ValidityCheck:
     """Cores that the client is confined to and that others keep from ever being idle: it then runs
     as the scheduler lets it, which run delay need not show. Not those of the whole machine, where
     the scheduler has the choice, and not against what this run started itself."""
@@ -130,7 +134,7 @@ def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) ->
     known = [shard["cores"] for shard in shards if shard.get("cores")]
     known = [cores for cores in known if cores["total_s"] > 0]
     if not known or len(known) < len(shards):
-        return Check(name, None, "not recorded on this platform", is_gate=True)
+        return ValidityCheck(name, None, "not recorded on this platform", is_gate=True)
     ours_s = sum(cores["own_s"] for cores in known) + float(run.instrument.get("family_s") or 0.0)
     worst = min(known, key=lambda cores: float(cores["idle_s"] / cores["total_s"]))
     n = len(worst["allowed"])
@@ -143,19 +147,19 @@ def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) ->
         f" {say_share(IDLE_SHARE)} idle"
     )
     if 1 < n == worst["online"]:
-        return Check(name, True, f"{detail}, of cores that it is confined to", is_gate=True)
+        return ValidityCheck(name, True, f"{detail}, of cores that it is confined to", is_gate=True)
     ok = idle >= IDLE_SHARE or others <= limit
     if not ok:
         detail = f"client-bound: {detail}; another program never left the client's {whose} alone"
-    return Check(name, ok, detail, is_gate=True)
+    return ValidityCheck(name, ok, detail, is_gate=True)
 
 
-def stalls_of_our_own(found: Stalls | None, n_due: int) -> Check:
+def stalls_of_our_own(found: Stalls | None, n_due: int) -> ValidityCheck:
     """No gate: how often is the event loop's, and what came of it is shown here."""
     if found is None:
-        return Check("stalls", None, "the client did not look for stalls of its own")
+        return ValidityCheck("stalls", None, "the client did not look for stalls of its own")
     if not found.n:
-        return Check("stalls", True, "the client never stalled")
+        return ValidityCheck("stalls", True, "the client never stalled")
     times = "once" if found.n == 1 else f"{say_count(found.n)} times"
     detail = (
         f"the client stalled {times}, {say(found.total_s, 's')} in all, for"
@@ -168,13 +172,13 @@ def stalls_of_our_own(found: Stalls | None, n_due: int) -> Check:
             for name, all_s, without_s in changed(found)
         ]
         detail += f"; without them {', '.join(figures) or 'the p99s are the same'}"
-    return Check("stalls", not found.rows, detail)
+    return ValidityCheck("stalls", not found.rows, detail)
 
 
-def connections(shards: Sequence[Mapping[str, Any]]) -> Check:
+def connections(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     totals = [s["connections"] for s in shards if s.get("connections")]
     if not totals:
-        return Check("connections", None, "the client did not count its connections")
+        return ValidityCheck("connections", None, "the client did not count its connections")
     opened, reused, refused = (
         sum(int(t.get(key) or 0) for t in totals)
         for key in ("opened", "reused", "not_opened_ahead")
@@ -185,20 +189,20 @@ def connections(shards: Sequence[Mapping[str, Any]]) -> Check:
             f"; {say_count(refused)} that were to be opened before the first request were not: the"
             " server refused some, and requests that found none waited for their own"
         )
-    return Check("connections", not refused, detail)
+    return ValidityCheck("connections", not refused, detail)
 
 
-def encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> Check:
+def encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     """Requests whose bytes were not ready at their instant; making them delays whoever is due."""
     counted = [int(s["encoded_late"]) for s in shards if s.get("encoded_late") is not None]
     n_sent = int(np.count_nonzero(np.isfinite(run.request_rows["sent_s"])))
     if not counted or not n_sent:
-        return Check("encoding", None, "the client did not count requests encoded when due")
+        return ValidityCheck("encoding", None, "the client did not count requests encoded when due")
     n_late = sum(counted)
     detail = (
         f"{say_count(n_late)} of {say_count(n_sent)} requests were encoded only when they were due"
     )
-    return Check("encoding", n_late <= ENCODED_LATE_SHARE * n_sent, detail)
+    return ValidityCheck("encoding", n_late <= ENCODED_LATE_SHARE * n_sent, detail)
 
 
 def _of_shard(shard: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> str:

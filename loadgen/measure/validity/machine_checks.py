@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.wording import say, say_share
 
 STOLEN_SHARE = 0.01
@@ -21,28 +21,28 @@ def taken(shards: Sequence[Mapping[str, Any]]) -> str:
     return _stolen(shards) or _slowed(shards)
 
 
-def steal(shards: Sequence[Mapping[str, Any]]) -> Check:
+def steal(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     if all(shard.get("stolen_share") is None for shard in shards):
-        return Check("steal", None, "not recorded on this platform")
+        return ValidityCheck("steal", None, "not recorded on this platform")
     share = _stolen_share(shards)
     limit = f"limit {say_share(STOLEN_SHARE)}"
     if share > STOLEN_SHARE:
-        return Check("steal", False, f"{_stolen(shards)}; {limit}")
+        return ValidityCheck("steal", False, f"{_stolen(shards)}; {limit}")
     detail = f"{say_share(share)} of the machine's time was taken by its host; {limit}"
-    return Check("steal", True, detail)
+    return ValidityCheck("steal", True, detail)
 
 
-def processor_speed(shards: Sequence[Mapping[str, Any]]) -> Check:
+def processor_speed(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     known = [shard for shard in shards if shard.get("processor")]
     if not known:
-        return Check("processor speed", None, "the client did not look at it")
+        return ValidityCheck("processor speed", None, "the client did not look at it")
     if told := _slowed(shards):
-        return Check("processor speed", False, told)
+        return ValidityCheck("processor speed", False, told)
     slow_s = max(float(shard["processor"]["slow_s"]) for shard in known)
     if not slow_s:
-        return Check("processor speed", True, "never below a third of the usual")
+        return ValidityCheck("processor speed", True, "never below a third of the usual")
     detail = f"below a third of the usual for {say(slow_s, 's')}; no cause of the client's stalls"
-    return Check("processor speed", True, detail)
+    return ValidityCheck("processor speed", True, detail)
 
 
 def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:

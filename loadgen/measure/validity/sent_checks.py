@@ -7,24 +7,26 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.wording import say_count
 from loadgen.records import CLIENT_LIMIT, Run, Status
 
 STIMULUS_TOLERANCE_S = 1e-3
 
 
-def record(run: Run) -> Check:
+def record(run: Run) -> ValidityCheck:
     n_lost = int(np.count_nonzero(run.request_rows["status"] == Status.lost))
     n = len(run.request_rows)
     if n_lost:
         detail = f"{say_count(n_lost)} of {say_count(n)} rows were lost by the client"
-        return Check("record", False, detail + _how_rows_got_lost(run), is_gate=True)
+        return ValidityCheck("record", False, detail + _how_rows_got_lost(run), is_gate=True)
     for shard in run.instrument.get("shards") or []:
         if why := shard.get("broken"):
             detail = f"load-generating process {shard.get('shard')} stopped before its time: {why}"
-            return Check("record", False, detail, is_gate=True)
-    return Check("record", True, f"all {say_count(n)} scheduled rows are recorded", is_gate=True)
+            return ValidityCheck("record", False, detail, is_gate=True)
+    return ValidityCheck(
+        "record", True, f"all {say_count(n)} scheduled rows are recorded", is_gate=True
+    )
 
 
 def _how_rows_got_lost(run: Run) -> str:
@@ -40,7 +42,7 @@ def _how_rows_got_lost(run: Run) -> str:
     return f": {why}{log}" if why else log
 
 
-def client_limits(run: Run) -> list[Check]:
+def client_limits(run: Run) -> list[ValidityCheck]:
     """A gate that only shows where it is closed: what the client could not even begin."""
     found = run.request_rows[np.isin(run.request_rows["error_id"], run.names.client_limits)]
     if not len(found):
@@ -50,10 +52,10 @@ def client_limits(run: Run) -> list[Check]:
         f"client-bound: {say_count(len(found))} of {say_count(len(run.request_rows))} requests got"
         f" no connection because the client's machine had none left to give: {why}"
     )
-    return [Check("client limits", False, detail, is_gate=True)]
+    return [ValidityCheck("client limits", False, detail, is_gate=True)]
 
 
-def stimulus(run: Run) -> Check:
+def stimulus(run: Run) -> ValidityCheck:
     """Every released row left at its planned instant, or at its parents' end plus think time."""
     rows, schedule = run.request_rows, run.schedule_rows
     released = np.isfinite(rows["released_s"])
@@ -71,15 +73,15 @@ def stimulus(run: Run) -> Check:
             " before the window ended: the server answers (or fails) faster than 20 ms and 1000"
             " tokens/s; ask for longer answers or a think time"
         )
-        return Check("stimulus", False, detail, is_gate=True)
+        return ValidityCheck("stimulus", False, detail, is_gate=True)
     if n_moved or n_unsent:
         detail = (
             f"{say_count(n_moved)} of {say_count(n)} released requests left the schedule's instants"
             f" and {say_count(n_unsent)} planned ones were never released"
         )
-        return Check("stimulus", False, detail, is_gate=True)
+        return ValidityCheck("stimulus", False, detail, is_gate=True)
     detail = f"all {say_count(n)} released requests followed this run's own schedule"
-    return Check("stimulus", True if n else None, detail, is_gate=True)
+    return ValidityCheck("stimulus", True if n else None, detail, is_gate=True)
 
 
 def _n_dry(run: Run) -> int:

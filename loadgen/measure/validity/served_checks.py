@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadgen.measure.load import Load
+from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.validity.check import Check
+from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.wording import say, say_count, say_number
 from loadgen.records import Run
 
@@ -16,9 +16,9 @@ LENGTH_TOLERANCE = 0.05
 TEMPLATE_TOKENS = 32  # what a chat template may add to each prompt
 
 
-def grown_load(load: Load | None) -> Check:
+def grown_load(load: LoadByQuarter | None) -> ValidityCheck:
     if load is None:
-        return Check("load", None, "too few requests to tell whether a queue grew")
+        return ValidityCheck("load", None, "too few requests to tell whether a queue grew")
     first, last = load.in_flight[0], load.in_flight[-1]
     detail = (
         f"{say_number(first)} requests in flight in the first quarter of the window,"
@@ -27,16 +27,16 @@ def grown_load(load: Load | None) -> Check:
     )
     if load.is_growing:
         detail = f"offered rate above capacity: {detail}"
-    return Check("load", not load.is_growing, detail)
+    return ValidityCheck("load", not load.is_growing, detail)
 
 
-def cache(run: Run, due: Mask) -> Check:
+def cache(run: Run, due: Mask) -> ValidityCheck:
     """Cached tokens the server reports, against the declared prefix; turns keep their history."""
     rows, schedule = run.request_rows, run.schedule_rows
     first_turns = due & (schedule["n_parents"] == 0)
     cached = rows["cached_tokens"][first_turns].astype(np.int64)
     if not cached.any():
-        return Check("cache", None, "the server reported no cached prompt tokens")
+        return ValidityCheck("cache", None, "the server reported no cached prompt tokens")
     allowed = schedule["prefix_tokens"][first_turns].astype(np.int64) + CACHED_SLACK_TOKENS
     n_over, n = int(np.count_nonzero(cached > allowed)), len(cached)
     detail = (
@@ -44,31 +44,31 @@ def cache(run: Run, due: Mask) -> Check:
         f" prefix plus {CACHED_SLACK_TOKENS}; {say_count(int(cached.sum()))} cached tokens in all"
     )
     if n_over > CACHED_REQUESTS_SHARE * n:
-        return Check("cache", False, f"contaminated: {detail}")
-    return Check("cache", True, detail)
+        return ValidityCheck("cache", False, f"contaminated: {detail}")
+    return ValidityCheck("cache", True, detail)
 
 
-def output_lengths(run: Run, columns: PerRequest, due: Mask) -> Check:
+def output_lengths(run: Run, columns: PerRequest, due: Mask) -> ValidityCheck:
     answered = due & columns.is_ok
     asked = run.schedule_rows["output_tokens"][answered].astype(np.int64)
     got = columns.output_tokens[answered]
     if not len(got) or not asked.sum():
-        return Check("output lengths", None, "no answer to measure")
+        return ValidityCheck("output lengths", None, "no answer to measure")
     n_other = int(np.count_nonzero(got != asked))
     detail = (
         f"asked for {say_number(float(asked.mean()))} tokens on average, got"
         f" {say_number(float(got.mean()))}; {say_count(n_other)} of {say_count(len(got))} differ"
     )
     ok = abs(got.sum() / asked.sum() - 1) <= LENGTH_TOLERANCE
-    return Check("output lengths", bool(ok), detail)
+    return ValidityCheck("output lengths", bool(ok), detail)
 
 
-def input_lengths(run: Run, due: Mask) -> Check:
+def input_lengths(run: Run, due: Mask) -> ValidityCheck:
     counted = due & (run.request_rows["input_tokens"] > 0)
     asked = run.schedule_rows["input_tokens"][counted].astype(np.int64)
     got = run.request_rows["input_tokens"][counted].astype(np.int64)
     if not len(got) or not asked.sum():
-        return Check("input lengths", None, "the server did not count prompt tokens")
+        return ValidityCheck("input lengths", None, "the server did not count prompt tokens")
     detail = (
         f"planned {say_number(float(asked.mean()))} prompt tokens on average, the server counted"
         f" {say_number(float(got.mean()))}"
@@ -81,4 +81,4 @@ def input_lengths(run: Run, due: Mask) -> Check:
     )
     off = float(abs(got.sum() - asked.sum()))
     ok = off <= max(LENGTH_TOLERANCE * float(asked.sum()), TEMPLATE_TOKENS * len(got))
-    return Check("input lengths", bool(ok), detail)
+    return ValidityCheck("input lengths", bool(ok), detail)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_promises
-from loadgen.workload.traces.trace import PROMISES, Columns, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.trace import PROMISES, Trace, TraceColumns, TraceFormat, build_trace
 
 _TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"
 
@@ -38,7 +38,7 @@ class Azure(TraceFormat):
             images = table.whole_numbers(_IMAGES)
             n_images = int(np.count_nonzero(images))
             notes = [f"{n_images} of {len(images)} requests had images; sent as text only"]
-        columns = Columns(
+        columns = TraceColumns(
             ticks=table.instants(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),

@@ -20,10 +20,10 @@ from loadgen.workload.traces.json_lines import (
     token_column,
 )
 from loadgen.workload.traces.text_columns import NS_PER_UNIT
-from loadgen.workload.traces.trace import Columns, Ids, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.trace import Ids, Trace, TraceColumns, TraceFormat, build_trace
 
 
-class _Record(Promised, gc=False):
+class _BailianRecord(Promised, gc=False):
     chat_id: int | str
     timestamp: float | int
     input_length: int
@@ -49,9 +49,9 @@ class Bailian(TraceFormat):
         return {"chat_id", "parent_chat_id", "timestamp", "input_length"} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        records, blocks = list[_Record](), BlockLists()
+        records, blocks = list[_BailianRecord](), BlockLists()
         promises = PromiseColumns(content, source)
-        for batch in read_records(content, source, _Record):
+        for batch in read_records(content, source, _BailianRecord):
             blocks.add([record.hash_ids for record in batch])
             for record in batch:
                 record.hash_ids = ()  # the flat array has them; the lists are most of the memory
@@ -67,7 +67,7 @@ class Bailian(TraceFormat):
             notes.append(f"{n_lost} rows answer a chat_id that is not in the file; taken as first")
         types: dict[str, int] = {}
         type_ids = [types.setdefault(record.type, len(types)) for record in records]
-        columns = Columns(
+        columns = TraceColumns(
             ticks=ticks,
             input_tokens=inputs,
             output_tokens=token_column(content, source, "output_length", answered),
@@ -82,7 +82,7 @@ class Bailian(TraceFormat):
 
 
 def _parents(
-    content: bytes, source: str, records: Sequence[_Record]
+    content: bytes, source: str, records: Sequence[_BailianRecord]
 ) -> tuple[NDArray[np.int64], int]:
     """(the row each row answers or −1, how many answer a row that is not there)."""
     row_of: dict[int | str, int] = {}

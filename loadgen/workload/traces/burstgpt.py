@@ -7,7 +7,14 @@ from collections.abc import Collection
 import numpy as np
 
 from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_promises
-from loadgen.workload.traces.trace import PROMISES, Columns, Ids, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.trace import (
+    PROMISES,
+    Ids,
+    Trace,
+    TraceColumns,
+    TraceFormat,
+    build_trace,
+)
 
 _TIME, _MODEL, _IN, _OUT = "Timestamp", "Model", "Request tokens", "Response tokens"
 _SESSION = "Session ID"
@@ -39,7 +46,7 @@ class BurstGPT(TraceFormat):
             codes, names = table.words(_SESSION)
             is_named = np.array([name != "" for name in names])
             sessions = np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
-        columns = Columns(
+        columns = TraceColumns(
             ticks=table.ticks(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError
 from loadgen.workload.lengths import MAX_TOKENS
-from loadgen.workload.traces.text_columns import LONGEST_S, Table, require
+from loadgen.workload.traces.text_columns import LONGEST_S, TextTable, require
 from loadgen.workload.traces.trace import PROMISES, Ticks
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -118,7 +118,7 @@ def line_of_record(content: bytes, row: int) -> int:
     return next(islice(filled, row, None))
 
 
-def read_json_table(content: bytes, source: str, wanted: Sequence[str]) -> Table:
+def read_json_table(content: bytes, source: str, wanted: Sequence[str]) -> TextTable:
     """The wanted keys of flat JSON lines as a table of text, for formats that are told by column
     names. Raises TraceFileError with the line where a key is missing."""
     import pyarrow as pa
@@ -141,7 +141,7 @@ def read_json_table(content: bytes, source: str, wanted: Sequence[str]) -> Table
     columns: dict[str, list[Any]] = {
         name: [pa.array(values, pa.string())] for name, values in texts.items()
     }
-    return Table(source, columns.__getitem__, partial(line_of_record, content))
+    return TextTable(source, columns.__getitem__, partial(line_of_record, content))
 
 
 def _refuse_first(

@@ -17,10 +17,10 @@ from loadgen.workload.traces.json_lines import (
     token_column,
 )
 from loadgen.workload.traces.text_columns import NS_PER_UNIT
-from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 
-class _Record(Promised, gc=False):
+class _MooncakeRecord(Promised, gc=False):
     timestamp: float | int
     input_length: int
     output_length: int
@@ -50,7 +50,7 @@ class Mooncake(TraceFormat):
     def parse(self, content: bytes, source: str) -> Trace:
         blocks, numbers, sessions = BlockLists(), [np.empty((0, 3))], SessionNumbers()
         promises = PromiseColumns(content, source)
-        for batch in read_records(content, source, _Record):
+        for batch in read_records(content, source, _MooncakeRecord):
             blocks.add([r.hash_ids for r in batch])
             sessions.add([r.session_id for r in batch])
             promises.add(batch)
@@ -60,7 +60,7 @@ class Mooncake(TraceFormat):
         ticks = tick_column(content, source, times, NS_PER_UNIT["ms"])
         input_tokens = token_column(content, source, "input_length", inputs)
         prefix, notes = blocks.prefixes(self.block_tokens, ticks, input_tokens)
-        columns = Columns(
+        columns = TraceColumns(
             ticks=ticks,
             input_tokens=input_tokens,
             output_tokens=token_column(content, source, "output_length", outputs),

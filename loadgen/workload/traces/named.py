@@ -10,7 +10,7 @@ from pydantic import Field
 from loadgen.records import OWN_SLO
 from loadgen.workload.traces.json_lines import read_json_table
 from loadgen.workload.traces.text_columns import first_line, read_csv
-from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 ColumnName = Annotated[str, Field(min_length=1)]
 
@@ -51,7 +51,7 @@ class Named(TraceFormat):
             codes, words = table.words(self.session)
             is_named = np.array([word != "" for word in words])
             sessions = np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
-        columns = Columns(
+        columns = TraceColumns(
             ticks=table.ticks(self.time, self.unit)
             if table.is_numeric(self.time)
             else table.instants(self.time),

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from loadgen.errors import TraceFileError
-from loadgen.workload.traces.trace import Columns, Trace, TraceFormat, build_trace
+from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 _ASKING, _ANSWERING = {"human", "user"}, {"gpt", "chatgpt", "bard", "bing", "assistant"}
 
@@ -54,7 +54,7 @@ class ShareGPT(TraceFormat):
             f"token counts are characters / {self.chars_per_token:g}",
         ]
         lengths = np.ceil(np.array(pairs, np.float64) / self.chars_per_token).astype(np.int64)
-        columns = Columns(
+        columns = TraceColumns(
             ticks=None, input_tokens=lengths[:, 0], output_tokens=lengths[:, 1], notes=notes
         )
         return build_trace(source, self.kind, columns)

@@ -38,7 +38,7 @@ _INSTANT_EXAMPLE = "2024-05-12 00:00:20.1234567+00:00"
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Columns of text by name. `read` gives a column as Arrow arrays, one after the other and never
     all at once: text takes ten times the memory of the numbers in it. `line_of` finds the line of a
     row."""
@@ -236,14 +236,16 @@ def _plain_instants(text: Any) -> Ticks | None:
     return found if np.all(np.abs(found // 10**9) <= _FARTHEST_S) else None
 
 
-def read_promises(table: Table, fields: Collection[str]) -> dict[str, NDArray[np.float64]]:
+def read_promises(table: TextTable, fields: Collection[str]) -> dict[str, NDArray[np.float64]]:
     """The schedule's columns of promises of those `PROMISES` that are among a table's fields."""
     return {
         column: table.seconds(name, "ms") for name, column in PROMISES.items() if name in fields
     }
 
 
-def read_csv(content: bytes, source: str, wanted: Collection[str], separator: str = ",") -> Table:
+def read_csv(
+    content: bytes, source: str, wanted: Collection[str], separator: str = ","
+) -> TextTable:
     """The wanted columns of a CSV file with a header line; others are ignored.
 
     Quotes, CRLF and blank lines are understood. Raises TraceFileError for a wanted column that is
@@ -286,7 +288,7 @@ def read_csv(content: bytes, source: str, wanted: Collection[str], separator: st
         lines = (line for line, cells in _csv_rows(content, separator) if cells)
         return next(line for k, line in enumerate(lines) if k == row + 1)  # 0 is the header
 
-    return Table(source, read, line_of)
+    return TextTable(source, read, line_of)
 
 
 def csv_header(line: str, separator: str = ",") -> list[str]:

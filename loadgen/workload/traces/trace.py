@@ -56,7 +56,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TraceColumns:
     """What a format reads, in file order and unchecked; `build_trace` makes a Trace of it.
 
     `prefix` is (ids, tokens); `classes` is (ids, names).
@@ -105,7 +105,7 @@ PROMISES = {f"{own.removesuffix('_s')}_ms": own for own in OWN_SLO.values()}
 TRACES: Registry[TraceFormat] = Registry("slobench.traces", "trace format", _bare_name)
 
 
-def build_trace(source: str, kind: str, columns: Columns) -> Trace:
+def build_trace(source: str, kind: str, columns: TraceColumns) -> Trace:
     """A Trace in order of time, from the first kept row on; rows without input or output tokens are
     left out and counted (recorded services log failed requests so, and a request of zero tokens
     cannot be sent).

@@ -12,11 +12,11 @@ from reference_engine.serving.http_workers.engine_messages import (
     CutOff,
     FromEngine,
     Message,
-    Refused,
-    Step,
+    RequestRefused,
+    StepOutput,
     Submit,
 )
-from reference_engine.serving.streams import StreamBroken, TokenStream, Told
+from reference_engine.serving.streams import StreamBroken, StreamProgress, TokenStream
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 
@@ -41,7 +41,7 @@ class EngineLink:
             raise WireError(_GONE, status=500, type_="server_error", code="engine_failed")
         self._n_submitted += 1
         number = self._n_submitted
-        stream = TokenStream(Told(arrived_s=arrived_s), lambda _: self._close(number))
+        stream = TokenStream(StreamProgress(arrived_s=arrived_s), lambda _: self._close(number))
         self._streams[number] = stream
         self._send(Submit(number, call, request_id, arrived_s))
         return stream
@@ -49,7 +49,7 @@ class EngineLink:
     def take(self, message: FromEngine) -> None:
         """What the engine says of a request, unless nobody reads it any more."""
         match message:
-            case Step(told, deltas):
+            case StepOutput(told, deltas):
                 for number, facts in told:
                     if number in self._streams:
                         self._streams[number].request = facts
@@ -65,7 +65,7 @@ class EngineLink:
                 if number in self._streams:
                     self._streams[number].request = facts
                     self._streams[number].admit()
-            case Refused(number):
+            case RequestRefused(number):
                 self._fail(number, message.error())
             case Broken(number, why, status):
                 self._fail(number, StreamBroken(why, status))

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_engine.serving.identity import About
-from reference_engine.serving.streams import Delta, Told
+from reference_engine.serving.identity import ServerIdentity
+from reference_engine.serving.streams import StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 
@@ -51,7 +51,7 @@ class Open(Message, frozen=True):
     """The engine is ready, accept connections. `front` counts from 1, `epoch_ns` is the
     engine's clock's, `engine_path` the Unix socket where it answers what is no completion."""
 
-    about: About
+    about: ServerIdentity
     front: int
     epoch_ns: int
     engine_path: str
@@ -64,10 +64,10 @@ class Admitted(Message, frozen=True):
     """The engine has taken the request."""
 
     number: int
-    told: Told
+    told: StreamProgress
 
 
-class Refused(Message, frozen=True):
+class RequestRefused(Message, frozen=True):
     """A `WireError`."""
 
     number: int
@@ -80,7 +80,7 @@ class Refused(Message, frozen=True):
     retry_after_s: int | None
 
     @classmethod
-    def of(cls, number: int, error: WireError) -> Refused:
+    def of(cls, number: int, error: WireError) -> RequestRefused:
         return cls(
             number,
             error.message,
@@ -112,12 +112,12 @@ class Broken(Message, frozen=True):
     status: int
 
 
-class Step(Message, frozen=True):
+class StepOutput(Message, frozen=True):
     """What a step brought to each number, and, to be known first, how far those requests are that
     began or ended with it."""
 
-    told: list[tuple[int, Told]]
-    deltas: list[tuple[int, Delta]]
+    told: list[tuple[int, StreamProgress]]
+    deltas: list[tuple[int, StreamDelta]]
 
 
 class Bye(Message, frozen=True):
@@ -125,4 +125,4 @@ class Bye(Message, frozen=True):
 
 
 FromFront = Listening | Submit | Closed | CutOff
-FromEngine = Open | Admitted | Refused | Broken | Step | Bye
+FromEngine = Open | Admitted | RequestRefused | Broken | StepOutput | Bye

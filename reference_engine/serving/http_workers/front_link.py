@@ -20,12 +20,12 @@ from reference_engine.serving.http_workers.engine_messages import (
     Listening,
     Message,
     Open,
-    Refused,
-    Step,
+    RequestRefused,
+    StepOutput,
     Submit,
 )
 from reference_engine.serving.service import Service
-from reference_engine.serving.streams import Delta, Sink, StreamBroken, Told
+from reference_engine.serving.streams import Sink, StreamBroken, StreamDelta, StreamProgress
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Request
 
@@ -51,7 +51,7 @@ class FrontLink:
         self._is_settled = asyncio.Event()
         self._service, self._on_lost, self._most_unsent = service, on_lost, most_unsent
         self._relays: dict[int, Relay] = {}
-        self._step = Step([], [])
+        self._step = StepOutput([], [])
         self._channel: Channel[FromFront] = Channel(FromFront, self._on_message, self._on_end)
 
     async def open(self, end: socket.socket, what: Open) -> None:
@@ -70,16 +70,16 @@ class FrontLink:
 
     def tell(self, number: int, request: Request) -> None:
         """How far a request is, with the deltas of this step."""
-        self._step.told.append((number, Told.of(request)))
+        self._step.told.append((number, StreamProgress.of(request)))
 
-    def put(self, number: int, delta: Delta) -> None:
+    def put(self, number: int, delta: StreamDelta) -> None:
         deltas = self._step.deltas
         if not deltas:  # the service hands all of a step over before the loop goes on
             asyncio.get_running_loop().call_soon(self._send_step)
         deltas.append((number, delta))
 
     def _send_step(self) -> None:
-        step, self._step = self._step, Step([], [])
+        step, self._step = self._step, StepOutput([], [])
         if self._channel.n_unsent <= self._most_unsent:
             self.send(step)
             return
@@ -111,11 +111,11 @@ class FrontLink:
                 sink, message.call, message.request_id, message.arrived_s
             )
         except WireError as error:
-            self.send(Refused.of(number, error))
+            self.send(RequestRefused.of(number, error))
         except Exception:  # the request's boundary: a bug of ours, told and kept
             log.exception("request %s failed", message.request_id)
             bug = WireError("internal error", status=500, type_="server_error")
-            self.send(Refused.of(number, bug))
+            self.send(RequestRefused.of(number, bug))
 
     def _on_end(self) -> None:
         for relay in self._relays.values():
@@ -133,7 +133,7 @@ class Relay:
     def __init__(
         self, number: int, link: FrontLink, request: Request, close: Callable[[Sink], None]
     ) -> None:
-        self.request: Request | Told = request
+        self.request: Request | StreamProgress = request
         self.is_over = self.is_closed = False
         self.is_blocked = False  # the front sees to that
         self._number, self._link, self._request, self._close = number, link, request, close
@@ -146,9 +146,9 @@ class Relay:
         return "ok" if self.is_over else "disconnected"
 
     def admit(self) -> None:
-        self._link.send(Admitted(self._number, Told.of(self._request)))
+        self._link.send(Admitted(self._number, StreamProgress.of(self._request)))
 
-    def put(self, delta: Delta) -> int:
+    def put(self, delta: StreamDelta) -> int:
         """1 for the end, which the front has to tell its reader, else 0: it is on its way."""
         self.is_over = delta.finish_reason is not None
         if self.is_over or not self._is_begun:
@@ -162,7 +162,7 @@ class Relay:
             return
         self._is_broken = True
         if isinstance(why, WireError):
-            self._link.send(Refused.of(self._number, why))
+            self._link.send(RequestRefused.of(self._number, why))
         else:
             status = why.status if isinstance(why, StreamBroken) else 500
             self._link.send(Broken(self._number, str(why), status))

@@ -9,9 +9,9 @@ from typing import Protocol
 from aiohttp import web
 
 from loadgen.clock import Clock
-from reference_engine.serving.identity import About
+from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.routes.streaming import stream_answer
-from reference_engine.serving.streams import Delta, TokenStream
+from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
 from reference_engine.serving.wire.response import Encoder
 
@@ -31,7 +31,7 @@ class CompletionRoutes:
     """`/v1/chat/completions` and `/v1/completions`. `mark` is in the ids of answers, and tells
     those of several processes apart."""
 
-    def __init__(self, service: Streams, about: About, mark: str = "") -> None:
+    def __init__(self, service: Streams, about: ServerIdentity, mark: str = "") -> None:
         self._service, self._about, self._mark = service, about, mark
         self._n_answers = 0
 
@@ -91,9 +91,9 @@ def _foretold(stream: TokenStream) -> dict[str, str]:
 
 
 async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
-    kept: list[Delta] = []
+    kept: list[StreamDelta] = []
 
-    def keep(delta: Delta) -> bool:
+    def keep(delta: StreamDelta) -> bool:
         goes_on = delta.finish_reason is None
         if goes_on:
             kept.append(delta)

@@ -10,12 +10,12 @@ from aiohttp import web
 
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import Attribution
-from reference_engine.attribution.attribution_process import Bench
+from reference_engine.attribution.attribution_process import AttributionProcess
 from reference_engine.attribution.counterfactual import Case
 from reference_engine.core.core import EngineState
 from reference_engine.core.setup import Setup
 from reference_engine.policies.base import POLICIES
-from reference_engine.serving.identity import About
+from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.step_log.steps import StepRecord
@@ -29,9 +29,9 @@ _MOST_SIMULATED = 60_000  # steps, all modes together: some ten seconds of a cor
 class DebugRoutes:
     """Answered by the engine thread between two steps, so that the numbers belong together."""
 
-    def __init__(self, service: Service, about: About) -> None:
+    def __init__(self, service: Service, about: ServerIdentity) -> None:
         self._service, self._about = service, about
-        self._bench = Bench()
+        self._bench = AttributionProcess()
 
     def routes(self) -> list[web.RouteDef]:
         return [

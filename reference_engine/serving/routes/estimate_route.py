@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from reference_engine.serving.estimate import Estimate, estimate
-from reference_engine.serving.identity import About
+from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
 from reference_engine.serving.wire.call import parse_either
 
@@ -15,7 +15,7 @@ from reference_engine.serving.wire.call import parse_either
 class EstimateRoutes:
     """The body is a chat's or a completion's; nothing is queued."""
 
-    def __init__(self, service: Service, about: About) -> None:
+    def __init__(self, service: Service, about: ServerIdentity) -> None:
         self._service, self._about = service, about
 
     def routes(self) -> list[web.RouteDef]:

@@ -10,7 +10,7 @@ from aiohttp import web
 from reference_engine.core.core import EngineState
 from reference_engine.metrics.exposition import CONTENT_TYPE, Moment, page
 from reference_engine.metrics.gpu import Gpu
-from reference_engine.serving.identity import About
+from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
 
 
@@ -18,7 +18,7 @@ class AboutRoutes:
     """Read-only, and answered without the engine thread: also while a long step runs."""
 
     def __init__(
-        self, service: Service, state: EngineState, about: About, gpu: Gpu | None = None
+        self, service: Service, state: EngineState, about: ServerIdentity, gpu: Gpu | None = None
     ) -> None:
         self._service, self._state, self._about, self._gpu = service, state, about, gpu
 

@@ -2,7 +2,7 @@
 
 One task per answer writes through aiohttp what is rare: the head, the first token, ends, errors,
 and what a reader who fell behind has to wait for. All other tokens go from the step's wake-up to
-the socket (`Outlet`): no task is woken, and nothing is awaited.
+the socket (`ChunkWriter`): no task is woken, and nothing is awaited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from aiohttp import ClientConnectionResetError, web
 
-from reference_engine.serving.streams import Delta, StreamBroken, TokenStream
+from reference_engine.serving.streams import StreamBroken, StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.response import Encoder, Piece
 from reference_engine.serving.wire.wire_errors import WireError, error_event
@@ -29,14 +29,14 @@ _SSE_HEADERS = {
 _MOST_BUFFERED_BYTES = 1 << 14
 
 
-class Outlet:
+class ChunkWriter:
     """Writes events of plain text to the transport of an answer, each as a chunk of its body
     (RFC 9112 §7.1), while the transport passes on what it is given."""
 
     def __init__(self, transport: asyncio.WriteTransport, piece: Piece) -> None:
         self._transport, self._piece = transport, piece
 
-    def take(self, delta: Delta) -> bool:
+    def take(self, delta: StreamDelta) -> bool:
         """Whether the delta is told; False where it is not plain text, or the client is gone or
         reads too slowly, which is for the task to deal with."""
         text, n_output, finish_reason, chosen = delta
@@ -117,6 +117,6 @@ async def _write_events(
             await response.write(data)
             stream.is_blocked = False
             if transport is not None:  # not before: the head goes out with the first write
-                stream.hand(Outlet(transport, piece).take)
+                stream.hand(ChunkWriter(transport, piece).take)
         out = []
     await response.write_eof()

@@ -13,7 +13,7 @@ from reference_engine.serving.wire.call import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Token counts as the model saw them, and seconds since arrival at the server."""
 
     input_tokens: int
@@ -89,7 +89,7 @@ class Encoder:
         self,
         text: str,
         finish_reason: str | None,
-        usage: Usage | None = None,
+        usage: TokenUsage | None = None,
         chosen: Chosen | None = None,
     ) -> bytes:
         """The event of a piece of text, possibly empty, with all that may come with it; `usage`
@@ -105,7 +105,7 @@ class Encoder:
             choice = f'{{"index":0,"text":{quoted},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return self._event(choice, usage)
 
-    def end(self, usage: Usage | None) -> bytes:
+    def end(self, usage: TokenUsage | None) -> bytes:
         """The usage event, if asked for, and the terminator."""
         closing = b"data: [DONE]\n\n"
         if usage is None:
@@ -114,7 +114,7 @@ class Encoder:
         return b"data: " + self._opening + b"," + tail[1:].encode() + b"\n\n" + closing
 
     def whole(
-        self, text: str, finish_reason: str, usage: Usage, chosen: Sequence[Chosen] = ()
+        self, text: str, finish_reason: str, usage: TokenUsage, chosen: Sequence[Chosen] = ()
     ) -> bytes:
         """The body of an answer that is not streamed."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
@@ -137,7 +137,7 @@ class Encoder:
             }
         ).encode()
 
-    def _event(self, choice: str, usage: Usage | None = None) -> bytes:
+    def _event(self, choice: str, usage: TokenUsage | None = None) -> bytes:
         counts = f',"usage":{json.dumps(_usage(usage))}' if usage is not None else ""
         return b"data: " + self._opening + f',"choices":[{choice}]{counts}}}\n\n'.encode()
 
@@ -171,7 +171,7 @@ def _completion_logprobs(chosen: Sequence[Chosen]) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
@@ -180,5 +180,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _timings(usage: Usage) -> dict[str, float | None]:
+def _timings(usage: TokenUsage) -> dict[str, float | None]:
     return {"queue_s": usage.queue_s, "ttft_s": usage.ttft_s, "e2e_s": usage.e2e_s}
