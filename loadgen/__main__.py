@@ -1,6 +1,6 @@
 """`python -m loadgen` is the `slobench` command."""
 
-from loadgen.cli import main
+from loadgen.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -90,10 +90,7 @@ ALLOWED: dict[str, list[str]] = {
     "loadgen.run.target": [*WORDS, "loadgen.workload", "loadgen.run.preload", "targets"],
     "loadgen.doctor": [*WORDS, "loadgen", "targets"],
     "loadgen.plugins": WORDS,
-    "loadgen.kinds": [*WORDS, "loadgen.workload"],
-    "loadgen.schema": [*WORDS, "loadgen.kinds", "loadgen.workload"],
     "loadgen.translate": [*WORDS, "loadgen.translate", "loadgen.workload"],
-    "loadgen.comparison": [*WORDS, "loadgen.drive.store", "loadgen.measure"],
     "loadgen.live": [
         *WORDS,
         "loadgen.live",
@@ -112,16 +109,12 @@ ALLOWED: dict[str, list[str]] = {
     # Locust is imported here and nowhere else: importing it patches the process.
     "loadgen.web": [*WORDS, "loadgen", "targets", "reports"],
     "loadgen.exports": [*WORDS, "loadgen.exports", "loadgen.measure"],
-    "loadgen.starter": [*WORDS, "loadgen.workload"],
-    "loadgen.command": [
+    "loadgen.cli": [
         "loadgen",
         "reports",
         "reference_engine.serve",
         "reference_engine.serving.serve_options",
     ],
-    "loadgen.verbs": [*WORDS, "loadgen.command", "loadgen.verbs"],
-    "loadgen.app": ["loadgen.command", "loadgen.verbs"],
-    "loadgen.cli": ["loadgen.app", "loadgen.command"],
     "loadgen.__main__": ["loadgen.cli"],
     "slobench": [*WORDS, "loadgen"],
     "scenarios": [],
@@ -260,7 +253,7 @@ def test_pure_modules_import_no_clock_chance_or_socket(module, path):
 def test_importing_the_load_generator_loads_nothing_heavy():
     import subprocess
 
-    code = "import sys, loadgen.app, slobench; print(*sys.modules)"
+    code = "import sys, loadgen.cli.app, slobench; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -319,8 +312,8 @@ def test_a_command_line_loads_nothing_heavy_before_it_has_something_to_do(words)
 
     code = (
         "import sys\n"
-        "from loadgen.app import app\n"
-        "from loadgen.command.guard import guarded\n"
+        "from loadgen.cli.app import app\n"
+        "from loadgen.cli.exit_codes import guarded\n"
         f"sys.argv[1:] = {words.split()}\n"
         "code = guarded(app, {})\n"
         "print('modules:', *sys.modules)\n"
@@ -329,5 +322,5 @@ def test_a_command_line_loads_nothing_heavy_before_it_has_something_to_do(words)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(said.stdout.rpartition("modules:")[2].split())
     heavy = {"pandas", "scipy", "pyarrow", "vl_convert", "locust", "torch", "loadgen.exports"}
-    assert "loadgen.app" in loaded
+    assert "loadgen.cli.app" in loaded
     assert not heavy & loaded

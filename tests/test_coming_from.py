@@ -9,9 +9,9 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from loadgen.app import app
+from loadgen.cli.app import app
+from loadgen.cli.kinds import FAMILIES, describe
 from loadgen.errors import UsageError
-from loadgen.kinds import FAMILIES, describe
 from loadgen.measure.catalog import METRICS
 from loadgen.records import REQUESTS
 from loadgen.translate.command_line import translate

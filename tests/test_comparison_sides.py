@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.comparison import read_side
+from loadgen.cli.sides import read_side
 from loadgen.errors import UsageError
 
 

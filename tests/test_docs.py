@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from loadgen.app import app
-from loadgen.kinds import FAMILIES, describe
+from loadgen.cli.app import app
+from loadgen.cli.kinds import FAMILIES, describe
 from loadgen.measure.catalog import METRICS
 
 ROOT = Path(__file__).parent.parent
@@ -49,11 +49,13 @@ def test_the_readme_shows_its_two_commands_first():
 
 
 def named_checks():
-    """The names of the validity checks: the first word given to `ValidityCheck` or to what makes one."""
+    """The names of the validity checks: the first word given to `ValidityCheck` or its makers."""
     files = (ROOT / "loadgen" / "measure" / "validity").glob("*.py")
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
-    firsts = [c.args[0] for c in calls if getattr(c.func, "id", "") in ("ValidityCheck", "share_of_time")]
+    firsts = [
+        c.args[0] for c in calls if getattr(c.func, "id", "") in ("ValidityCheck", "share_of_time")
+    ]
     return sorted({f.value for f in firsts if isinstance(f, ast.Constant)})
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from loadgen.kinds import FAMILIES, describe
-from loadgen.schema import SCENARIO_FAMILIES, scenario_schema
+from loadgen.cli.kinds import FAMILIES, describe
+from loadgen.cli.schema import SCENARIO_FAMILIES, scenario_schema
 from loadgen.workload.scenario import load_scenario, shipped_scenarios
 from tests import strategies
 

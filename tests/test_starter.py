@@ -5,8 +5,8 @@ import os
 import pytest
 import yaml
 
+from loadgen.cli.starter import write_starter
 from loadgen.errors import UsageError
-from loadgen.starter import write_starter
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule
 from targets.endpoint import load_target

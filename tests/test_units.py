@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, PlainSerializer
 from pydantic_core import PydanticSerializationError
 
-from loadgen.command.guard import INTERRUPTED, guarded
+from loadgen.cli.exit_codes import INTERRUPTED, guarded
 from loadgen.units import (
     as_data,
     format_duration,

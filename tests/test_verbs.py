@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.app import app
-from loadgen.command import guard
-from loadgen.verbs.built_when_named import VERBS
+from loadgen.cli import exit_codes
+from loadgen.cli.app import app
+from loadgen.cli.lazy_verbs import VERBS
 
 TESTS = Path(__file__).parent
 BAD = TESTS / "golden" / "bad_scenarios" / "many_mistakes.yaml"
@@ -21,7 +21,7 @@ BAD = TESTS / "golden" / "bad_scenarios" / "many_mistakes.yaml"
 def slobench(capsys, monkeypatch, *words):
     """(exit code, stdout, stderr) of a command line."""
     monkeypatch.setattr("sys.argv", ["slobench", *map(str, words)])
-    code = guard.guarded(lambda: app([str(word) for word in words]), {})
+    code = exit_codes.guarded(lambda: app([str(word) for word in words]), {})
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -219,14 +219,14 @@ def test_rescore_judges_a_recorded_run_anew_and_leaves_it_alone(run, simulated):
 
 @pytest.mark.parametrize("module", VERBS)
 def test_every_verb_of_a_module_can_be_named(module):
-    declared = import_module(f"loadgen.verbs.{module}").verbs.registered_commands
+    declared = import_module(f"loadgen.cli.{module}").verbs.registered_commands
     assert [verb.name or verb.callback.__name__ for verb in declared] == list(VERBS[module])
 
 
 def test_an_interrupt_while_it_is_still_importing_is_told_in_one_line():
     code = (
         "import signal, sys\n"
-        "from loadgen.cli import main\n"
+        "from loadgen.cli.main import main\n"
         "class Interrupting:\n"
         "    def find_spec(name, path, target=None):\n"
         "        if name == 'typer':\n"

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from loadgen.command.asked import read_watch, watched_together
+from loadgen.cli.parse import read_watch, watched_together
 from loadgen.errors import UsageError
 from loadgen.run.run_options import NOBODY, Watch
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from loadgen.command.asked import cache_dir
-from loadgen.command.guard import INTERRUPTED, guarded
-from loadgen.command.terminal import tell
+from loadgen.cli.exit_codes import INTERRUPTED, guarded
+from loadgen.cli.parse import cache_dir
+from loadgen.cli.terminal import tell
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.run.execute import FinishedRun as Recorded
 from loadgen.run.execute import execute

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.command.asked import choose_scenario, read_duration_s
+from loadgen.cli.parse import choose_scenario, read_duration_s
 from loadgen.errors import UsageError, nearest
 from loadgen.web.run_protocol import Policy
 from loadgen.workload.scenario import Scenario

@@ -25,8 +25,8 @@ from flask import (
     url_for,
 )
 
-from loadgen.command.asked import cache_dir
-from loadgen.command.web import password
+from loadgen.cli.parse import cache_dir
+from loadgen.cli.web_command import password
 from loadgen.errors import SlobenchError
 from loadgen.web.locust_master import Master
 from reports.bundle import vega_bundle

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.command.web import PLUGINS, TARGET
+from loadgen.cli.web_command import PLUGINS, TARGET
 from loadgen.errors import UsageError, nearest
 from loadgen.web.form import POLICIES, RunForm, read_asked, several
 from loadgen.workload.scenario import shipped_scenarios

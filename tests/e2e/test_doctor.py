@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from loadgen.command import measure
+from loadgen.cli import measure_command
 from loadgen.doctor.checkup import visit_target
 from loadgen.doctor.trial import TrialSetup, measure_trial
 from loadgen.errors import UsageError
@@ -81,7 +81,7 @@ def test_a_server_of_ours_can_be_measured():
 
 def test_no_server_is_a_reason(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["slobench"])
-    code = measure.doctor("http://127.0.0.1:9", False, "60s", "", "", as_json=False)
+    code = measure_command.doctor("http://127.0.0.1:9", False, "60s", "", "", as_json=False)
     out = capsys.readouterr().out
     assert code == 3
     assert out.startswith("NOT TO BE MEASURED WITH\n  http://127.0.0.1:9: connection refused")
@@ -100,4 +100,4 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
 )
 def test_a_mistake_is_told(target, prove, budget, model, says):
     with pytest.raises(UsageError, match=says):
-        measure.doctor(target, prove, budget, model, "", as_json=True)
+        measure_command.doctor(target, prove, budget, model, "", as_json=True)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from loadgen.app import app
-from loadgen.starter import write_starter
+from loadgen.cli.app import app
+from loadgen.cli.starter import write_starter
 from targets.endpoint import load_target
 
 ROOT = Path(__file__).parents[2]

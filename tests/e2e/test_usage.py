@@ -77,7 +77,7 @@ def test_version_is_the_installed_one(cli, tmp_path):
 
 
 def test_an_internal_error_is_one_line_and_a_file(tmp_path, capsys):
-    from loadgen.command.guard import guarded
+    from loadgen.cli.exit_codes import guarded
 
     def body():
         raise RuntimeError("a bug\nof two lines")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from loadgen.command.web import locustfile
+from loadgen.cli.web_command import locustfile
 from tests.browser import Watched, chromium, needs_chromium
 from tests.e2e.test_distributed import MOCK, free_port, started
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.app import app
-from loadgen.command import guard
+from loadgen.cli import exit_codes
+from loadgen.cli.app import app
 from loadgen.plugins import load_plugin
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "write-a-policy.md").read_text()
@@ -52,7 +52,7 @@ def test_the_command_line_finds_it(plugin, tmp_path, capsys, monkeypatch):
     words = [str(plugin) if word == "my_policy.py" else word for word in words[1:]]
     words += ["--out", str(tmp_path / "run"), "--set", "phases.measure=10s"]
     monkeypatch.setattr("sys.argv", ["slobench", *words])
-    code = guard.guarded(lambda: app(words), {})
+    code = exit_codes.guarded(lambda: app(words), {})
     captured = capsys.readouterr()
     assert code in (0, 1), captured.err
     assert "short_first token_budget=256" in captured.err

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 import slobench as sb
-from loadgen.app import app
 from loadgen.cells.order import run_cells
-from loadgen.command.guard import guarded
+from loadgen.cli.app import app
+from loadgen.cli.exit_codes import guarded
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module
 from loadgen.nightly.night import Nightly, NightOptions

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from loadgen.command.measure import write_copies
+from loadgen.cli.measure_command import write_copies
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.measure.aggregate import summarize
 from reports.printed import find_browser, pdf, picture, write_figures

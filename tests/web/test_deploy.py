@@ -8,8 +8,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from loadgen.app import app
-from loadgen.command.web import locustfile
+from loadgen.cli.app import app
+from loadgen.cli.web_command import locustfile
 from loadgen.web.web_options import add_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

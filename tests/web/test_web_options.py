@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from loadgen.command.web import PASSWORD, PLUGINS, TARGET, Where, check_ports, password
+from loadgen.cli.web_command import PASSWORD, PLUGINS, TARGET, Where, check_ports, password
 from loadgen.errors import UsageError
 from loadgen.web.web_options import of_this_machine
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.kinds import describe
+from loadgen.cli.kinds import describe
 from loadgen.measure.slo import parse_slo
 from loadgen.workload.presets import CATALOGUE
 from loadgen.workload.scenario import load_scenario

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from loadgen.command import capacity as capacity_command
-from loadgen.command import decide as command
-from loadgen.command.asked import choose_scenario, promises, watch_flags
-from loadgen.verbs.options import (
+from loadgen.cli import capacity_command as capacity_command
+from loadgen.cli import decide_command as command
+from loadgen.cli.flags import (
     Confidence,
     Goodput,
     Json,
@@ -23,6 +22,7 @@ from loadgen.verbs.options import (
     Set,
     Slo,
 )
+from loadgen.cli.parse import choose_scenario, promises, watch_flags
 
 PANEL = "Decide"
 verbs = typer.Typer()
@@ -150,7 +150,7 @@ def nightly(
     json: Json = False,
 ) -> None:
     """Measure what is measured every night, and say what changed since the nights before."""
-    from loadgen.command import nightly as command
+    from loadgen.cli import nightly_command as command
 
     raise typer.Exit(
         command.nightly(

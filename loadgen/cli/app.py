@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from loadgen.command import guard
-from loadgen.verbs.built_when_named import VerbGroup
+from loadgen.cli import exit_codes
+from loadgen.cli.lazy_verbs import VerbGroup
 
 app = typer.Typer(
     name="slobench",
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"slobench {guard.version()}")
+        typer.echo(f"slobench {exit_codes.version()}")
         raise typer.Exit
 
 

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.command.asked import watch_flags
-from loadgen.command.sweep import sweep as run_sweep
-from loadgen.verbs.options import (
+from loadgen.cli.flags import (
     Concurrency,
     Duration,
     InputLen,
@@ -25,6 +23,8 @@ from loadgen.verbs.options import (
     Slo,
     Warmup,
 )
+from loadgen.cli.parse import watch_flags
+from loadgen.cli.sweep_command import sweep as run_sweep
 
 PANEL = "Decide"
 verbs = typer.Typer()

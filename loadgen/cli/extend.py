@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from loadgen.command import extend as command
-from loadgen.verbs.options import Json, Plugin
+from loadgen.cli import extend_command as command
+from loadgen.cli.flags import Json, Plugin
 
 PANEL = "Extend"
 verbs = typer.Typer()

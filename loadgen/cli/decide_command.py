@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from loadgen.command.asked import cache_dir, read_confidence, read_share
-from loadgen.command.terminal import print_json, stdout, tell
+from loadgen.cli.parse import cache_dir, read_confidence, read_share
+from loadgen.cli.terminal import print_json, stdout, tell
 from loadgen.errors import UsageError, nearest
 
 
@@ -71,7 +71,7 @@ def compare(
     as_json: bool,
 ) -> int:
     """Compare sets of runs, or measure what equal ones differ by; the exit code."""
-    from loadgen.comparison import read_margins, read_noise, read_side
+    from loadgen.cli.sides import read_margins, read_noise, read_side
     from loadgen.measure.comparison.compare import judge_sides
     from loadgen.measure.comparison.judgement import FAIL_ON, Options, exit_code
     from loadgen.measure.comparison.measures import measure
@@ -124,7 +124,7 @@ def _noise(
     sides: Sequence[str], metrics: Sequence[str], effect: float, confidence: float, as_json: bool
 ) -> int:
     """What equal runs differ by, as a table or as `--noise` reads it."""
-    from loadgen.comparison import noise_json, read_side
+    from loadgen.cli.sides import noise_json, read_side
     from loadgen.measure.comparison.compare import GATED, noise_of_sides
     from loadgen.measure.comparison.measures import measure
     from reports.compare.view import noise_rows, noise_table

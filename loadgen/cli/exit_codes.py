@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from loadgen.command.asked import cache_dir
+from loadgen.cli.parse import cache_dir
 from loadgen.errors import SlobenchError, interrupt_behind
 
 NO_VERDICT = 3

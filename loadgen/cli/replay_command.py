@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from loadgen.command.terminal import print_json
+from loadgen.cli.terminal import print_json
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
 

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from loadgen.command import measure as command
-from loadgen.command.asked import choose_scenario, promises, read_watch
-from loadgen.command.export import export as export_runs
-from loadgen.command.export import read_exports
-from loadgen.verbs.options import (
+from loadgen.cli import measure_command as command
+from loadgen.cli.export_command import export as export_runs
+from loadgen.cli.export_command import read_exports
+from loadgen.cli.flags import (
     Concurrency,
     Confidence,
     Duration,
@@ -32,6 +31,7 @@ from loadgen.verbs.options import (
     Slo,
     Warmup,
 )
+from loadgen.cli.parse import choose_scenario, promises, read_watch
 
 PANEL = "Measure"
 verbs = typer.Typer()

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from loadgen.command.asked import (
+from loadgen.cli.parse import (
     cache_dir,
     read_duration_s,
     read_share,
     read_workers,
     watched_together,
 )
-from loadgen.command.terminal import print_json, stdout
+from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 from loadgen.units import parse_rate_per_s
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from loadgen.command.asked import cache_dir, watched_together
-from loadgen.command.terminal import print_json, stdout
+from loadgen.cli.parse import cache_dir, watched_together
+from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 from loadgen.measure.comparison.judgement import FAIL_ON
 from loadgen.plugins import load_plugin

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
+from loadgen.cli.kinds import FAMILIES
 from loadgen.errors import UsageError
-from loadgen.kinds import FAMILIES
 from loadgen.registry import Registry
 from loadgen.units import parse_duration_s, parse_level_per_s, parse_rate_per_s, parse_share
 from loadgen.workload.presets import PRESETS

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from loadgen.command.asked import cache_dir, read_confidence, read_duration_s, read_workers
-from loadgen.command.guard import INTERRUPTED
-from loadgen.command.terminal import print_json, stdout
+from loadgen.cli.exit_codes import INTERRUPTED
+from loadgen.cli.parse import cache_dir, read_confidence, read_duration_s, read_workers
+from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
 

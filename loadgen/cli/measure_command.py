@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from loadgen.command.asked import (
+from loadgen.cli.exit_codes import INTERRUPTED
+from loadgen.cli.export_command import write_exports
+from loadgen.cli.parse import (
     cache_dir,
     read_budget_s,
     read_confidence,
     read_transport,
     read_workers,
 )
-from loadgen.command.export import write_exports
-from loadgen.command.guard import INTERRUPTED
-from loadgen.command.terminal import print_json, stdout, tell
+from loadgen.cli.terminal import print_json, stdout, tell
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
 from loadgen.run.run_options import NOBODY, RunOptions, Watch
@@ -265,7 +265,7 @@ def _checked(source: str, settings: Sequence[str]) -> str:
 
 def schema(plugins: Sequence[Path]) -> None:
     """The JSON schema of the scenario format."""
-    from loadgen.schema import scenario_schema
+    from loadgen.cli.schema import scenario_schema
 
     for plugin in plugins:
         load_plugin(plugin)
@@ -300,7 +300,7 @@ def doctor(
 
 def init(directory: Path) -> None:
     """Write the files a new project begins with."""
-    from loadgen.starter import write_starter
+    from loadgen.cli.starter import write_starter
 
     for path in write_starter(directory):
         typer.echo(f"wrote {path}")

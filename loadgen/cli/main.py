@@ -19,11 +19,11 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)  # clean up, say so
     gc.set_threshold(_OBJECTS)
     try:
-        from loadgen.app import app
-        from loadgen.command import guard
+        from loadgen.cli import exit_codes
+        from loadgen.cli.app import app
 
-        code = guard.guarded(app, os.environ)
+        code = exit_codes.guarded(app, os.environ)
     except KeyboardInterrupt:  # before there was anything to clean up
         os.write(2, b"slobench: interrupted\n")
         os._exit(130)
-    guard.leave(code)
+    exit_codes.leave(code)

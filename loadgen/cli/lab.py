@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from loadgen.command import lab as command
-from loadgen.command import measure
-from loadgen.command import replay as replaying
-from loadgen.command.asked import choose_scenario
-from loadgen.verbs.options import (
+from loadgen.cli import lab_command as command
+from loadgen.cli import measure_command
+from loadgen.cli import replay_command as replaying
+from loadgen.cli.flags import (
     Concurrency,
     Confidence,
     Duration,
@@ -26,6 +25,7 @@ from loadgen.verbs.options import (
     Slo,
     Warmup,
 )
+from loadgen.cli.parse import choose_scenario
 
 PANEL = "Engine lab"
 verbs = typer.Typer()
@@ -144,7 +144,7 @@ def simulate(
         duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
     )  # fmt: skip
     settings = f"mode={mode},shape={shape},hardware={hardware},{engine}"
-    exit_code = measure.run(
+    exit_code = measure_command.run(
         chosen, "sim", "", settings, out, force, "auto", "fast", confidence, plugin or [], json
     )
     raise typer.Exit(exit_code)

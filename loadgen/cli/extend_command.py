@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from loadgen.command.terminal import stdout
+from loadgen.cli.terminal import stdout
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
 
@@ -35,7 +35,7 @@ def translate(text: str, as_json: bool) -> None:
 
 def list_kinds(family: str | None, plugins: Sequence[Path], as_json: bool) -> None:
     """Every registered kind with its parameters."""
-    from loadgen.kinds import FAMILIES, describe
+    from loadgen.cli.kinds import FAMILIES, describe
 
     for plugin in plugins:
         load_plugin(plugin)
@@ -45,6 +45,6 @@ def list_kinds(family: str | None, plugins: Sequence[Path], as_json: bool) -> No
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    from loadgen.kinds import tables
+    from loadgen.cli.kinds import tables
 
     stdout().print(tables(found))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from loadgen.command.asked import cache_dir, choose_scenario, read_workers, watched_together
-from loadgen.command.guard import INTERRUPTED, NO_VERDICT
-from loadgen.command.terminal import print_json, stdout
+from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
+from loadgen.cli.parse import cache_dir, choose_scenario, read_workers, watched_together
+from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 
 if TYPE_CHECKING:

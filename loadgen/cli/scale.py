@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from loadgen.command import web as command
-from loadgen.verbs.options import Duration, Plugin, Rate, Seed, Set, Slo, Warmup
+from loadgen.cli import web_command as command
+from loadgen.cli.flags import Duration, Plugin, Rate, Seed, Set, Slo, Warmup
 
 PANEL = "Scale"
 verbs = typer.Typer()

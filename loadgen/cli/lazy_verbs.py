@@ -52,7 +52,7 @@ def _command(name: str) -> Any:
     """Raises KeyError for what is no verb."""
     for module, names in VERBS.items():
         if name in names:
-            verbs: Typer = import_module(f"loadgen.verbs.{module}").verbs
+            verbs: Typer = import_module(f"loadgen.cli.{module}").verbs
             alone = Typer(rich_markup_mode="rich", add_completion=False)
             alone.registered_commands = [c for c in verbs.registered_commands if _name(c) == name]
             return get_command(alone)

@@ -1,1 +1,0 @@
-"""The verbs of the command line: each parses its flags, calls one function and exits."""
