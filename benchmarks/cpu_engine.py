@@ -30,11 +30,11 @@ from loadgen.drive.instrument import host
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Site
 from reference_engine.executors.torch_cpu import TorchCpuExecutor
-from reference_engine.model.config import ModelConfig
 from reference_engine.model.weights import random_weights
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.continuous import Continuous
 from reference_engine.state.kv import KvPool
+from reference_engine.state.model_config import ModelConfig
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request
 

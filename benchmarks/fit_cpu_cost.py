@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.instrument import host
-from reference_engine.executors.base import EXECUTORS, Executor, Row, Site, StepBatch
+from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.model.zoo import resolve
+from reference_engine.state.batch import Row, StepBatch
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.sequence import Request

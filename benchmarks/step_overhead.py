@@ -27,8 +27,9 @@ from random import Random
 from loadgen.clock import VirtualClock
 from loadgen.drive.instrument import host
 from reference_engine.core.core import EngineState, step
-from reference_engine.executors.base import Caps, StepBatch, StepResult
+from reference_engine.executors.base import Caps
 from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request

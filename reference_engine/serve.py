@@ -24,8 +24,8 @@ from reference_engine.core.setup import Setup
 from reference_engine.metrics.gpu import open_gpu
 from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.policies.base import Policy
-from reference_engine.server import Guard
 from reference_engine.serving.build import Engine, build
+from reference_engine.serving.guard import Guard
 from reference_engine.serving.http_workers.engine_messages import Open
 from reference_engine.serving.http_workers.processes import Fronts
 from reference_engine.serving.identity import ServerIdentity
@@ -37,8 +37,8 @@ from reference_engine.serving.routes.loading import loading_routes
 from reference_engine.serving.routes.operator import InterventionRoutes
 from reference_engine.serving.serve_options import ServeOptions, policy_of
 from reference_engine.serving.service import Service
+from reference_engine.state.steps import StepEvent, StepRecord
 from reference_engine.step_log.step_files import StepFiles
-from reference_engine.step_log.steps import StepEvent, StepRecord
 
 log = logging.getLogger("reference_engine")
 

@@ -153,7 +153,7 @@ PURE = [
     "reference_engine.executors.delayed",
     "reference_engine.accounting.ledger",
     "reference_engine.state.queues",
-    "reference_engine.step_log.steps",
+    "reference_engine.state.steps",
     "reference_engine.state.step_tokens",
     "reference_engine.state.admission",
     "reference_engine.core.placement",

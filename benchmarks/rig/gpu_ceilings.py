@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from reference_engine.model.config import ModelConfig
 from reference_engine.state.cost_model import Hardware, StepShape, roofline_s
+from reference_engine.state.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

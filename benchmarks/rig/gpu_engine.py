@@ -10,10 +10,11 @@ import numpy as np
 
 from loadgen.clock import MonotonicClock
 from reference_engine.core.core import EngineState, step
-from reference_engine.executors.base import Executor, Site, StepBatch
+from reference_engine.executors.base import Executor, Site
 from reference_engine.executors.torch_cuda import TorchCuda, TorchCudaExecutor
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.chunked import Chunked
+from reference_engine.state.batch import StepBatch
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request

@@ -9,7 +9,7 @@ import torch
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import PromptPiece, Tiles, cut, splits_for
-from reference_engine.model.config import KvDtype, ModelConfig
+from reference_engine.state.model_config import KvDtype, ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, timed_s
 
 PAGE = 16

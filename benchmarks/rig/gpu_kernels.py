@@ -16,8 +16,8 @@ import torch
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import PromptPiece, Tiles, cut, splits_for
-from reference_engine.model.config import ModelConfig
 from reference_engine.model.llama import rotary_tables
+from reference_engine.state.model_config import ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, timed_s
 from rig.gpu_flash import gathered_flash, refuse_another_answer
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from reference_engine.model.config import ModelConfig
 from reference_engine.model.weights import load
 from reference_engine.model.zoo import resolve
+from reference_engine.state.model_config import ModelConfig
 from rig.gpu_ceilings import Place
 from rig.peer_config import llama_config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_engine.model.config import ModelConfig
+from reference_engine.state.model_config import ModelConfig
 
 _POSITIONS = 16_384  # the longest sequence that a benchmark asks for
 

@@ -14,16 +14,16 @@ from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
-from reference_engine.model.config import KvDtype
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
 from reference_engine.state.cost_model import CPU, machine
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
+from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
+from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
-from reference_engine.step_log.steps import StepLog
 from targets.mock_options import split_options
 
 _MAX_NUM_SEQS = 256

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from reference_engine.accounting.explain import Account
 from reference_engine.state.cost_model import CostModel, StepShape
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 _WINDOW_S = 30.0
 

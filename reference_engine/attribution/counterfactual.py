@@ -32,8 +32,8 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.sequence import Request
 from reference_engine.state.step_tokens import StepTokens
+from reference_engine.state.steps import StepRecord
 from reference_engine.state.swap import HostPool
-from reference_engine.step_log.steps import StepRecord
 
 MODES = ("chunked", "bucketed", "sjf", "deadline", "priority", "token_fair", "prefill_first")
 """Asked in this order; the first that keeps a promise is named."""

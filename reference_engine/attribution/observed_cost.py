@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_engine.state.cost_model import NO_PADDING, CostModel, Padding, StepCost, StepShape
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 Numbers = NDArray[np.float64]
 

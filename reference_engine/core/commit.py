@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_engine.executors.base import Row, StepBatch
+from reference_engine.state.batch import Row, StepBatch
 from reference_engine.state.kv import KvPool
 from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request

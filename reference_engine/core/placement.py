@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from reference_engine.executors.base import Copy, Row
 from reference_engine.policies.base import Policy
+from reference_engine.state.batch import Copy, Row
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Cause, How, Item, Plan, View, Why

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_engine.executors.base import StepBatch
+from reference_engine.state.batch import StepBatch
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Plan
-from reference_engine.step_log.steps import Level, StepRecord
+from reference_engine.state.steps import Level, StepRecord
 
 
 class PlanRecord(NamedTuple):

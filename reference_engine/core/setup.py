@@ -10,13 +10,13 @@ from loadgen.clock import Clock
 from loadgen.errors import UsageError
 from reference_engine.core.core import EngineState
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.predict.base import MaxTokens, Predictor
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import How, Limits
+from reference_engine.state.predictor import MaxTokens, Predictor
+from reference_engine.state.steps import StepEvent, StepLog
 from reference_engine.state.swap import HostPool
-from reference_engine.step_log.steps import StepEvent, StepLog
 
 
 class NotReplayable(UsageError):

@@ -1,108 +1,15 @@
-"""What runs a batch: rows of requests in, one token per row that reached its end out."""
+"""The contract of executors: a batch of rows in, one token per finished row out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from loadgen.registry import Plugin, Registry
-from reference_engine.model.config import ModelSource
-from reference_engine.state.cost_model import NO_PADDING, Padding, StepShape
-from reference_engine.state.sequence import Request
-
-
-class Row(NamedTuple):
-    """Compute tokens `start … start + n_tokens` of a request, whose blocks have room for them;
-    `samples` when that reaches its last known token, so that the next one is wanted."""
-
-    request: Request
-    start: int
-    n_tokens: int
-    samples: bool
-
-
-class Copy(NamedTuple):
-    """One block of KV to host memory (`is_out`) or back."""
-
-    block: int
-    host_block: int
-    is_out: bool
-
-
-class StepBatch(NamedTuple):
-    """One step, to be worked off in this order: `copies`, then everything else at once. An
-    executor reads the requests and never writes to them.
-
-    `rows` are pieces of prompts (or of recomputation); `decodes` compute one token each, the one
-    at position `request.n_computed`, and want the next. `context_tokens` is Σ n_computed of
-    `decodes`. `padding` is work to be done for nobody.
-    """
-
-    rows: tuple[Row, ...] = ()
-    decodes: Sequence[Request] = ()
-    padding: Padding = NO_PADDING
-    copies: tuple[Copy, ...] = ()
-    context_tokens: int = 0
-
-    @property
-    def has_work(self) -> bool:
-        return bool(
-            self.rows
-            or self.decodes
-            or self.copies
-            or self.padding.prefill_tokens
-            or self.padding.decode_rows
-        )
-
-    @property
-    def n_tokens(self) -> int:
-        """How many tokens the step answers."""
-        return sum(row.samples for row in self.rows) + len(self.decodes)
-
-    @property
-    def main_prompt(self) -> Request | None:
-        """Whose prompt (or recomputation) is more than half of the step's tokens; None where they
-        are decoded, or of many prompts. A single row beyond its prompt is a decode, too."""
-        row = max(self.rows, key=lambda row: row.n_tokens, default=None)
-        if row is None or (row.n_tokens == 1 and row.start >= row.request.n_prompt):
-            return None
-        n_tokens = sum(row.n_tokens for row in self.rows) + len(self.decodes)
-        return row.request if 2 * row.n_tokens > n_tokens else None
-
-    def all_rows(self) -> Iterator[Row]:
-        """Rows and decodes alike, in the order in which tokens are answered."""
-        yield from self.rows
-        for request in self.decodes:
-            yield Row(request, request.n_computed, 1, True)
-
-    def shape(self) -> StepShape:
-        """What the step's duration depends on."""
-        prefill_tokens, prefill_attention = 0, 0.0
-        for _, start, n_tokens, _ in self.rows:
-            prefill_tokens += n_tokens
-            prefill_attention += n_tokens * (start + n_tokens / 2)
-        n_decode = len(self.decodes)
-        return StepShape(
-            n_seqs=len(self.rows) + n_decode,
-            prefill_tokens=prefill_tokens,
-            prefill_attention=prefill_attention,
-            n_decode=n_decode,
-            context_tokens=self.context_tokens,
-            padding=self.padding,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The sampled tokens: one per row with `samples`, in the order of the rows, then one per
-    decode. `logprobs` is as long as `tokens`, or None when nobody asked. `duration_s` is how long
-    the step took, or None to let the engine's clock tell."""
-
-    tokens: Sequence[int] = ()
-    logprobs: Sequence[float] | None = None
-    duration_s: float | None = None
+from reference_engine.state.batch import StepBatch, StepResult
+from reference_engine.state.model_config import ModelSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from loadgen.clock import Clock
 from loadgen.units import parse_duration_s, write_duration
-from reference_engine.executors.base import Caps, Executor, StepBatch, StepResult
+from reference_engine.executors.base import Caps, Executor
+from reference_engine.state.batch import StepBatch, StepResult
 
 _MOST_SHARE = 100.0
 

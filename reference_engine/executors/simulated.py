@@ -6,16 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from reference_engine.executors.base import (
-    Caps,
-    Executor,
-    ExecutorKind,
-    Site,
-    StepBatch,
-    StepResult,
-)
-from reference_engine.model.config import KvDtype
+from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
+from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.cost_model import CostModel, machine
+from reference_engine.state.model_config import KvDtype
 
 TOKEN = ord("x")
 SIMULATED_CONTEXT = 32_768

@@ -7,20 +7,14 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from reference_engine.executors.base import (
-    Caps,
-    Executor,
-    ExecutorKind,
-    Site,
-    StepBatch,
-    StepResult,
-)
+from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.torch_blocks import asked_for
 from reference_engine.model.attention import flatten
 from reference_engine.model.filler import padding_rows
 from reference_engine.model.llama import Llama
 from reference_engine.model.sampling import sample_with_logprobs
 from reference_engine.model.weights import load
+from reference_engine.state.batch import StepBatch, StepResult
 
 _COPY_BYTES_PER_S = 5e9  # one core copying between two places in memory; decides swap or recompute
 

@@ -17,14 +17,7 @@ import torch
 from pydantic import Field
 
 from loadgen.errors import MissingDependency, UsageError
-from reference_engine.executors.base import (
-    Caps,
-    Executor,
-    ExecutorKind,
-    Site,
-    StepBatch,
-    StepResult,
-)
+from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.cuda_stream import CpuLane, CudaLane, Lane
 from reference_engine.executors.graph_sizes import blocks_that_fit, bucket_of, buckets
 from reference_engine.executors.torch_arena import Arena, Held, aligned
@@ -41,11 +34,12 @@ from reference_engine.executors.torch_step import (
 from reference_engine.executors.torch_swap import HostKv
 from reference_engine.kernels.ops import Ops, Which, ops
 from reference_engine.kernels.tiles import splits_for
-from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.weights import load
+from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.cost_model import Padding
+from reference_engine.state.model_config import KvDtype, ModelConfig
 from reference_engine.state.sequence import Request, Sampling
 
 log = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reference_engine.executors.base import Row, StepBatch
 from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.torch_arena import Arena
 from reference_engine.executors.torch_sampling_table import SamplingTable
 from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
 from reference_engine.model.filler import filler_pieces, filler_start
 from reference_engine.model.paged import PagedStep
+from reference_engine.state.batch import Row, StepBatch
 from reference_engine.state.sequence import Request
 
 Ints = NDArray[np.int32]

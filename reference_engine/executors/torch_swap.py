@@ -8,9 +8,9 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from reference_engine.executors.base import Copy
 from reference_engine.executors.torch_arena import Arena, aligned
 from reference_engine.kernels.kv_memory import Kv
+from reference_engine.state.batch import Copy
 
 
 class HostKv:

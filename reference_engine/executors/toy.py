@@ -12,16 +12,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reference_engine.executors.base import (
-    Caps,
-    Copy,
-    Executor,
-    ExecutorKind,
-    Row,
-    Site,
-    StepBatch,
-    StepResult,
-)
+from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
+from reference_engine.state.batch import Copy, Row, StepBatch, StepResult
 from reference_engine.state.sequence import Request
 
 _MASK = (1 << 64) - 1

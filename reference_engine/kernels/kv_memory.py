@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from reference_engine.model.config import KvDtype
+from reference_engine.state.model_config import KvDtype
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """What the largest number of a vector becomes."""

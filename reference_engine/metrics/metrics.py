@@ -15,7 +15,7 @@ from reference_engine.accounting.explain import Account
 from reference_engine.metrics.histograms import BoundedNames, Histogram, LabelledSums
 from reference_engine.smdp.lookup import UNVISITED
 from reference_engine.state.sequence import Request, State
-from reference_engine.step_log.steps import StepEvent, StepRecord
+from reference_engine.state.steps import StepEvent, StepRecord
 
 TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from reference_engine.executors.base import Row
 from reference_engine.model.decoding import MOST_SCORES, Decodes
 from reference_engine.model.paging import Paging
+from reference_engine.state.batch import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from reference_engine.executors.base import Row
 from reference_engine.model.paging import Paging
+from reference_engine.state.batch import Row
 
 # Scores of one call: 128 KiB, which an allocator gives again and again without asking the system.
 MOST_SCORES = 1 << 15

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_engine.executors.base import Row
+from reference_engine.state.batch import Row
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.sequence import Request
 

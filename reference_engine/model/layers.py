@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from reference_engine.model.config import ModelConfig
+from reference_engine.state.model_config import ModelConfig
 
 Take = Callable[[str], torch.Tensor]
 Matrix = TypeVar("Matrix")  # as a model multiplies with it

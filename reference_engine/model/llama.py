@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from reference_engine.executors.base import Copy
 from reference_engine.model.attention import Desk, StepInput, attend
-from reference_engine.model.config import ModelConfig
 from reference_engine.model.huge import zeros
 from reference_engine.model.layers import Layer, Take, fused
 from reference_engine.model.linear import Linear
 from reference_engine.model.paging import Paging
 from reference_engine.model.weights import Weights
+from reference_engine.state.batch import Copy
+from reference_engine.state.model_config import ModelConfig
 
 # Tokens of a step that go through a layer's matrices together: what lies between two of them then
 # stays in a core's own cache, and in memory that the process already has.

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import Tiles
-from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.layers import fused
 from reference_engine.model.llama import rotary_tables
 from reference_engine.model.weights import Weights
+from reference_engine.state.model_config import KvDtype, ModelConfig
 
 
 class PagedStep(NamedTuple):

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from loadgen.errors import UsageError
-from reference_engine.model.config import ModelConfig, ModelSource
 from reference_engine.model.huge import physical_bytes
+from reference_engine.state.model_config import ModelConfig, ModelSource
 
 Weights = dict[str, torch.Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from loadgen.errors import UsageError, nearest
-from reference_engine.model.config import ModelConfig, ModelSource, read_config
+from reference_engine.state.model_config import ModelConfig, ModelSource, read_config
 
 EOS_ID = 257  # of the byte tokenizer, which all shapes here are served with
 _EOS = frozenset({EOS_ID})

@@ -11,7 +11,7 @@ from pydantic import ConfigDict
 from loadgen.registry import Plugin, Registry
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 
 class Policy(Plugin, ABC):

@@ -9,7 +9,7 @@ from reference_engine.policies.step_budget import Reserve, reserved_tokens
 from reference_engine.state.cost_model import NO_PADDING, Padding
 from reference_engine.state.plan import Cause, Item, Plan, View, Why
 from reference_engine.state.sequence import Request
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 
 class FinishedRows(StrEnum):

@@ -15,7 +15,7 @@ from reference_engine.policies.step_budget import StepBudget
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, Preemption, View
 from reference_engine.state.sequence import Request
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 
 class Mlfq(Policy):

@@ -13,7 +13,7 @@ from reference_engine.policies.batching_window import wait_for_more
 from reference_engine.policies.gang import FinishedRows, Gang, Pad
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 
 class Static(Policy):

@@ -13,7 +13,7 @@ from reference_engine.policies.tenancy import Tenancy
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 Weight = Annotated[float, Field(gt=0)]
 

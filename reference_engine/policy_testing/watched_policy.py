@@ -18,7 +18,7 @@ from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
 from reference_engine.state.plan import Plan, PlanError, View, check_plan
 from reference_engine.state.sequence import Request
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 _SECRET = ("oracle_output_tokens", "_n_last", "_n_milestone")  # how long an answer will be
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_engine.predict.base import LengthDist
+from reference_engine.state.predictor import LengthDist
 
 Shares = NDArray[np.float64]  # of answers per bin, sum 1
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from reference_engine.predict.base import LengthDist, Predictor
 from reference_engine.predict.log_bins import N_BINS, UNLIMITED, Shares, Survival, bin_of
+from reference_engine.state.predictor import LengthDist, Predictor
 from reference_engine.state.sequence import Request, State
 
 _PARENT_ANSWERS = 8.0  # a parent's shares weigh as much as so many answers of one's own

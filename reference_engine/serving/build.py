@@ -12,7 +12,6 @@ from reference_engine.executors.base import Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, SimulatedExecutor
 from reference_engine.executors.toy import ToyExecutor
-from reference_engine.model.config import ModelConfig, ModelSource
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor
@@ -26,10 +25,11 @@ from reference_engine.state.cost_model import (
     machine,
 )
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
+from reference_engine.state.model_config import ModelConfig, ModelSource
 from reference_engine.state.plan import Limits
+from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 from reference_engine.state.tokenizer import Tokenizer, load_tokenizer
-from reference_engine.step_log.steps import StepLog
 
 _KV_BYTES = 1 << 30
 _CONTEXT = 4096

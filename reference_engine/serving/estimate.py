@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from reference_engine.core.core import EngineState
-from reference_engine.predict.base import LengthDist
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepShape
+from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request
 
 _INPUT_COST, _OUTPUT_COST = 1.0, 2.0  # virtual tokens; source: VTC (OSDI'24, arXiv 2401.00588)

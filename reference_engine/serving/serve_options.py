@@ -15,7 +15,7 @@ from reference_engine.executors.base import EXECUTORS, ExecutorKind
 from reference_engine.executors.delayed import StepDelay, StepDelayOption
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.state.plan import How
-from reference_engine.step_log.steps import Level
+from reference_engine.state.steps import Level
 
 K = TypeVar("K", bound=Plugin)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from loadgen.errors import UsageError, nearest
-from reference_engine.model.config import KvDtype, ModelConfig, ModelSource
+from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 
 _BYTES = 2  # of a weight, and of a KV number unless it is told otherwise: bfloat16
 _KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator

@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from loadgen.errors import SlobenchError
-from reference_engine.predict.base import MaxTokens, Predictor
 from reference_engine.state.cost_model import NO_PADDING, CostModel, Padding, StepCost
 from reference_engine.state.kv import KvPool
+from reference_engine.state.predictor import MaxTokens, Predictor
 from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request
 

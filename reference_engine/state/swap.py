@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from reference_engine.executors.base import Copy
+from reference_engine.state.batch import Copy
 from reference_engine.state.kv import CHECKED
 from reference_engine.state.sequence import Request
 

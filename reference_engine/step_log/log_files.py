@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.errors import UsageError
+from reference_engine.state.steps import StepEvent, StepRecord
 from reference_engine.step_log.log_replay import EngineLog
 from reference_engine.step_log.step_files import EVENTS, SCHEMA, SCHEMA_KEY, STEPS
-from reference_engine.step_log.steps import StepEvent, StepRecord
 
 SHIFT_KEY = "clock_shift_s"
 _INSTANTS = ("t_s", "began_s", "end_s")

@@ -20,10 +20,11 @@ from typing import Any
 from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
 from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, registered
-from reference_engine.executors.base import Caps, StepBatch, StepResult
+from reference_engine.executors.base import Caps
 from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.sequence import Request, State
-from reference_engine.step_log.steps import StepEvent, StepLog, StepRecord
+from reference_engine.state.steps import StepEvent, StepLog, StepRecord
 
 _NOT_DECIDED = ("plan_s",)  # how long planning took is the machine's doing
 _UNKNOWN_TOKEN = 0  # of an answer whose end is not in the log

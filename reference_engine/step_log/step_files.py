@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-from reference_engine.step_log.steps import StepEvent, StepRecord
+from reference_engine.state.steps import StepEvent, StepRecord
 
 log = logging.getLogger(__name__)
 

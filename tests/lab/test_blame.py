@@ -8,8 +8,8 @@ from loadgen.lab.misses import misses_in
 from reference_engine.attribution.attribution import Blame
 from reference_engine.core.setup import Setup
 from reference_engine.simulator import simulate
+from reference_engine.state.steps import StepEvent
 from reference_engine.step_log.log_replay import EngineLog
-from reference_engine.step_log.steps import StepEvent
 from tests.reference_engine.engine_kit import request
 from tests.reference_engine.test_counterfactual import CHUNKED, COST, LIMITS
 from tests.runs import measured_run

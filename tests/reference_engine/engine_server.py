@@ -18,8 +18,8 @@ import pytest
 from aiohttp import web
 
 from reference_engine.serve import Wired, wire_up
-from reference_engine.server import Guard
 from reference_engine.serving.build import Engine, build
+from reference_engine.serving.guard import Guard
 from reference_engine.serving.http_workers.engine_messages import Open
 from reference_engine.serving.http_workers.front_link import FrontLink
 from reference_engine.serving.http_workers.worker_app import Front

@@ -14,8 +14,8 @@ from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import ops
 from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
-from reference_engine.model.config import KvDtype, ModelConfig
 from reference_engine.model.llama import rotary_tables
+from reference_engine.state.model_config import KvDtype, ModelConfig
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from reference_engine.model.config import ModelConfig, RopeScaling
 from reference_engine.model.weights import Weights, random_weights
 from reference_engine.model.zoo import SHAPES
+from reference_engine.state.model_config import ModelConfig, RopeScaling
 
 NANO = SHAPES["nano"]
 FAMILIES = {

@@ -8,9 +8,9 @@ import torch
 
 from reference_engine.kernels.ops import PLAIN
 from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
-from reference_engine.model.config import ModelConfig
 from reference_engine.model.paged import PagedLlama, PagedStep
 from reference_engine.model.weights import Weights, random_weights, shapes
+from reference_engine.state.model_config import ModelConfig
 
 
 def shortfalls(

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from reference_engine.executors.base import StepResult
 from reference_engine.policies.base import Policy
+from reference_engine.state.batch import StepResult
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Plan, check_plan
 from reference_engine.state.sequence import Request

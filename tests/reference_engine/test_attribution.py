@@ -20,7 +20,7 @@ from reference_engine.attribution.attribution import (
 )
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Cause, Why
-from reference_engine.step_log.steps import StepLog
+from reference_engine.state.steps import StepLog
 from tests.reference_engine.engine_kit import request, rig
 
 # A step takes 10 ms and 1 ms for each of its tokens.

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from reference_engine.model.config import ModelConfig
 from reference_engine.model.zoo import SHAPES, resolve
 from reference_engine.state.cost_model import (
     HARDWARE,
@@ -20,6 +19,7 @@ from reference_engine.state.cost_model import (
     roofline_s,
     step_cost,
 )
+from reference_engine.state.model_config import ModelConfig
 
 H200 = HARDWARE["h200"]
 QWEN3_14B = ModelConfig(40, 5120, 40, 8, 128, 17_408, 151_936)

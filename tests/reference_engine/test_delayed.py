@@ -8,9 +8,10 @@ from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
-from reference_engine.executors.base import Caps, StepBatch, StepResult
+from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import Delayed, StepDelay, delayed, parse_step_delay
 from reference_engine.serving.serve_options import choose
+from reference_engine.state.batch import StepBatch, StepResult
 
 
 class Timed:

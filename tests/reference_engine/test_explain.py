@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_engine.accounting.explain import Account, Blocker
-from reference_engine.executors.base import Row, StepBatch
+from reference_engine.state.batch import Row, StepBatch
 from reference_engine.state.plan import Cause, Why
 from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import request, rig

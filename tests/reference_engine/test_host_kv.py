@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine.executors.base import Copy, Site, StepBatch
+from reference_engine.executors.base import Site
 from reference_engine.model.zoo import resolve
+from reference_engine.state.batch import Copy, StepBatch
 from tests.reference_engine.cuda_stand_in import StandIn
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from reference_engine.executors.base import Row
-from reference_engine.model.config import ModelConfig
+from reference_engine.state.batch import Row
 from reference_engine.state.kv import KvPool
+from reference_engine.state.model_config import ModelConfig
 from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import request
 

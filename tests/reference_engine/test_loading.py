@@ -8,7 +8,7 @@ import socket
 import aiohttp
 from aiohttp import web
 
-from reference_engine.server import Guard
+from reference_engine.serving.guard import Guard
 from reference_engine.serving.routes.loading import loading_routes
 
 

@@ -15,7 +15,7 @@ from reference_engine.metrics.metrics import EngineMetrics, one_two_five
 from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.states import N_STATES
 from reference_engine.state.sequence import State
-from reference_engine.step_log.steps import StepEvent, StepLog
+from reference_engine.state.steps import StepEvent, StepLog
 from tests.reference_engine.engine_kit import request, rig
 from tests.reference_engine.engine_server import serving, toy_engine
 

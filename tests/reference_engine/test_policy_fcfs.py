@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.predict.base import LengthDist
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Cause, Item, Why
+from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import request, rig
 

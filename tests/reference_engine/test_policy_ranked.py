@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reference_engine.policies.mlfq import Mlfq
-from reference_engine.predict.base import LengthDist
 from reference_engine.state.cost_model import StepCost
+from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import Rig, request, rig
 from tests.reference_engine.policy_kit import Asked, play, traffic

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.predict.base import MaxTokens
 from reference_engine.predict.quantiles import QuantilePredictor
+from reference_engine.state.predictor import MaxTokens
 from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import request
 

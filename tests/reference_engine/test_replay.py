@@ -21,8 +21,8 @@ from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import How
 from reference_engine.state.sequence import State
+from reference_engine.state.steps import StepEvent, StepLog
 from reference_engine.step_log.log_replay import EngineLog, replay
-from reference_engine.step_log.steps import StepEvent, StepLog
 from tests.reference_engine.engine_kit import Rig, request, rig
 
 MODES = sorted({POLICIES.get(name).kind for name in POLICIES.names()})

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
-from reference_engine.model.config import ModelConfig
 from reference_engine.model.zoo import SHAPES, resolve
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.simulator import SimulationStuck, Simulator, simulate
 from reference_engine.state.cost_model import HARDWARE, StepCost, machine, roofline_s
 from reference_engine.state.kv import KvPool
+from reference_engine.state.model_config import ModelConfig
 from reference_engine.state.plan import Cause, Limits, Plan, Why
 from reference_engine.state.sequence import Request, State
 

@@ -6,8 +6,8 @@ import json
 
 import pyarrow.parquet as pq
 
+from reference_engine.state.steps import StepLog
 from reference_engine.step_log.step_files import EPOCH_KEY, EVENTS, STEPS, StepFiles
-from reference_engine.step_log.steps import StepLog
 from tests.reference_engine.engine_kit import request, rig
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine.executors.base import Executor, StepBatch, StepResult
+from reference_engine.executors.base import Executor
+from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import How
 from reference_engine.state.sequence import State

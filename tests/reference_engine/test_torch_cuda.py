@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 
 from loadgen.errors import MissingDependency, SlobenchError, UsageError
-from reference_engine.executors.base import EXECUTORS, Caps, Site, StepBatch
+from reference_engine.executors.base import EXECUTORS, Caps, Site
 from reference_engine.model.zoo import resolve
+from reference_engine.state.batch import StepBatch
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import How
 from reference_engine.state.sequence import Request, Sampling

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine.executors.base import Site, StepBatch
+from reference_engine.executors.base import Site
 from reference_engine.model.zoo import resolve
+from reference_engine.state.batch import StepBatch
 from reference_engine.state.plan import How
 from tests.reference_engine.cuda_stand_in import StandIn
 from tests.reference_engine.engine_kit import request, rig

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from loadgen.errors import UsageError
-from reference_engine.model.config import ModelConfig, ModelSource, config_from, read_config
 from reference_engine.model.zoo import SHAPES, resolve
+from reference_engine.state.model_config import ModelConfig, ModelSource, config_from, read_config
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 weights = pytest.importorskip("reference_engine.model.weights")

@@ -15,9 +15,9 @@ from reference_engine.executors.base import Site
 from reference_engine.executors.cuda_stream import Lane
 from reference_engine.executors.torch_cuda import TorchCuda
 from reference_engine.kernels.ops import Ops
-from reference_engine.model.config import ModelConfig, ModelSource
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.zoo import SHAPES
+from reference_engine.state.model_config import ModelConfig, ModelSource
 from tests.reference_engine.engine_kit import request, rig
 from tests.reference_engine.margin import Oracle, lively_weights
 

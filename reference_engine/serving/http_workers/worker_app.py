@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from loadgen.clock import MonotonicClock
-from reference_engine.server import Guard
+from reference_engine.serving.guard import Guard
 from reference_engine.serving.http_workers.channel import Channel
 from reference_engine.serving.http_workers.engine_link import EngineLink
 from reference_engine.serving.http_workers.engine_messages import Bye, FromEngine, Listening, Open

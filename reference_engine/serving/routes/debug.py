@@ -18,7 +18,7 @@ from reference_engine.policies.base import POLICIES
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
 from reference_engine.serving.wire.wire_errors import WireError
-from reference_engine.step_log.steps import StepRecord
+from reference_engine.state.steps import StepRecord
 
 log = logging.getLogger(__name__)
 
