@@ -27,7 +27,7 @@ from reference_engine.policies.base import Policy
 from reference_engine.serving.build import Engine, build
 from reference_engine.serving.guard import Guard
 from reference_engine.serving.http_workers.engine_messages import Open
-from reference_engine.serving.http_workers.processes import Fronts
+from reference_engine.serving.http_workers.processes import HttpWorkers
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.routes.debug import DebugRoutes
@@ -60,7 +60,7 @@ def run(options: ServeOptions) -> int:
             # The engine thread computes all the time; the default of 5 ms would delay each token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             with (
-                Fronts(n_fronts(options), listener) as fronts,
+                HttpWorkers(n_fronts(options), listener) as fronts,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 runner.run(_serve(options, listener, fronts, api_key))
@@ -73,7 +73,7 @@ def run(options: ServeOptions) -> int:
 
 
 async def _serve(
-    options: ServeOptions, listener: socket.socket, fronts: Fronts, api_key: str | None
+    options: ServeOptions, listener: socket.socket, fronts: HttpWorkers, api_key: str | None
 ) -> None:
     guard = Guard(api_key, options.max_body_bytes)
     # The socket goes on listening from the first application to the second: nobody is refused.

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.measure.wording import say, say_number
+from loadgen.measure.wording import format_number, format_value
 
 _MARKS = {True: ("ok", ""), False: ("warn", "yellow"), None: ("–", "dim")}
 
@@ -36,15 +36,16 @@ def _up_to(facts: Mapping[str, Any]) -> str:
     ceiling = facts["ceiling"]
     at_least = "at least " if ceiling["is_at_least"] else ""
     return (
-        f"up to {at_least}{say_number(ceiling['rate_per_s'])} req/s × {facts['output_tokens']} "
-        f"tokens per core, with p99 TTFT error below {say(facts['error_limit_s'], 's')}"
+        f"up to {at_least}{format_number(ceiling['rate_per_s'])} req/s × {facts['output_tokens']} "
+        f"tokens per core, with p99 TTFT error below {format_value(facts['error_limit_s'], 's')}"
     )
 
 
 def _proven(facts: Mapping[str, Any]) -> str:
     return (
-        f"true up to {say_number(facts['proven_rate_per_s'])} req/s × {facts['output_tokens']} "
-        f"tokens, with p99 TTFT error below {say(facts['error_limit_s'], 's')}, by the truth "
+        f"true up to {format_number(facts['proven_rate_per_s'])} req/s × {facts['output_tokens']} "
+        f"tokens, with p99 TTFT error below {format_value(facts['error_limit_s'], 's')}, by the "
+        "truth "
         "server's log"
     )
 
@@ -82,7 +83,7 @@ def _trials(facts: Mapping[str, Any]) -> Table:
         )
     for trial in facts["trials"]:
         table.add_row(
-            say_number(trial["rate_per_s"]),
+            format_number(trial["rate_per_s"]),
             str(trial["n_requests"]),
             _both(trial["ttft_error_s"], 1e3, 2),
             _both(trial["tpot_error_s"], 1e6, 1),

@@ -18,7 +18,7 @@ from targets.endpoint import Endpoint
 from targets.http_session import Disconnected, HttpSession
 from targets.preflight_checks import EXAMINED, Chunking, ConnectionCounts, Head, Repeats
 from targets.preflight_result import Preflight, PreflightCheck
-from targets.probe_request import Answer, ask, connect, reason
+from targets.probe_request import ProbeAnswer, connect, reason, send_probe
 from targets.served_models import fetch_models
 from targets.server_text import strip_controls
 
@@ -179,10 +179,12 @@ class _Patient:
         self.n_texts += 1
         return self.text_of(n_chars, self.n_texts)
 
-    async def _answer(self, prompt: str, tokens: int) -> Answer:
+    async def _answer(self, prompt: str, tokens: int) -> ProbeAnswer:
         request = Request(prompt=prompt, output_tokens=tokens)
         for _ in range(_ATTEMPTS):
-            answer = await ask(self.session, self.endpoint, self.adapter, request, self.timeout_s)
+            answer = await send_probe(
+                self.session, self.endpoint, self.adapter, request, self.timeout_s
+            )
             if answer.problem is None or not answer.is_transient:
                 break
         if answer.problem is not None:
@@ -192,12 +194,12 @@ class _Patient:
         return answer
 
 
-def _is_in_pieces(answer: Answer) -> bool:
+def _is_in_pieces(answer: ProbeAnswer) -> bool:
     return (
         preflight_checks.per_read(answer.n_token_events, len(answer.token_reads_s))
         <= preflight_checks.BLOCK
     )
 
 
-def _cached(answer: Answer) -> int | None:
+def _cached(answer: ProbeAnswer) -> int | None:
     return answer.usage.cached_tokens if answer.usage else None

@@ -24,8 +24,15 @@ from targets.preflight_result import (
     PreflightCheck,
     without_refused,
 )
-from targets.probe_request import Answer, ask, connect, connect_problem, is_redirect, is_refused
-from targets.prompt_lengths import Ahead, Calibrate, Found, LengthProbe, point_of
+from targets.probe_request import (
+    ProbeAnswer,
+    connect,
+    connect_problem,
+    is_redirect,
+    is_refused,
+    send_probe,
+)
+from targets.prompt_lengths import Ahead, Calibrate, LengthProbe, MeasuredLengths, point_of
 from targets.served_models import Models, fetch_models
 
 _TOKENS = 16  # of the probe's answer
@@ -167,17 +174,17 @@ class _Probe:
         else:
             self.note("models", None, f"{wanted}; GET /v1/models {self.models.problem}")
 
-    def note_lengths(self, found: Found) -> None:
+    def note_lengths(self, found: MeasuredLengths) -> None:
         self.fit = found.fit
         self.note("prompt_fit", found.ok, found.detail)
 
     async def complete(
         self, session: HttpSession, prompt: str, on_token: Callable[[], None]
-    ) -> Answer:
+    ) -> ProbeAnswer:
         """One small streamed answer, with whatever the server refuses to be asked switched off;
         `on_token` is called once that is known and a token is in."""
         given, failed = self.adapter, 0
-        first: Answer | None = None
+        first: ProbeAnswer | None = None
         if given.include_usage:
             self.adapter = given.model_copy(update={"continuous_usage": True})
         while True:
@@ -200,7 +207,7 @@ class _Probe:
         self.done("completion", f"{answer.n_token_events} chunks in {answer.total_s:.2g} s{again}")
         return answer
 
-    def judge(self, answer: Answer) -> None:
+    def judge(self, answer: ProbeAnswer) -> None:
         """What a good answer tells: streaming, usage, lengths, finish."""
         self._judge_streaming(answer)
         usage = answer.usage
@@ -222,7 +229,7 @@ class _Probe:
         else:
             self.note("finish_reason", False, "none came: a cut stream cannot be told from a whole")
 
-    def _judge_streaming(self, answer: Answer) -> None:
+    def _judge_streaming(self, answer: ProbeAnswer) -> None:
         n, detail = answer.n_token_events, f"{answer.n_token_events} chunks"
         if n == 0:
             raise _Stop("streaming", "the answer carried no token: no content, no reasoning")
@@ -236,7 +243,7 @@ class _Probe:
         else:
             self.done("streaming", f"{detail}, first token after {answer.first_token_s:.2g} s")
 
-    def _judge_usage(self, answer: Answer, usage: Usage | None) -> None:
+    def _judge_usage(self, answer: ProbeAnswer, usage: Usage | None) -> None:
         if usage is None or usage.output_tokens is None:
             self.adapter = self.adapter.model_copy(update={"continuous_usage": False})
             self.note("usage", False, "not sent: output tokens are counted by chunks")
@@ -263,10 +270,12 @@ class _Probe:
 
     async def ask(
         self, session: HttpSession, request: Request, on_token: Callable[[], None] = lambda: None
-    ) -> Answer:
-        return await ask(session, self.endpoint, self.adapter, request, self.timeout_s, on_token)
+    ) -> ProbeAnswer:
+        return await send_probe(
+            session, self.endpoint, self.adapter, request, self.timeout_s, on_token
+        )
 
-    def _explain(self, answer: Answer) -> None:
+    def _explain(self, answer: ProbeAnswer) -> None:
         """Stop with what a failed completion means and what to do about it."""
         path = self.adapter.encode(Request("", 1)).path
         problem, status = f"POST {path} {answer.problem}", answer.status
@@ -294,7 +303,7 @@ class _Probe:
         )
 
 
-def _hint(answer: Answer) -> str:
+def _hint(answer: ProbeAnswer) -> str:
     """What to do about a completion that failed for no reason of ours."""
     if is_redirect(answer.status):
         return ""

@@ -31,7 +31,7 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 @dataclass
-class Answer:
+class ProbeAnswer:
     """What came back. `problem` says in a few words why it is no good stream; None if it is one.
 
     `token_reads_s` are the socket reads that completed at least one token: a stream that arrives in
@@ -102,20 +102,20 @@ class EventReader:
         return lines
 
 
-async def ask(
+async def send_probe(
     session: HttpSession,
     endpoint: Endpoint,
     adapter: Adapter,
     request: Request,
     timeout_s: float,
     on_token: Callable[[], None] = lambda: None,
-) -> Answer:
+) -> ProbeAnswer:
     """Send one request and read its stream to the end; every way to fail is in the Answer, none is
     raised. `on_token` is called when the first token is in, and perhaps again.
     """
     sent = adapter.encode(request)
     url, headers = endpoint.address.http_url + sent.path, endpoint.request_headers()
-    answer, start_s = Answer(), time.monotonic()
+    answer, start_s = ProbeAnswer(), time.monotonic()
     try:
         async with session.request(
             sent.method, url, [*sent.headers, *headers], sent.body, timeout_s
@@ -151,7 +151,7 @@ async def _read_stream(
     response: ProbeConnection,
     endpoint: Endpoint,
     adapter: Adapter,
-    answer: Answer,
+    answer: ProbeAnswer,
     start_s: float,
     on_token: Callable[[], None],
 ) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self
 
 from targets.base import Request
 from targets.preflight_result import CharacterFit, two_point_fit
-from targets.probe_request import Answer
+from targets.probe_request import ProbeAnswer
 
 _FIT_CHARS = 128  # of the shorter prompt
 _LONGER = 4  # times that, of the longer one at least
@@ -40,7 +40,7 @@ Ahead = Callable[[int], Sequence[ProbePrompt]]
 the longest prompt to ask."""
 
 
-class Found(NamedTuple):
+class MeasuredLengths(NamedTuple):
     """The line, if there is one, and the check `prompt_fit`."""
 
     fit: CharacterFit | None
@@ -55,7 +55,7 @@ class LengthProbe:
 
     def __init__(
         self,
-        ask: Callable[[Request], Awaitable[Answer]],
+        ask: Callable[[Request], Awaitable[ProbeAnswer]],
         text_of: Callable[[int], str],
         calibrate: Calibrate | None,
         max_input_tokens: int,
@@ -67,7 +67,7 @@ class LengthProbe:
         self._max_input_tokens = max_input_tokens
         self._limit = min(_FIT_TOKENS, (max_model_len or 2 * _FIT_TOKENS) - _ANSWER_TOKENS)
         self._known: asyncio.Future[Point | None] = asyncio.get_running_loop().create_future()
-        self._asking: asyncio.Task[Found] | None = None
+        self._asking: asyncio.Task[MeasuredLengths] | None = None
         self._n_failed = 0
 
     async def __aenter__(self) -> Self:
@@ -83,7 +83,7 @@ class LengthProbe:
         if self._asking is None:
             self._asking = asyncio.create_task(self._find())
 
-    async def found(self, known: Point | None) -> Found:
+    async def found(self, known: Point | None) -> MeasuredLengths:
         """What came of it; the server has nothing else to do any more. `known`, the completion's,
         stands in as the shorter point of the line where no longer one is taken. Where a server
         failed while it had more than this to do, it is asked once more."""
@@ -94,19 +94,19 @@ class LengthProbe:
         found = await self._asking
         return await self._find() if had_begun and self._n_failed and not found.ok else found
 
-    async def _find(self) -> Found:
+    async def _find(self) -> MeasuredLengths:
         if self._calibrate is not None:
             ahead = self._ahead(self._limit)
             beside = asyncio.gather(*map(self._counted, ahead))
             fit, counts = await asyncio.gather(self._line(), beside)
             known = list(zip(ahead, counts, strict=True))
-            return Found(fit, *await self._calibrated(self._calibrate, fit, known))
+            return MeasuredLengths(fit, *await self._calibrated(self._calibrate, fit, known))
         fit = await self._line()
         if fit is None:
-            return Found(None, None, "not possible: prompt lengths are estimates")
+            return MeasuredLengths(None, None, "not possible: prompt lengths are estimates")
         per_token = 1 / fit.tokens_per_char
         detail = f"{per_token:.2f} characters per token, {fit.overhead_tokens:.1f} overhead"
-        return Found(fit, True, detail)
+        return MeasuredLengths(fit, True, detail)
 
     async def _line(self) -> CharacterFit | None:
         """Two prompts of different lengths, asked together, give the line from characters to prompt
@@ -158,18 +158,18 @@ class LengthProbe:
     async def _point(self, text: str) -> Point | None:
         return point_of(text, await self._answer(Request(prompt=text, output_tokens=1)))
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> ProbeAnswer:
         answer = await self._ask(request)
         self._n_failed += answer.is_transient
         return answer
 
 
-def point_of(text: str, answer: Answer) -> Point | None:
+def point_of(text: str, answer: ProbeAnswer) -> Point | None:
     """What an answer says about its prompt's length; None where the server would not say."""
     tokens = _tokens_of(answer)
     return None if tokens is None else (len(text), tokens)
 
 
-def _tokens_of(answer: Answer) -> int | None:
+def _tokens_of(answer: ProbeAnswer) -> int | None:
     usage = answer.usage if answer.problem is None else None
     return None if usage is None else usage.input_tokens

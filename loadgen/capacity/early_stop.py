@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.live.watched import kept
+from loadgen.live.watched import meets_slos
 from loadgen.measure.capacity.capacity_probe import Grade, in_blocks
 from loadgen.measure.capacity.clear import clear
 from loadgen.measure.slo import Slo, parse_slo
@@ -71,4 +71,4 @@ class EarlyStop:
 
 def _has_kept(ended: Mapping[str, Any], promises: Sequence[Slo]) -> bool:
     is_answered = ended["status"] == Status.ok and ended["ttft_s"] is not None
-    return is_answered and kept(ended, promises)
+    return is_answered and meets_slos(ended, promises)

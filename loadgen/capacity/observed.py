@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
+from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.next_probe import NextProbe
 from loadgen.measure.per_request import Mask, per_request
@@ -28,7 +28,7 @@ def probe_of(
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.get("slo") or ()]
-    met = due & meets_own(run, columns, shared, promises_by_class(run))
+    met = due & meets_own(run, columns, shared, slos_by_class(run))
     released_s = run.request_rows["released_s"]
     at_s = np.where(np.isfinite(released_s), released_s, run.schedule_rows["scheduled_s"])
     counted = due & np.isfinite(at_s)

@@ -24,7 +24,7 @@ from loadgen.errors import SlobenchError, TargetError
 from loadgen.records import Run
 from loadgen.run.execute import SIMULATED, finished, prepared
 from loadgen.run.run_options import NOBODY, RunOptions
-from loadgen.run.target import Server, finish, tell
+from loadgen.run.target import Server, finish, print_check
 from loadgen.workload.scenario import Scenario
 from targets.preflight_result import PreflightCheck
 from targets.quiesce import settle, unreachable
@@ -212,10 +212,10 @@ class CellRunner:
             )
         )
         for check in checks:
-            tell(check, self.console)
+            print_check(check, self.console)
         is_reset = any(check.check == "cache_reset" and check.ok for check in checks)
         if not is_reset:
-            tell(_unprotected(scenario), self.console)
+            print_check(_unprotected(scenario), self.console)
 
     def _tell(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)

@@ -22,7 +22,7 @@ from loadgen.cli.flags import (
     Set,
     Slo,
 )
-from loadgen.cli.parse import choose_scenario, promises, watch_flags
+from loadgen.cli.parse import choose_scenario, slo_flags, watch_flags
 
 PANEL = "Decide"
 verbs = typer.Typer()
@@ -47,7 +47,7 @@ def rescore(
     json: Json = False,
 ) -> None:
     """Judge a recorded run by other promises, another window or another tool's definitions."""
-    judged_by = promises(slo, goodput)
+    judged_by = slo_flags(slo, goodput)
     raise typer.Exit(command.rescore(run, judged_by, definition or [], window, confidence, json))
 
 
@@ -218,7 +218,7 @@ def capacity(
 ) -> None:
     """Find the highest load at which the promises are kept, with an interval."""
     chosen = choose_scenario(
-        scenario, set_ or [], plugin or [], slo=promises(slo, goodput), seed=seed
+        scenario, set_ or [], plugin or [], slo=slo_flags(slo, goodput), seed=seed
     )
     raise typer.Exit(
         capacity_command.capacity(

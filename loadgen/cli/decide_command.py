@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from loadgen.cli.parse import cache_dir, read_confidence, read_share
-from loadgen.cli.terminal import print_json, stdout, tell
+from loadgen.cli.terminal import print_json, print_summary, stdout
 from loadgen.errors import UsageError, nearest
 
 
@@ -50,7 +50,7 @@ def rescore(
     if as_json:
         print_json({**summary.to_json(), "definitions": plain([asdict(row) for row in rows])})
     else:
-        tell(summary, as_json)
+        print_summary(summary, as_json)
         if rows:
             stdout().print(table(rows))
     return summary.exit_code

@@ -31,7 +31,7 @@ from loadgen.cli.flags import (
     Slo,
     Warmup,
 )
-from loadgen.cli.parse import choose_scenario, promises, read_watch
+from loadgen.cli.parse import choose_scenario, read_watch, slo_flags
 
 PANEL = "Measure"
 verbs = typer.Typer()
@@ -105,7 +105,7 @@ def run(
     chosen = choose_scenario(
         scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
         duration=duration, warmup=warmup, max_concurrency=max_concurrency, seed=seed,
-        slo=promises(slo, goodput),
+        slo=slo_flags(slo, goodput),
     )  # fmt: skip
     if print_scenario:
         typer.echo(chosen.to_yaml(), nl=False)

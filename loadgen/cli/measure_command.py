@@ -21,7 +21,7 @@ from loadgen.cli.parse import (
     read_transport,
     read_workers,
 )
-from loadgen.cli.terminal import print_json, stdout, tell
+from loadgen.cli.terminal import print_json, print_summary, stdout
 from loadgen.errors import UsageError
 from loadgen.plugins import load_plugin
 from loadgen.run.run_options import NOBODY, RunOptions, Watch
@@ -77,7 +77,7 @@ def run(
     with PreforkedShard(is_wanted=chosen != "sim") as early:
         console = Console(stderr=True, highlight=False)
         finished = execute(scenario, chosen, options, console, early=early)
-    tell(finished.summary, as_json)
+    print_summary(finished.summary, as_json)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     write_exports(finished.directory, exports)
     return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
@@ -122,7 +122,7 @@ def report(
         )
         told.append(summary.to_json())
         if not as_json:
-            tell(summary, as_json)
+            print_summary(summary, as_json)
         typer.echo(f"report: {directory / 'report.html'}", err=True)
         write_copies(directory, copies, browser)
         write_exports(directory, exports, slo)
@@ -139,7 +139,7 @@ def _browser(copies: Sequence[str]) -> str:
 
 def write_copies(directory: Path, copies: Sequence[str], browser: str) -> None:
     """A run's page as a picture, for print, and its figures as files, beside it."""
-    from loadgen.measure.wording import say_count
+    from loadgen.measure.wording import format_count
     from reports.printed import pdf, picture, write_figures
 
     page = directory / "report.html"
@@ -148,7 +148,8 @@ def write_copies(directory: Path, copies: Sequence[str], browser: str) -> None:
         typer.echo(f"png: {page.with_suffix('.png')}", err=True)
         if n_lost_px:
             typer.echo(
-                f"png: the page's last {say_count(n_lost_px)} px are not on it, a picture can hold"
+                f"png: the page's last {format_count(n_lost_px)} px are not on it, a picture can "
+                "hold"
                 " no more; --pdf holds all of it",
                 err=True,
             )

@@ -53,7 +53,7 @@ def choose_scenario(
     return scenario_from_flags(**given, overrides=list(settings))
 
 
-def promises(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
+def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
     """What `--slo` and `--goodput` ask together; None where neither is given."""
     from loadgen.measure.slo import from_goodput
 

@@ -47,13 +47,13 @@ def sweep(
     from loadgen.sweep.api import default_directory
     from loadgen.sweep.sweep import prepare, run_sweep
     from loadgen.sweep.sweep_files import write_all
-    from loadgen.sweep.sweep_spec import asked_of
+    from loadgen.sweep.sweep_spec import sweep_spec
 
     if fail_on is not None and fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
     file = _file(source, resume, over, asked_keys)
     base = _base(source, file, scenario_flags, settings, workers, plugins)
-    asked = asked_of(file, base)
+    asked = sweep_spec(file, base)
     _check_engines(asked)
     directory = resume or out or default_directory(base.scenario)
     if is_dry_run:

@@ -25,7 +25,7 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-def tell(summary: Summary, as_json: bool) -> None:
+def print_summary(summary: Summary, as_json: bool) -> None:
     if as_json:
         print_json(summary.to_json())
         return

@@ -23,7 +23,7 @@ from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Trial, TrialSetup
 from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
-from loadgen.measure.wording import say, say_number
+from loadgen.measure.wording import format_number, format_value
 from loadgen.run.target import Choice
 from targets.preflight_result import PreflightCheck
 from targets.truth_compiler import truth_program
@@ -119,7 +119,7 @@ def visit_truth(budget_s: float, cache_dir: Path | None, cc: str, console: Conso
         measure = _told(clock, console, lambda rate, n: measure_trial(bench, rate, seconds, n))
         trials = prove(PROOF_RATES_PER_S, measure, clock.has_time)
     reasons = () if trials[0].holds else (_worst(trials[0]),)
-    untried = [say_number(rate) for rate in PROOF_RATES_PER_S[len(trials) :]]
+    untried = [format_number(rate) for rate in PROOF_RATES_PER_S[len(trials) :]]
     notes = [f"not tried: {', '.join(untried)} req/s"] if untried else []
     if busy.ok is False:
         notes.append(f"{busy.detail}: {busy.consequence}")
@@ -169,10 +169,11 @@ def _told(
     def tell(rate_per_s: float) -> Trial:
         trial = measure(rate_per_s, next(numbers))
         clock.note(trial.wall_s)
-        said = f"p99 of the TTFT error {say(trial.ttft_error_s, 's')}"
+        said = f"p99 of the TTFT error {format_value(trial.ttft_error_s, 's')}"
         failed = ", ".join(problem.partition(":")[0] for problem in trial.problems)
         console.print(
-            f"{say_number(rate_per_s)} req/s: {said}{f'; not trusted: {failed}' if failed else ''}",
+            f"{format_number(rate_per_s)} req/s: "
+            f"{said}{f'; not trusted: {failed}' if failed else ''}",
             soft_wrap=True,
             markup=False,
         )
@@ -198,10 +199,10 @@ def _bench(cache_dir: Path | None, cc: str, needs_truth: bool = False) -> Iterat
 def _worst(trial: Trial) -> str:
     """Why the lowest rate that was tried cannot be measured here."""
     why = "; ".join(trial.problems) or (
-        f"p99 of the TTFT error is {say(trial.ttft_error_s, 's')}, "
-        f"and {say(ERROR_LIMIT_S, 's')} are asked"
+        f"p99 of the TTFT error is {format_value(trial.ttft_error_s, 's')}, "
+        f"and {format_value(ERROR_LIMIT_S, 's')} are asked"
     )
-    return f"{say_number(trial.rate_per_s)} req/s × {OUTPUT_TOKENS} tokens: {why}"
+    return f"{format_number(trial.rate_per_s)} req/s × {OUTPUT_TOKENS} tokens: {why}"
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:

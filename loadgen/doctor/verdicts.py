@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from loadgen.doctor.machine_facts import MachineFacts
 from loadgen.measure.statistics.stats import nearest_rank
-from loadgen.measure.wording import say, say_count, say_number, say_share
+from loadgen.measure.wording import format_count, format_number, format_share, format_value
 from targets.preflight_result import PreflightCheck
 
 _LEAST_FILES = 4096
@@ -56,7 +56,7 @@ def _quota(m: MachineFacts) -> PreflightCheck:
     return PreflightCheck(
         "CPU quota",
         not is_tight,
-        f"{say_number(m.quota_cores)} cores by the cgroup, of {m.cores}",
+        f"{format_number(m.quota_cores)} cores by the cgroup, of {m.cores}",
         "a burst that uses the quota up is throttled for tens of milliseconds; raise the "
         "container's CPU limit to whole cores" if is_tight else "",
     )  # fmt: skip
@@ -66,7 +66,7 @@ def other_load(pressure: float | None) -> PreflightCheck:
     """Whether others want this machine's cores, by the share of time in which tasks waited."""
     if pressure is None:
         return PreflightCheck("other load", None, "this kernel does not say (no /proc/pressure)")
-    detail = f"tasks waited for a core during {say_share(pressure)} of the last 10 s"
+    detail = f"tasks waited for a core during {format_share(pressure)} of the last 10 s"
     if pressure <= _PRESSED:
         return PreflightCheck("other load", True, detail)
     advice = "others use this machine: what they cost the client is charged to no server, but "
@@ -97,7 +97,7 @@ def _turbo(m: MachineFacts) -> PreflightCheck:
 
 
 def _files(m: MachineFacts) -> PreflightCheck:
-    detail = f"{say_count(m.open_files)} at most"
+    detail = f"{format_count(m.open_files)} at most"
     if m.open_files >= _LEAST_FILES:
         return PreflightCheck("open files", True, detail)
     return PreflightCheck(
@@ -111,7 +111,7 @@ def _files(m: MachineFacts) -> PreflightCheck:
 def _ports(m: MachineFacts) -> PreflightCheck:
     if m.ephemeral_ports is None:
         return PreflightCheck("ports", None, "not readable here")
-    detail = f"{say_count(m.ephemeral_ports)} ephemeral ports"
+    detail = f"{format_count(m.ephemeral_ports)} ephemeral ports"
     if m.ephemeral_ports >= _LEAST_PORTS:
         return PreflightCheck("ports", True, detail)
     return PreflightCheck(
@@ -126,7 +126,9 @@ def _ports(m: MachineFacts) -> PreflightCheck:
 def _timer(m: MachineFacts) -> PreflightCheck:
     n = len(m.alarm_late_s)
     p50, p99 = (float(m.alarm_late_s[nearest_rank(n, q) - 1]) for q in (0.5, 0.99))
-    detail = f"{m.timer}: {n} alarms, p50 {say(p50, 's')} late, p99 {say(p99, 's')}"
+    detail = (
+        f"{m.timer}: {n} alarms, p50 {format_value(p50, 's')} late, p99 {format_value(p99, 's')}"
+    )
     if p99 <= _LATE_ALARM_S:
         return PreflightCheck("timer", True, detail)
     return PreflightCheck(
@@ -139,7 +141,7 @@ def _timer(m: MachineFacts) -> PreflightCheck:
 
 def _clock(m: MachineFacts) -> PreflightCheck:
     name = m.clock_source or "unknown"
-    detail = f"{name}, {say_number(m.clock_read_ns)} ns to read"
+    detail = f"{name}, {format_number(m.clock_read_ns)} ns to read"
     if m.clock_read_ns <= _SLOW_CLOCK_NS:
         return PreflightCheck("clock", True if name in _STEADY_CLOCKS else None, detail)
     advice = "every socket read is stamped with it; boot with clocksource=tsc if the CPU has one"

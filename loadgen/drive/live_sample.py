@@ -61,7 +61,7 @@ class GapCounts:
     sum_s: float = 0.0
 
 
-class Glimpses:
+class LiveSamples:
     """Everything since the last `take`."""
 
     def __init__(self, schedule: Schedule, looks_like_token: Callable[[bytes], bool]) -> None:

@@ -14,7 +14,7 @@ from loadgen.drive.decode import decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
 from loadgen.drive.exchange import Exchange
 from loadgen.drive.instrument import GcPauses, ThreadMeter
-from loadgen.drive.live_sample import Glimpses
+from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.loop_probe import LoopProbe
 from loadgen.drive.memory import memory_for
 from loadgen.drive.payloads import Payloads
@@ -73,9 +73,9 @@ class Shard:
         self._finished, self._broken = asyncio.Event(), ""
         self._live = _Live()
         self._released_s = [0.0] * len(task.schedule)
-        self._glimpses: Glimpses | None = None
+        self._glimpses: LiveSamples | None = None
         if task.is_watched:
-            self._glimpses = Glimpses(task.schedule, task.adapter.looks_like_token)
+            self._glimpses = LiveSamples(task.schedule, task.adapter.looks_like_token)
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]

@@ -23,7 +23,7 @@ from reference_engine.state.plan import Why
 from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import replay
 from reference_engine.step_log.step_files import EVENTS, STEPS
-from reports.run.engine_section import EngineStory, MissReason
+from reports.run.engine_section import EngineSection, MissReason
 
 MOST_BINS, STEPS_A_BIN = 300, 8
 MOST_STEPS = 20_000  # decided again for a page
@@ -38,7 +38,7 @@ _COLUMNS = ("t_s", "end_s", "n_prefill_tokens", "n_decode", "kv_used_blocks", "c
 Floats = NDArray[np.float64]
 
 
-def engine_story(directory: Path, run: Run, is_own_promise: bool = True) -> EngineStory | None:
+def engine_section(directory: Path, run: Run, is_own_promise: bool = True) -> EngineSection | None:
     """None where the bundled engine left no log beside the run; only a note where it cannot be
     read. Misses are those of the run's own promises: a run judged by others (`is_own_promise`
     False) is told without."""
@@ -47,7 +47,7 @@ def engine_story(directory: Path, run: Run, is_own_promise: bool = True) -> Engi
     try:
         column, n_blocks = _columns(directory / STEPS), _n_blocks(directory / EVENTS)
     except (pa.ArrowException, OSError, KeyError, json.JSONDecodeError) as error:
-        return EngineStory([], [], {}, note=f"The engine's log cannot be read: {error}")
+        return EngineSection([], [], {}, note=f"The engine's log cannot be read: {error}")
     if not len(column["t_s"]):
         return None
     t_s, end_s, prefill, decode, kv = (column[name].to_numpy() for name in _COLUMNS[:-1])
@@ -66,7 +66,7 @@ def engine_story(directory: Path, run: Run, is_own_promise: bool = True) -> Engi
 
     bins = {"prefill": per_bin(prefill), "decode": per_bin(decode)}
     most = _largest(t_s, kv, edges) / max(1, n_blocks)
-    return EngineStory(
+    return EngineSection(
         bins=[
             {
                 "from_s": float(edges[k]),

@@ -15,7 +15,7 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account
-from reference_engine.attribution.attribution import Attribution, Blame
+from reference_engine.attribution.attribution import Attribution, MissCause
 from reference_engine.attribution.counterfactual import Case, judge
 from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import EngineLog, replay
@@ -32,9 +32,9 @@ class MissedRequests:
     n_requests: int
     missed: tuple[Attribution, ...]
 
-    def by_blame(self) -> dict[Blame, Counter[str]]:
+    def by_blame(self) -> dict[MissCause, Counter[str]]:
         """Misses by whose fault they are, and for each the modes or requests most often named."""
-        found: dict[Blame, Counter[str]] = {blame: Counter() for blame in Blame}
+        found: dict[MissCause, Counter[str]] = {blame: Counter() for blame in MissCause}
         for miss in self.missed:
             found[miss.blame][miss.culprit] += 1
         return found

@@ -182,7 +182,7 @@ def _run(task: _Task, console: Console) -> Cell:
 
 
 def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
-    from loadgen.run.conclude import tell
+    from loadgen.run.conclude import write_results
 
     settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
     options, plan, quiet = sim_options(settings), make_plan(scenario), Console(quiet=True)
@@ -194,7 +194,7 @@ def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
     )  # fmt: skip
     summary = summarize(run)
     if task.run_dir is not None:
-        tell(run, summary, task.run_dir, task.cache_dir)
+        write_results(run, summary, task.run_dir, task.cache_dir)
     waits_s = run.manifest["engine"]["waits_s"]
     return cell_of(run, summary, task.mode.label, task.rate_per_s, waits_s)
 

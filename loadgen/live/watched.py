@@ -98,14 +98,14 @@ class WatchedRun:
             return
         from_send_s = ended["ttft_s"] - ended["lateness_s"]
         self._tallies["slobench_ttft_from_send_seconds"][label].add(from_send_s)
-        if kept(ended, self.about.promises.get(word, ())):
+        if meets_slos(ended, self.about.promises.get(word, ())):
             self._counts["slobench_promises_kept_total"][label] += 1
 
     def _totals(self) -> dict[str, float]:
         sums = {key: float(sum(beat[key] for beat in self._beats.values())) for key in _SUMMED}
         now_s = max((beat["now_s"] for beat in self._beats.values()), default=0.0)
         lasted_s = min(max(now_s, 0.0), self.about.horizon_s)
-        kept = sum(self._counts["slobench_promises_kept_total"].values())
+        n_met = sum(self._counts["slobench_promises_kept_total"].values())
         return {
             "slobench_scheduled_total": float(np.searchsorted(self._planned_s, now_s, "right")),
             "slobench_released_total": sums["released"],
@@ -114,12 +114,12 @@ class WatchedRun:
             "slobench_waiting": sums["waiting"],
             "slobench_asked_rate_per_second": self._n / self.about.horizon_s,
             "slobench_achieved_rate_per_second": sums["sent"] / lasted_s if lasted_s else 0.0,
-            "slobench_goodput_per_second": kept / lasted_s if lasted_s else 0.0,
+            "slobench_goodput_per_second": n_met / lasted_s if lasted_s else 0.0,
             "slobench_elapsed_seconds": max(now_s, 0.0),
         }
 
 
-def kept(ended: Mapping[str, Any], promises: Sequence[Slo]) -> bool:
+def meets_slos(ended: Mapping[str, Any], promises: Sequence[Slo]) -> bool:
     """Whether an answer that ended well kept all of the per-request promises, as far as undecoded
     bytes tell, and the limits it brought itself. `ended` has the `FIELDS` of a glimpse."""
     asked = promises

@@ -14,11 +14,11 @@ from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
-    keeps,
     measured_window,
     meets,
     meets_own,
-    promises_by_class,
+    slos_by_class,
+    slos_met,
     warmup_rows,
     withdrawn_rows,
 )
@@ -53,12 +53,12 @@ from loadgen.measure.verdict import (
     Shares,
     SloResult,
     decide,
-    judge_max,
-    judge_mean,
-    judge_percentile,
-    judge_request_slo,
-    judge_run_metric,
-    promises,
+    max_result,
+    mean_result,
+    percentile_result,
+    request_slo_result,
+    run_metric_result,
+    slo_results,
 )
 from loadgen.records import Run, Status
 
@@ -76,7 +76,7 @@ def summarize(
         raise ValueError(f"a confidence lies between 50 % and 100 %, both excluded: {confidence}")
     own_texts = run.manifest.get("slo") or ()
     slos = [parse_slo(text) for text in own_texts] if slo is None else _other_slos(slo)
-    by_class = promises_by_class(run)
+    by_class = slos_by_class(run)
     if slo is not None:
         run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
@@ -353,19 +353,21 @@ def _judge(
             has_own = due & (own_s > 0) if own_s is not None else due & False
             asked = has_own if math.isinf(slo.limit) else due
             n_kept, n_asked = (
-                int(np.count_nonzero(m)) for m in (asked & keeps(columns, slo), asked)
+                int(np.count_nonzero(m)) for m in (asked & slos_met(columns, slo), asked)
             )
             n_own = int(np.count_nonzero(has_own))
-            return judge_request_slo(slo, n_kept, n_asked, confidence, n_own)
+            return request_slo_result(slo, n_kept, n_asked, confidence, n_own)
         if slo.quantile is not None:
-            return judge_percentile(slo, samples.of(metric, with_failures=True), confidence)
+            return percentile_result(slo, samples.of(metric, with_failures=True), confidence)
         if slo.aggregate == "mean":
-            return judge_mean(slo, samples.of(metric), confidence)
+            return mean_result(slo, samples.of(metric), confidence)
         if slo.aggregate == "max":
-            return judge_max(slo, samples.of(metric, with_failures=True))
-        return judge_run_metric(slo, shares, rate, confidence)
+            return max_result(slo, samples.of(metric, with_failures=True))
+        return run_metric_result(slo, shares, rate, confidence)
 
-    return [dataclasses.replace(judge(slo), is_implied=implied) for slo, implied in promises(slos)]
+    return [
+        dataclasses.replace(judge(slo), is_implied=implied) for slo, implied in slo_results(slos)
+    ]
 
 
 def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:

@@ -82,7 +82,7 @@ def _is_drawn(run: Run) -> Mask:
     return drawn
 
 
-def keeps(columns: PerRequest, slo: Slo) -> Mask:
+def slos_met(columns: PerRequest, slo: Slo) -> Mask:
     """Rows that kept one per-request promise: by its limit, or that which they brought themselves.
 
     Only an answer that ended well and held a token keeps any. An undefined metric is a miss, but
@@ -107,11 +107,11 @@ def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
     met = columns.is_ok & columns.has_token
     for slo in (*slos, *map(own_slo, columns.own_slo_s)):
         if slo.scope == "request":
-            met = met & keeps(columns, slo)
+            met = met & slos_met(columns, slo)
     return met
 
 
-def promises_by_class(run: Run) -> dict[str, list[Slo]]:
+def slos_by_class(run: Run) -> dict[str, list[Slo]]:
     """The promises made to each class alone; empty for a run of one class without such."""
     stated = run.manifest.get("classes") or {}
     own = {
@@ -141,6 +141,6 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
         "ttft_s": columns.ttft_s,
         "tpot_s": columns.tpot_s,
         "e2e_s": columns.e2e_s,
-        "slo_met": meets_own(run, columns, slos, promises_by_class(run)),
+        "slo_met": meets_own(run, columns, slos, slos_by_class(run)),
         "client_stalled": stalled_rows(run),
     }

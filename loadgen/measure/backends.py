@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.wording import say_count, say_share
+from loadgen.measure.wording import format_count, format_share
 from loadgen.records import Run
 
 UNEVEN = 1.5  # times its even share, from which on an address had too many requests
@@ -61,9 +61,10 @@ def pinned(run: Run, found: Sequence[Backend]) -> str:
     share = busiest.requests / total
     if not n_unused and share <= UNEVEN / len(addresses):
         return ""
-    unused = f" and {say_count(n_unused)} got none" if n_unused else ""
+    unused = f" and {format_count(n_unused)} got none" if n_unused else ""
     return (
-        f"Of the target's {say_count(len(addresses))} addresses {busiest.address} got"
-        f" {say_share(share)} of the requests{unused}: kept connections pin the load; connections:"
+        f"Of the target's {format_count(len(addresses))} addresses {busiest.address} got"
+        f" {format_share(share)} of the requests{unused}: kept connections pin the load; "
+        "connections:"
         " never or per_session in a target file spread it."
     )

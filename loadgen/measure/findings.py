@@ -12,7 +12,7 @@ from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.validity.check import ValidityCheck
-from loadgen.measure.wording import say, say_count, say_number
+from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
 
 ALIKE = 0.3  # lag-1 correlation of neighbours' TTFT above which intervals are said to be narrow
@@ -60,7 +60,8 @@ def _server_ended(run: Run) -> str:
     if ended_s is None:
         return ""
     return (
-        f"The server under test ended by itself {say(float(ended_s), 's')} after the start of the"
+        f"The server under test ended by itself {format_value(float(ended_s), 's')} after the "
+        "start of the"
         " run; what it wrote is in logs/."
     )
 
@@ -70,7 +71,8 @@ def _shortened(run: Run, window: MeasuredWindow) -> str:
     if window.length_s >= planned_s:
         return ""
     return (
-        f"The measured window is {say(window.length_s, 's')} of the planned {say(planned_s, 's')}."
+        f"The measured window is {format_value(window.length_s, 's')} of the planned "
+        f"{format_value(planned_s, 's')}."
     )
 
 
@@ -84,8 +86,10 @@ def _withdrawn(run: Run) -> str:
     n_ended = int(np.count_nonzero(rows["status"] == Status.ok))
     n_other = len(rows) - n_cancelled - n_ended
     return (
-        f"{say_count(len(rows))} requests were to be cancelled on purpose: {say_count(n_cancelled)}"
-        f" were, {say_count(n_ended)} had ended well before that, {say_count(n_other)} ended in"
+        f"{format_count(len(rows))} requests were to be cancelled on purpose: "
+        f"{format_count(n_cancelled)}"
+        f" were, {format_count(n_ended)} had ended well before that, {format_count(n_other)} "
+        "ended in"
         " another way. No promise counts any of them."
     )
 
@@ -98,7 +102,8 @@ def _not_due(run: Run, due: Mask) -> str:
     if not n:
         return ""
     return (
-        f"{say_count(n)} rows of the measured window never came due: their parent failed or did not"
+        f"{format_count(n)} rows of the measured window never came due: their parent failed or "
+        "did not"
         " finish, or the run had ended."
     )
 
@@ -114,8 +119,9 @@ def _below_template(run: Run, due: Mask) -> str:
     if not n:
         return ""
     return (
-        f"{say_count(n)} requests were shorter than the chat template allows"
-        f" ({say_number(overhead_tokens + tokens_per_char)} tokens at least), so the server counts"
+        f"{format_count(n)} requests were shorter than the chat template allows"
+        f" ({format_number(overhead_tokens + tokens_per_char)} tokens at least), so the server "
+        "counts"
         " more than planned."
     )
 
@@ -135,7 +141,8 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     if not n:
         return ""
     return (
-        f"In {say_count(n)} of {say_count(int(by_usage.sum()))} answers the tokens counted per"
+        f"In {format_count(n)} of {format_count(int(by_usage.sum()))} answers the tokens counted "
+        "per"
         " chunk do not add up to the usage the server states; usage is used."
     )
 
@@ -147,7 +154,8 @@ def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
     if not n:
         return ""
     return (
-        f"{say_count(n)} of {say_count(int(answered.sum()))} answers came without the server's"
+        f"{format_count(n)} of {format_count(int(answered.sum()))} answers came without the "
+        "server's"
         " usage; their tokens are counted by the client, one per chunk where nothing else tells."
     )
 
@@ -160,7 +168,7 @@ def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
     if columns.gaps.is_counted or not chunks or abs(tokens / chunks - 1) <= 0.01:
         return ""
     return (
-        f"The server sent {say_number(tokens / chunks)} tokens per chunk on average without"
+        f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without"
         " counting them per chunk, so ITL is per chunk (= ICL)."
     )
 
@@ -169,7 +177,7 @@ def _empty_answers(columns: PerRequest, due: Mask) -> str:
     n = int(np.count_nonzero(due & columns.is_ok & ~columns.has_token))
     if not n:
         return ""
-    return f"{say_count(n)} answers ended well without a single token; they count as misses."
+    return f"{format_count(n)} answers ended well without a single token; they count as misses."
 
 
 def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
@@ -198,7 +206,8 @@ def _besides_measuring(run: Run) -> str:
     if not n_bytes:
         return ""
     return (
-        f"The client wrote {say_number(n_bytes / 1e6)} MB of answers to its disk while measuring."
+        f"The client wrote {format_number(n_bytes / 1e6)} MB of answers to its disk while "
+        "measuring."
     )
 
 

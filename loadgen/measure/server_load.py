@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import PerRequest
 from loadgen.measure.throughput import tokens_received
-from loadgen.measure.wording import say, say_count, say_number
+from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Run, Times
 
 TOKENS_APART = 0.02  # of the server's tokens and ours, over a whole run, above which it is told
@@ -85,21 +85,21 @@ def server_findings(run: Run, columns: PerRequest) -> list[str]:
     return [sentence for sentence in (_failed(run), _other_tokens(run, columns)) if sentence]
 
 
-def in_words(server: ServerSummary) -> str:
+def describe_server(server: ServerSummary) -> str:
     """The block in one line, of what the server tells."""
     parts = []
     for name, value in (("waiting", server.waiting_max), ("running", server.running_max)):
         if value is not None:
-            parts.append(f"up to {say_count(round(value))} {name}")
+            parts.append(f"up to {format_count(round(value))} {name}")
     if server.kv_usage_max is not None:
-        parts.append(f"KV up to {say(server.kv_usage_max, 'share')}")
+        parts.append(f"KV up to {format_value(server.kv_usage_max, 'share')}")
     if server.preemptions is not None:
-        parts.append(f"{say_count(round(server.preemptions))} preemptions")
+        parts.append(f"{format_count(round(server.preemptions))} preemptions")
     if server.cache_hit_rate is not None:
-        parts.append(f"cache hits {say(server.cache_hit_rate, 'share')}")
+        parts.append(f"cache hits {format_value(server.cache_hit_rate, 'share')}")
     if server.generation_tokens is not None:
-        made = say_count(round(server.generation_tokens))
-        parts.append(f"{made} tokens made, {say_count(round(server.received_tokens))} received")
+        made = format_count(round(server.generation_tokens))
+        parts.append(f"{made} tokens made, {format_count(round(server.received_tokens))} received")
     return ", ".join(parts) or "nothing that is known here"
 
 
@@ -134,7 +134,8 @@ def _failed(run: Run) -> str:
     if not n_failed:
         return ""
     return (
-        f"{say_count(n_failed)} of {say_count(n)} readings of the server's metrics failed, the"
+        f"{format_count(n_failed)} of {format_count(n)} readings of the server's metrics failed, "
+        "the"
         f" first because: {scrapes.get('reason') or 'no reason was given'}."
     )
 
@@ -152,8 +153,8 @@ def _other_tokens(run: Run, columns: PerRequest) -> str:
     n_failed = int(np.count_nonzero(np.isfinite(run.request_rows["sent_s"]) & ~columns.is_ok))
     why = "other clients use it" if apart > 0 else "its metrics are not those of all that answered"
     if apart > 0 and n_failed:
-        why = f"{say_count(n_failed)} requests did not end well, or other clients use it"
+        why = f"{format_count(n_failed)} requests did not end well, or other clients use it"
     return (
-        f"The server says that it made {say_number(made)} output tokens during the run, and"
-        f" {say_number(received)} were received: {why}."
+        f"The server says that it made {format_number(made)} output tokens during the run, and"
+        f" {format_number(received)} were received: {why}."
     )

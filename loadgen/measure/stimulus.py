@@ -16,7 +16,7 @@ from loadgen.measure.attainment import MeasuredWindow, came_due
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.measure.statistics.stats import nearest_rank
-from loadgen.measure.wording import say_number
+from loadgen.measure.wording import format_number
 from loadgen.records import Run, Times
 
 _CHANCE = math.sqrt(-math.log(0.05 / 2) / 2)  # of the two-sample KS distance, at 5 %
@@ -91,7 +91,8 @@ def altered_arrivals(found: Stimulus) -> str:
     if found.ks is None or found.ks_chance is None or found.ks <= found.ks_chance:
         return ""
     cvs = " and ".join(
-        "–" if cv is None else say_number(cv) for cv in (found.scheduled.gap_cv, found.sent.gap_cv)
+        "–" if cv is None else format_number(cv)
+        for cv in (found.scheduled.gap_cv, found.sent.gap_cv)
     )
     return (
         "The gaps between requests as sent differ from those scheduled (KS distance"

@@ -11,7 +11,7 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.stats import Interval, exact_bounds, needed_n, wilson
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 
 IMPLIED_ATTAINMENT = "attainment >= 99%"
 DEFAULT_CONFIDENCE = 0.95
@@ -27,8 +27,8 @@ class SloResult:
     its side keeps it too; else `n_needed` samples would tell, if nothing else changes.
     `scope` request: `value` is the *share* of due requests that kept it, with Wilson's interval;
     such promises are judged together through attainment, so `met` and `proven` are None.
-    `is_implied`: nobody wrote it; see `promises`. `n_own` of the `n` requests were asked the limit
-    that they brought themselves.
+    `is_implied`: nobody wrote it; see `slo_results`. `n_own` of the `n` requests had a limit of
+    their own.
     """
 
     text: str
@@ -50,7 +50,9 @@ class SloResult:
         """The promise, and how many requests it was not asked of because they brought their own."""
         if not self.n_own:
             return self.text
-        return f"{self.text} ({say_count(self.n_own)} of {say_count(self.n)} by their own limit)"
+        return (
+            f"{self.text} ({format_count(self.n_own)} of {format_count(self.n)} by their own limit)"
+        )
 
     @property
     def unit(self) -> Literal["s", "per_s", "share"]:
@@ -68,7 +70,7 @@ class Shares:
     length_s: float
 
 
-def promises(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
+def slo_results(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
     """The SLOs with whether each is implied.
 
     Promises asked of each request need a share of requests that must keep them. Where neither
@@ -80,7 +82,7 @@ def promises(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
     return stated + [(parse_slo(IMPLIED_ATTAINMENT), True)] * (asks_each and not states_share)
 
 
-def judge_request_slo(
+def request_slo_result(
     slo: Slo, n_kept: int, due: int, confidence: float, n_own: int = 0
 ) -> SloResult:
     """How many of the due requests kept a per-request promise; `n_own` by their own limit."""
@@ -91,7 +93,7 @@ def judge_request_slo(
     )  # fmt: skip
 
 
-def judge_percentile(slo: Slo, population: Population, confidence: float) -> SloResult:
+def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
     """A percentile promise, failures counted as +inf; bounds are exact order statistics."""
     assert slo.quantile is not None, f"{slo.text} is no percentile"
     bounds = population.percentile_bounds(slo.quantile, confidence)
@@ -103,7 +105,7 @@ def judge_percentile(slo: Slo, population: Population, confidence: float) -> Slo
     return _result(slo, bounds, n, needed)
 
 
-def judge_mean(slo: Slo, population: Population, confidence: float) -> SloResult:
+def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
     """A promise about the mean of what succeeded; bounds by Student's t."""
     mean = population.mean(confidence)
     n, needed = len(population.ordered), None
@@ -112,14 +114,14 @@ def judge_mean(slo: Slo, population: Population, confidence: float) -> SloResult
     return _result(slo, mean, n, needed)
 
 
-def judge_max(slo: Slo, population: Population) -> SloResult:
+def max_result(slo: Slo, population: Population) -> SloResult:
     """A promise about every request of the run; it can be broken for certain, never proven kept."""
     largest = population.largest()
     low = None if math.isnan(largest) else largest
     return _result(slo, Interval(largest, low, None), population.n, None)
 
 
-def judge_run_metric(
+def run_metric_result(
     slo: Slo, shares: Shares, throughput: Callable[[str], float], confidence: float
 ) -> SloResult:
     """A promise about one number of the run; shares get exact bounds, throughputs none."""
@@ -167,9 +169,9 @@ def sentence(result: SloResult, confidence: float) -> str:
     if result.met is None:
         return f"{text} (no sample)"
     if math.isinf(result.value):
-        text += f" because too many requests failed, n = {say_count(result.n)}"
+        text += f" because too many requests failed, n = {format_count(result.n)}"
     else:
-        text += f" at {say(result.value, result.unit)}, n = {say_count(result.n)}"
+        text += f" at {format_value(result.value, result.unit)}, n = {format_count(result.n)}"
     if result.proven is None:
         return text
     level = f"{100 * confidence:g} %"
@@ -177,7 +179,7 @@ def sentence(result: SloResult, confidence: float) -> str:
         return f"{text}, proven at {level}"
     if result.n_needed is None:
         return f"{text}, not proven at {level}"
-    return f"{text}, not proven at {level} (needs n ≈ {say_count(result.n_needed)})"
+    return f"{text}, not proven at {level} (needs n ≈ {format_count(result.n_needed)})"
 
 
 def decide(

@@ -10,7 +10,7 @@ from loadgen.units import format_duration
 _THIN = "\u202f"  # narrow and no-break
 
 
-def say(value: float | None, unit: Unit) -> str:
+def format_value(value: float | None, unit: Unit) -> str:
     """A value with its unit: `431 ms`, `99.2 %`, `12.3/s`; `–` for none, `∞` beyond all."""
     if value is None or math.isnan(value):
         return "–"
@@ -18,10 +18,10 @@ def say(value: float | None, unit: Unit) -> str:
         return f"-{format_duration(-value)}" if value < 0 else format_duration(value)
     if math.isinf(value):
         return "∞"
-    return say_share(value) if unit == "share" else f"{say_number(value)}/s"
+    return format_share(value) if unit == "share" else f"{format_number(value)}/s"
 
 
-def say_share(share: float) -> str:
+def format_share(share: float) -> str:
     """Per cent: three significant digits, near 100 % two of the distance: `3.33 %`, `99.95 %`."""
     percent = 100 * share
     if percent < 50:
@@ -33,7 +33,7 @@ def say_share(share: float) -> str:
     return f"{percent:.{digits}f}".rstrip("0").rstrip(".") + " %"
 
 
-def say_number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three significant digits, thousands separated by narrow spaces, never in powers of ten."""
     rounded = float(f"{value:.3g}")
     if abs(rounded) >= 100:
@@ -41,6 +41,6 @@ def say_number(value: float) -> str:
     return f"{rounded:g}"
 
 
-def say_count(count: int) -> str:
+def format_count(count: int) -> str:
     """A whole number, thousands separated by narrow spaces."""
     return f"{count:,}".replace(",", _THIN)

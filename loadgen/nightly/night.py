@@ -16,7 +16,7 @@ from rich.console import Console
 from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
-from loadgen.measure.comparison.comparable import promises_of
+from loadgen.measure.comparison.comparable import slos_of
 from loadgen.measure.comparison.judgement import Options, exit_code, plain
 from loadgen.measure.nights.night_record import CellNight
 from loadgen.measure.nights.night_trend import trend
@@ -135,7 +135,7 @@ class Nightly:
                 night=began["night"],
                 started_utc=began["started_utc"],
                 factor={**own.factor(), **(of_control.factor_of_control() if of_control else {})},
-                promises=tuple(json.dumps(plain(part)) for part in promises_of(own.manifest)),
+                promises=tuple(json.dumps(plain(part)) for part in slos_of(own.manifest)),
                 is_closed_loop=_is_closed_loop(own.manifest),
                 runs=own.runs if of_control is None else own.beside(of_control),
                 failures=own.failures,

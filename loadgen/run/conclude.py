@@ -15,11 +15,11 @@ from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from reports.page import write_page
-from reports.run.engine_section import EngineStory
+from reports.run.engine_section import EngineSection
 from reports.run.page import render
 from reports.run.searched import Searched
 
-ReadStory = Callable[[Path, Run, bool], EngineStory | None]
+ReadEngineSection = Callable[[Path, Run, bool], EngineSection | None]
 """Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_report`; whether
 the run is judged by its own promises is the third."""
 
@@ -29,7 +29,7 @@ def conclude(
     slo: Sequence[str] | None,
     confidence: float | None,
     cache_dir: Path | None,
-    read_story: ReadStory | None = None,
+    read_story: ReadEngineSection | None = None,
 ) -> Summary:
     """Compute a recorded run's numbers again, with other promises if given, and render its page.
     A run whose results were never put together is put together first."""
@@ -48,20 +48,20 @@ def summarized(
     slo: Sequence[str] | None,
     confidence: float | None,
     cache_dir: Path | None,
-    read_story: ReadStory | None = None,
+    read_story: ReadEngineSection | None = None,
 ) -> Summary:
     """The summary of a run, written beside it."""
     summary = summarize(run, slo=slo, confidence=confidence)
-    tell(run, summary, directory, cache_dir, read_story, is_own_promise=slo is None)
+    write_results(run, summary, directory, cache_dir, read_story, is_own_promise=slo is None)
     return summary
 
 
-def tell(
+def write_results(
     run: Run,
     summary: Summary,
     directory: Path,
     cache_dir: Path | None,
-    read_story: ReadStory | None = None,
+    read_story: ReadEngineSection | None = None,
     is_own_promise: bool = True,
 ) -> None:
     """What was made of a run, for programs and, as a page, for people. The numbers are written

@@ -32,7 +32,7 @@ from loadgen.workload.schedule import Plan, make_plan
 
 if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
-    from loadgen.run.conclude import ReadStory
+    from loadgen.run.conclude import ReadEngineSection
 
 SIMULATED = "sim"
 """The target that is no server: the bundled engine in virtual time."""
@@ -124,14 +124,14 @@ def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun
     return FinishedRun(recorded, summary, directory)
 
 
-def read_story(directory: Path) -> ReadStory | None:
+def read_story(directory: Path) -> ReadEngineSection | None:
     """Who can read the bundled engine's log of a run; None where there is none to read. Nothing of
     the engine is imported for other servers."""
     if not (directory / "engine_steps.parquet").is_file():
         return None
-    from loadgen.lab.engine_report import engine_story
+    from loadgen.lab.engine_report import engine_section
 
-    return engine_story
+    return engine_section
 
 
 @contextmanager

@@ -255,7 +255,7 @@ def _probed(
         checks.append(metrics[0])
     for check in checks:
         if tells_all or check.ok is False:
-            tell(check, console)
+            print_check(check, console)
     found.or_raise()
     return Target(
         kind=kind,
@@ -310,7 +310,7 @@ def finish(
         return future.result()
 
 
-def tell(check: PreflightCheck, console: Console) -> None:
+def print_check(check: PreflightCheck, console: Console) -> None:
     """One line per check; what could not be known is dim."""
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
     line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"

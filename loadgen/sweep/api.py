@@ -14,7 +14,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.sweep.points import Base
 from loadgen.sweep.sweep import Swept, prepare, run_sweep
 from loadgen.sweep.sweep_files import write_all
-from loadgen.sweep.sweep_spec import asked_of, sweep_from_flags
+from loadgen.sweep.sweep_spec import sweep_from_flags, sweep_spec
 from loadgen.workload.scenario import Scenario, load_scenario
 
 _OF_A_RUN = ("engine", "model", "environ", "cache_dir", "plugins", "transport", "n_workers",
@@ -47,7 +47,7 @@ def sweep(
     said |= {"repeats": repeats, "metric": metric, "throughput": throughput, **options}
     file = sweep_from_flags(said)
     base = Base(chosen, target, RunOptions(**{"environ": dict(os.environ), **of_runs}))
-    asked = asked_of(file, base)
+    asked = sweep_spec(file, base)
     directory = Path(out_dir) if out_dir else default_directory(chosen)
     prepare(directory, file, base, asked)
     swept = run_sweep(asked, chosen, directory, Console(quiet=True))

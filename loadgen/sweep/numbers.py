@@ -14,7 +14,7 @@ from loadgen.cells.cell import Cell
 from loadgen.cells.runner import CellFailure, CellRun
 from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.measure.comparison.over_runs import Estimate, estimate, over_runs
-from loadgen.measure.statistics.pareto import Quantity, TradeOff, front
+from loadgen.measure.statistics.pareto import Quantity, TradeOff, pareto_front
 from loadgen.measure.statistics.stats import Interval
 from loadgen.sweep.axes import number
 from loadgen.sweep.sweep_spec import SweepSpec
@@ -70,7 +70,7 @@ def rows(asked: SweepSpec, runs: Sequence[Facts], failures: Sequence[CellFailure
         failed[failure.cell.name].append({"repeat": failure.repeat, "reason": failure.reason})
     table = [_row(cell, by_cell[cell.name], failed[cell.name], asked) for cell in asked.cells]
     points = [_point(row, by_cell[row["cell"]], asked) for row in table]
-    for row, standing in zip(table, front(points, asked.confidence), strict=True):
+    for row, standing in zip(table, pareto_front(points, asked.confidence), strict=True):
         by = standing.beaten_by
         row["is_front"] = standing.is_front
         row["beaten_by"] = None if by is None else table[by]["cell"]

@@ -130,10 +130,10 @@ def prepare(directory: Path, file: SweepFile, base: Base, asked: SweepSpec) -> N
 
 
 def _line(run: Mapping[str, Any], asked: SweepSpec, was_reused: bool) -> str:
-    from loadgen.measure.wording import say
+    from loadgen.measure.wording import format_value
 
     shown = [
-        f"{one.text} {say(run['measures'][one.text]['value'], one.metric.unit)}"
+        f"{one.text} {format_value(run['measures'][one.text]['value'], one.metric.unit)}"
         for one in (asked.benefit, asked.cost)
     ]
     doubt = "" if run["is_trusted"] else " (not trusted: " + "; ".join(run["reasons"]) + ")"

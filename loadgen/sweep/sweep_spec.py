@@ -115,7 +115,7 @@ def read_sweep_file(path: Path, on_top: Mapping[str, Any]) -> SweepFile:
     return _checked(document)
 
 
-def asked_of(file: SweepFile, base: Base) -> SweepSpec:
+def sweep_spec(file: SweepFile, base: Base) -> SweepSpec:
     """A sweep file's cells, with everything checked that needs no server. Raises UsageError."""
     axes = [axis(key, values) for key, values in file.over.items()]
     return SweepSpec(

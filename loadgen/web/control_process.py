@@ -20,13 +20,13 @@ from rich.console import Console
 
 from loadgen.cli.exit_codes import INTERRUPTED, guarded
 from loadgen.cli.parse import cache_dir
-from loadgen.cli.terminal import tell
+from loadgen.cli.terminal import print_summary
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.run.execute import FinishedRun as Recorded
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
 from loadgen.web.credentials import environ_for
-from loadgen.web.form import RunForm, read_asked
+from loadgen.web.form import RunForm, read_form
 from loadgen.web.relay_pipe import ENDING, Begin, Note, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet
 from loadgen.workload.scenario import Scenario
@@ -49,7 +49,7 @@ def _conducted(line: RelayPipe) -> RunEnded:
     try:
         with _interruptible():
             begin = _begun(line)
-            recorded = conduct(line, read_asked(begin.asked), begin.workers)
+            recorded = conduct(line, read_form(begin.asked), begin.workers)
     except SlobenchError as error:
         typer.echo(f"slobench: {error}", err=True)
         return RunEnded(error.exit_code, error=str(error))
@@ -114,7 +114,7 @@ def conduct(line: RelayPipe, asked: RunForm, workers: Sequence[str]) -> Recorded
     )
     console = Console(stderr=True, highlight=False)
     recorded = execute(scenario, asked.target, options, console, open_fleet=fleet)
-    tell(recorded.summary, as_json=False)
+    print_summary(recorded.summary, as_json=False)
     typer.echo(f"report: {recorded.directory / 'report.html'}", err=True)
     return recorded
 

@@ -79,7 +79,7 @@ def _seed(text: str) -> int | None:
     return int(text)
 
 
-def read_asked(values: Mapping[str, object]) -> RunForm:
+def read_form(values: Mapping[str, object]) -> RunForm:
     """Raises UsageError for values that are none."""
     try:
         return msgspec.convert(dict(values), RunForm)

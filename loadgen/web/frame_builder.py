@@ -8,7 +8,7 @@ from typing import Any
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S
-from loadgen.live.watched import kept
+from loadgen.live.watched import meets_slos
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import Status
 from loadgen.web.control_messages import ClassCounts, Frame
@@ -86,7 +86,7 @@ class FrameBuilder:
             if value is not None and (status is Status.ok or metric == "lateness"):
                 self._counts[metric].add([value])
         if status is Status.ok and ended["ttft_s"] is not None:
-            counts.kept += kept(ended, self._promises[number])
+            counts.kept += meets_slos(ended, self._promises[number])
         name = self._names[number]
         return Ended(name, status, ended["e2e_s"], ended["duration_s"], ended["n_bytes"])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadgen.cli.web_command import PLUGINS, TARGET
 from loadgen.errors import UsageError, nearest
-from loadgen.web.form import POLICIES, RunForm, read_asked, several
+from loadgen.web.form import POLICIES, RunForm, read_form, several
 from loadgen.workload.scenario import shipped_scenarios
 
 IN_FORM = {
@@ -130,4 +130,4 @@ class Settings:
         fixed = {**self._fixed, "out": out}
         if target not in OURS:
             fixed["engine"] = ""
-        return read_asked({**fixed, **words, "target": target, "given_target": self._host})
+        return read_form({**fixed, **words, "target": target, "given_target": self._host})

@@ -116,7 +116,7 @@ class HasLengths(Protocol):
     def correlation(self) -> float: ...
 
 
-def check_asked(asked: HasLengths) -> None:
+def check_lengths(asked: HasLengths) -> None:
     """Raises ValueError where pairs stand beside what they replace, or where there is nothing for a
     correlation to tie."""
     inputs, outputs = asked.input_tokens, asked.output_tokens
@@ -140,10 +140,10 @@ def draw_pair(
 
     Independent lengths are drawn from `rng` and `output_rng` (`rng` again where it is None); what
     is tied together comes from `rng` alone. Raises ScenarioError where `asked` would not pass
-    `check_asked`.
+    `check_lengths`.
     """
     try:
-        check_asked(asked)
+        check_lengths(asked)
     except ValueError as error:
         raise ScenarioError(f"requests: {error}") from None
     inputs, outputs = asked.input_tokens, asked.output_tokens

@@ -13,7 +13,7 @@ from loadgen.registry import Block, Plugin, Registry
 from loadgen.units import Share
 from loadgen.workload.durations import DURATIONS, Durations
 from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
-from loadgen.workload.pairs import check_asked
+from loadgen.workload.pairs import check_lengths
 
 
 class Strict(Block):
@@ -108,7 +108,7 @@ class Requests(Strict):
 
     @model_validator(mode="after")
     def _says_lengths_once(self) -> Self:
-        check_asked(self)
+        check_lengths(self)
         return self
 
     @property

@@ -18,7 +18,7 @@ from reference_engine.state.sequence import Request
 _N_NAMED = 8  # of those a jump pushed back
 
 
-class Books:
+class Accounting:
     """Times are instants on the engine's clock (s)."""
 
     def __init__(self, roster: Roster, limits: Limits, cost: CostModel) -> None:

@@ -28,7 +28,7 @@ from reference_engine.state.steps import StepRecord
 _WINDOW_S = 30.0
 
 
-class Blame(StrEnum):
+class MissCause(StrEnum):
     request = "request"
     capacity = "capacity"
     policy = "policy"
@@ -74,7 +74,7 @@ class Attribution:
     tenant: str
     promise: Promise
     was_s: float | None
-    blame: Blame
+    blame: MissCause
     because: str
     culprit: str = ""
 
@@ -131,13 +131,13 @@ class Attributor:
             culprit,
         )
 
-    def _own_fault(self, entry: Account, promise: Promise) -> tuple[Blame, str, str] | None:
+    def _own_fault(self, entry: Account, promise: Promise) -> tuple[MissCause, str, str] | None:
         own_s = _of(at_most(alone(entry, self._plant), entry), promise)
         if own_s is None or own_s <= promise.seconds:
             return None
-        return Blame.request, f"even alone it takes {own_s:.3g} s", ""
+        return MissCause.request, f"even alone it takes {own_s:.3g} s", ""
 
-    def _overload(self, entry: Account) -> tuple[Blame, str, str] | None:
+    def _overload(self, entry: Account) -> tuple[MissCause, str, str] | None:
         begin_s, end_s = entry.arrived_s - self._window_s, entry.arrived_s + entry.queue_s
         first, last = bisect_left(self._arrivals, begin_s), bisect_right(self._arrivals, end_s)
         near = self._accounts[first:last]
@@ -148,18 +148,18 @@ class Attributor:
         if most is None or offered <= most:
             return None
         return (
-            Blame.capacity,
+            MissCause.capacity,
             f"{offered:.3g} tokens/s were offered, the engine does {most:.3g} at most",
             "",
         )
 
-    def _other_policy(self, entry: Account, promise: Promise) -> tuple[Blame, str, str] | None:
+    def _other_policy(self, entry: Account, promise: Promise) -> tuple[MissCause, str, str] | None:
         if self._modes and self._control and not self._shows(entry, promise):
             return None
         for mode in self._modes:
             would_s = self._would_s(mode, entry, promise)
             if would_s is not None and would_s <= promise.seconds:
-                return Blame.policy, f"under {mode} it would have been {would_s:.3g} s", mode
+                return MissCause.policy, f"under {mode} it would have been {would_s:.3g} s", mode
         return None
 
     def _shows(self, entry: Account, promise: Promise) -> bool:
@@ -179,7 +179,7 @@ class Attributor:
             self._replayed[mode] = self._replay(mode)
         return self._replayed[mode]
 
-    def _interference(self, entry: Account, promise: Promise) -> tuple[Blame, str, str]:
+    def _interference(self, entry: Account, promise: Promise) -> tuple[MissCause, str, str]:
         blockers = defaultdict[str, float](float)
         for cause, seconds in entry.waits:
             if cause.blocker:
@@ -189,8 +189,12 @@ class Attributor:
                 blockers[name] += seconds
         culprit = max(blockers, key=lambda name: blockers[name], default="")
         if culprit:
-            return Blame.interference, f"{blockers[culprit]:.3g} s because of {culprit}", culprit
-        return Blame.interference, f"it {entry.sentence()}", ""
+            return (
+                MissCause.interference,
+                f"{blockers[culprit]:.3g} s because of {culprit}",
+                culprit,
+            )
+        return MissCause.interference, f"it {entry.sentence()}", ""
 
 
 def missed(entry: Account) -> list[Promise]:

@@ -9,7 +9,7 @@ import pickle
 import sys
 from contextlib import suppress
 
-from reference_engine.attribution.attribution import Attribution, Blame, missed
+from reference_engine.attribution.attribution import Attribution, MissCause, missed
 from reference_engine.attribution.counterfactual import Case, judge, judge_without
 
 _LATER = 10  # niceness: the engine goes first
@@ -28,7 +28,7 @@ class AttributionProcess:
         if not any(map(missed, case.asked)):
             return []
         found = await asyncio.to_thread(judge_without, case)
-        if all(miss.blame is not Blame.interference for miss in found):
+        if all(miss.blame is not MissCause.interference for miss in found):
             return found
         async with self._turn:
             return await _beside(case) or found

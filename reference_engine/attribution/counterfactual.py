@@ -18,7 +18,13 @@ from typing import Any
 from loadgen.clock import VirtualClock
 from loadgen.errors import UnknownKind
 from reference_engine.accounting.explain import Account
-from reference_engine.attribution.attribution import Attribution, Attributor, Blame, Plant, Timing
+from reference_engine.attribution.attribution import (
+    Attribution,
+    Attributor,
+    MissCause,
+    Plant,
+    Timing,
+)
 from reference_engine.attribution.observed_cost import observed_cost
 from reference_engine.core.core import EngineState
 from reference_engine.core.setup import Setup, registered
@@ -88,10 +94,10 @@ def judge(case: Case) -> list[Attribution]:
 
 def _unsettled(miss: Attribution, max_steps: int) -> Attribution:
     """A miss for which no better mode was found, though not all were simulated to the end."""
-    if miss.blame is not Blame.interference:
+    if miss.blame is not MissCause.interference:
         return miss
     because = f"{max_steps} simulated steps did not tell whether another mode would have kept it"
-    return replace(miss, blame=Blame.unsettled, because=because, culprit="")
+    return replace(miss, blame=MissCause.unsettled, because=because, culprit="")
 
 
 def judge_without(case: Case) -> list[Attribution]:

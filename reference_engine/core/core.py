@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadgen.clock import Clock
-from reference_engine.accounting.accounting import Books
+from reference_engine.accounting.accounting import Accounting
 from reference_engine.accounting.explain import Account
 from reference_engine.accounting.totals import EngineTotals
 from reference_engine.core.commit import UNKNOWN, Due, book, fill, seat
-from reference_engine.core.paused_tenants import Gate
+from reference_engine.core.paused_tenants import PausedTenants
 from reference_engine.core.placement import Placement
 from reference_engine.core.planned import PlannedStep, PlanRecord
 from reference_engine.executors.base import Executor, Launching
@@ -88,12 +88,12 @@ class EngineState:
         self._view = View(
             clock.now_s(), self.roster, kv, limits, cost, predictor, assign=self._assign
         )
-        self.books = Books(self.roster, limits, self._view.cost)
+        self.books = Accounting(self.roster, limits, self._view.cost)
         self._n_planned = 0
         self._outset = PlanRecord(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
         self._ahead: PlannedStep | None = None
         self._last_batch, self._last_end_s = StepBatch(), clock.now_s()
-        self.gate = Gate(self.roster, self.books)
+        self.gate = PausedTenants(self.roster, self.books)
 
     @property
     def has_work(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_engine.accounting.accounting import Books
+from reference_engine.accounting.accounting import Accounting
 from reference_engine.state.plan import Cause, Why
 from reference_engine.state.queues import Roster
 from reference_engine.state.sequence import Request
@@ -10,11 +10,11 @@ from reference_engine.state.sequence import Request
 _PAUSED = Cause(Why.paused_by_operator)
 
 
-class Gate:
+class PausedTenants:
     """The paused tenants. Their running requests go on; the waiting ones keep their places, and
     those that the policy never heard of must be announced to it once they are let through."""
 
-    def __init__(self, roster: Roster, books: Books) -> None:
+    def __init__(self, roster: Roster, books: Accounting) -> None:
         self._roster, self._books = roster, books
         self.paused: set[str] = set()
         self._unannounced: set[str] = set()

@@ -22,7 +22,12 @@ from reference_engine.executors.cuda_stream import CpuLane, CudaLane, Lane
 from reference_engine.executors.graph_sizes import blocks_that_fit, bucket_of, buckets
 from reference_engine.executors.torch_arena import Arena, Held, aligned
 from reference_engine.executors.torch_blocks import asked_for
-from reference_engine.executors.torch_sampling_requests import Asks, AsksOnDevice, asks_of, choose
+from reference_engine.executors.torch_sampling_requests import (
+    AsksOnDevice,
+    SamplingRequests,
+    asks_of,
+    choose,
+)
 from reference_engine.executors.torch_step import (
     DECODE_FIELDS,
     Draws,
@@ -207,7 +212,7 @@ class TorchCuda:
 
     def _asked(
         self, places: Sequence[int], requests: Sequence[Request], asking: Sequence[int]
-    ) -> tuple[Asks, AsksOnDevice] | None:
+    ) -> tuple[SamplingRequests, AsksOnDevice] | None:
         """Sent ahead of the step, so that nothing is sent while it runs. Now and not when tokens
         come: by then a request may have been booked one more, and ask for something else."""
         if not asking:
@@ -220,7 +225,7 @@ class TorchCuda:
         self,
         tokens: torch.Tensor,
         places: Sequence[int],
-        asked: tuple[Asks, AsksOnDevice] | None = None,
+        asked: tuple[SamplingRequests, AsksOnDevice] | None = None,
         draws: Draws | None = None,
     ) -> Tokens:
         """Send for the tokens; `places[i]` is where the i-th answer is. `draws` are those of the

@@ -26,7 +26,7 @@ Ints = NDArray[np.int32]
 _MASK = (1 << 64) - 1
 
 
-class Asks(NamedTuple):
+class SamplingRequests(NamedTuple):
     """Those of a step, the ones with cuts first."""
 
     rows: Ints  # [A]: which of the logits
@@ -74,7 +74,7 @@ class AsksOnDevice(NamedTuple):
 
 def asks_of(
     places: Sequence[int], requests: Sequence[Request], asking: Sequence[int], n_vocab: int
-) -> Asks:
+) -> SamplingRequests:
     """What those of `requests` ask for that are `asking`, the logits of the i-th in row
     `places[i]`."""
     found = sorted(asking, key=lambda i: not is_cut(requests[i].sampling))
@@ -86,7 +86,7 @@ def asks_of(
     seeds = np.array([r.sampling.seed & _MASK for r in cut], np.uint64)
     uniforms = uniforms_of(seeds, np.array([r.n_output for r in cut], np.int32))
     banned = [(k, token) for k, i in enumerate(found) for token in requests[i].banned_ids()]
-    return Asks(
+    return SamplingRequests(
         np.array([places[i] for i in found], np.int32),
         np.ascontiguousarray(np.array(banned, np.int32).reshape(-1, 2).T),
         cuts,

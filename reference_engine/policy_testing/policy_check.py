@@ -28,7 +28,7 @@ from reference_engine.policy_testing.policy_workloads import (
 from reference_engine.policy_testing.watched_policy import (
     PolicyFault,
     WatchedPolicy,
-    check_books,
+    check_accounting,
     claims,
 )
 from reference_engine.predict.quantiles import QuantilePredictor
@@ -156,7 +156,7 @@ def _run(policy: Policy, workload: Workload) -> WatchedPolicy:
         Simulator(state, Simulated(workload.cost, clock.advance), clock).run(client)
     except SimulationStuck as stuck:
         raise PolicyFault("progress", str(stuck)) from None
-    check_books(state)
+    check_accounting(state)
     if pool.n_free != pool.n_blocks:
         raise PolicyFault("no leak", f"{pool.n_blocks - pool.n_free} KV blocks are never freed")
     return watched

@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from reference_engine.policy_testing.policy_workloads import PlannedRequest, Workload
-from reference_engine.policy_testing.watched_policy import WatchedPolicy, check_books, sealed
+from reference_engine.policy_testing.watched_policy import WatchedPolicy, check_accounting, sealed
 from reference_engine.simulator import Simulator
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request
@@ -46,7 +46,7 @@ class WorkloadClient:
 
     def receive(self, events: StepTokens, engine: Simulator) -> None:
         if len(self._watched.plans) % _CHECK_EVERY == 0:
-            check_books(engine.state)
+            check_accounting(engine.state)
 
     def _request(self, ask: PlannedRequest, number: int) -> Request:
         n_alike = ask.n_prompt // 2 if ask.prefix else 0

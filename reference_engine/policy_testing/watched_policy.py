@@ -170,7 +170,7 @@ def _reader() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def check_books(state: EngineState) -> None:
+def check_accounting(state: EngineState) -> None:
     """The engine's own invariants; where they do not hold, a policy reached behind the view."""
     try:
         state.check()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen.measure.comparison.compare import Comparison
 from loadgen.measure.comparison.contrast import Noise, runs_needed, smallest_effect
 from loadgen.measure.comparison.judgement import POWER, ComparedMeasure
-from loadgen.measure.wording import say, say_count, say_number
+from loadgen.measure.wording import format_count, format_number, format_value
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -39,7 +39,7 @@ def lines(comparison: Comparison) -> list[str]:
     if comparison.verdict == "same":
         return [f"Inside the margins: {', '.join(one.measure for one in telling)}."] * bool(telling)
     return [
-        f"{one.measure}: {say(one.a, one.unit)} → {say(one.b, one.unit)},"
+        f"{one.measure}: {format_value(one.a, one.unit)} → {format_value(one.b, one.unit)},"
         f" {change(one.change, one.unit)} {interval(one)}"
         for one in telling
     ]
@@ -87,8 +87,8 @@ def row(one: ComparedMeasure) -> tuple[str, ...]:
     """The cells of one measure, in the order of `HEAD`."""
     return (
         one.measure if one.is_gated else f"({one.measure})",
-        say(one.a, one.unit),
-        say(one.b, one.unit),
+        format_value(one.a, one.unit),
+        format_value(one.b, one.unit),
         change(one.change, one.unit),
         interval(one),
         MARKS[one.verdict],
@@ -119,7 +119,7 @@ def interval(one: ComparedMeasure) -> str:
 
 def _signed(share: float) -> str:
     """In hundredths, with its sign: `+5.2`."""
-    digits = say_number(float(f"{abs(100 * share):.2g}"))
+    digits = format_number(float(f"{abs(100 * share):.2g}"))
     return f"{'-' if share < 0 else '+'}{digits}"
 
 
@@ -128,7 +128,7 @@ def needs(one: ComparedMeasure) -> str:
     if one.runs_needed is None:
         return "–"
     unit = "points" if one.unit == "share" else "%"
-    return f"{say_count(one.runs_needed)} for {100 * one.effect:.2g} {unit}"
+    return f"{format_count(one.runs_needed)} for {100 * one.effect:.2g} {unit}"
 
 
 def table(comparison: Comparison) -> Group:
@@ -190,8 +190,8 @@ def noise_table(rows: Sequence[Mapping[str, Any]], effect: float) -> Table:
     table = grid(*heads, f"runs for {100 * effect:.3g}")
     for one in rows:
         word = "points" if one["unit"] == "share" else "%"
-        finds = [f"{say_number(100 * one['finds'][n])} {word}" for n in (3, 5, 10)]
-        needed = "–" if one["runs_needed"] is None else say_count(one["runs_needed"])
+        finds = [f"{format_number(100 * one['finds'][n])} {word}" for n in (3, 5, 10)]
+        needed = "–" if one["runs_needed"] is None else format_count(one["runs_needed"])
         table.add_row(one["measure"], f"{100 * one['sd']:.2g} {word}", *finds, needed)
     return table
 

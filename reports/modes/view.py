@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.measure.catalog import Unit
-from loadgen.measure.wording import say, say_number
+from loadgen.measure.wording import format_number, format_value
 from loadgen.units import format_duration
 
 COLUMNS: tuple[tuple[str, str, Unit], ...] = (
@@ -115,13 +115,13 @@ def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) 
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
     if value is None:
         return "–"
-    text = say_number(value) if unit == "per_s" else say(value, unit)
+    text = format_number(value) if unit == "per_s" else format_value(value, unit)
     if is_short or estimate["n"] < 2 or low is None or high is None:
         return text
     half = (high - low) / 2
     if half <= 1e-9 * abs(value):  # what rounding left over
         half = 0.0
-    words = say_number(half) if unit == "per_s" else say(half, unit)
+    words = format_number(half) if unit == "per_s" else format_value(half, unit)
     number, _, suffix = words.rpartition(" ")
     return f"{text} ±{number if suffix and text.endswith(suffix) and number else words}"
 
@@ -241,10 +241,10 @@ def _signed(estimate: Mapping[str, Any]) -> str:
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
     if value is None:
         return "–"
-    text = f"{'+' if value >= 0 else '−'}{say_number(abs(value))}"
+    text = f"{'+' if value >= 0 else '−'}{format_number(abs(value))}"
     if low is None or high is None:
         return text
-    text = f"{text} ±{say_number((high - low) / 2)}"
+    text = f"{text} ±{format_number((high - low) / 2)}"
     return f"[bold]{text}[/bold]" if low > 0 or high < 0 else text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadgen.measure.catalog import Metric
-from loadgen.measure.wording import say
+from loadgen.measure.wording import format_value
 from reports.charts import BLUE, GREY, ORANGE, Spec, standalone, time_unit
 
 _GREEN, _RED = "#2a9d78", "#d1495b"
@@ -35,7 +35,7 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
             "runs": one["n_runs"],
             **{key: None if one[key] is None else one[key] * factor
                for key in ("value", "low", "high")},
-            **{key: say(one[key], metric.unit) for key in BOTH if key in one},
+            **{key: format_value(one[key], metric.unit) for key in BOTH if key in one},
         }
         for one in points
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.measure.comparison.judgement import ComparedMeasure
 from loadgen.measure.nights.night_verdict import CellVerdict
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 from reports.compare.view import change
 from reports.compare.view import row as compared_row
 
@@ -45,7 +45,7 @@ def needs(one: ComparedMeasure) -> str:
     if one.runs_needed is None:
         return "–"
     repeats = max(LEAST_REPEATS, one.runs_needed)  # fewer, a night cannot have
-    return f"{say_count(repeats)} for {100 * one.effect:.2g} {unit}"
+    return f"{format_count(repeats)} for {100 * one.effect:.2g} {unit}"
 
 
 def cell_line(one: CellVerdict) -> str:
@@ -60,7 +60,7 @@ def cell_line(one: CellVerdict) -> str:
 def control_lines(one: CellVerdict) -> list[str]:
     """What the control itself did, for the deciding measures; none where there is no control."""
     told = [
-        f"{row.measure} {say(of.before, row.unit)} → {say(of.tonight, row.unit)}"
+        f"{row.measure} {format_value(of.before, row.unit)} → {format_value(of.tonight, row.unit)}"
         f" ({change(of.change, row.unit)})"
         for row in one.measures
         if row.is_gated and (of := one.controls.get(row.measure)) is not None

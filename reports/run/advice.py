@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from loadgen.measure.summary import Summary
 from loadgen.measure.verdict import SloResult, sentence
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 
 _MANY_FAILURES = 0.01  # of the due requests
 _CLIENT_CHECKS = (
@@ -96,7 +96,7 @@ def _failures(summary: Summary) -> list[NextStep]:
     due, ok = summary.counts["due"], summary.counts["ok"]
     if due - ok <= _MANY_FAILURES * due:
         return []
-    failed = f"{say_count(due - ok)} of {say_count(due)} requests failed"
+    failed = f"{format_count(due - ok)} of {format_count(due)} requests failed"
     return [NextStep(f"{failed}: look at how they failed before anything else.")]
 
 
@@ -109,7 +109,8 @@ def _longer(summary: Summary) -> list[NextStep]:
     length_s = max(needed) / rate
     return [
         NextStep(
-            f"Measure for about {say(length_s, 's')} (n ≈ {say_count(max(needed))}) to prove what"
+            f"Measure for about {format_value(length_s, 's')} (n ≈ {format_count(max(needed))}) "
+            "to prove what"
             f" this run leaves open: set phases.measure to {_whole_minutes(length_s)}."
         )
     ]

@@ -8,7 +8,7 @@ from loadgen.measure.drivers import Drivers
 from loadgen.measure.per_request import PerRequest
 from loadgen.measure.statistics.robust_line import FittedLine
 from loadgen.measure.summary import Summary
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 from reports.charts import Spec
 from reports.run.causes_charts import PARTS, by_position, scatter, split_bars
@@ -57,8 +57,9 @@ def _split(found: Drivers) -> list[CauseFigure]:
     sentence = "Means per request, from the planned instant to the last token."
     if len(groups) > 1 and grown[most] > 0:
         sentence += (
-            f" The {slowest} took {say(sum(grown.values()), 's')} more than the mean request;"
-            f" the part that grew most is {most}, by {say(grown[most], 's')}."
+            f" The {slowest} took {format_value(sum(grown.values()), 's')} more than the mean "
+            "request;"
+            f" the part that grew most is {most}, by {format_value(grown[most], 's')}."
         )
     if whole.server_queue_s is None:
         sentence += (
@@ -87,8 +88,9 @@ def _positions(seen: WhyFrames) -> list[CauseFigure]:
         return []
     first, last = seen.itl[0], seen.itl[-1]
     sentence = (
-        f"The median gap before the second chunk is {say(first['p50'], 's')}, and"
-        f" {say(last['p50'], 's')} late in long answers: it grows with the context a token looks"
+        f"The median gap before the second chunk is {format_value(first['p50'], 's')}, and"
+        f" {format_value(last['p50'], 's')} late in long answers: it grows with the context a "
+        "token looks"
         " back on."
         if last["p50"] > 1.1 * first["p50"]
         else "The gaps do not grow along an answer."
@@ -100,12 +102,15 @@ def _grows(what: str, line: FittedLine | None, times: int, per: str, level: str)
     if line is None:
         return "Too few requests, or all alike, for a line through them."
     slope, low, high = (end * times for end in (line.slope, line.low, line.high))
-    told = f"{say(abs(slope), 's')} per {per} ({level} interval {_signed(low)} to {_signed(high)}"
-    told += f", rank correlation {line.rank_correlation:.2f}, n = {say_count(line.n)})."
+    told = (
+        f"{format_value(abs(slope), 's')} per {per} ({level} interval {_signed(low)} to "
+        f"{_signed(high)}"
+    )
+    told += f", rank correlation {line.rank_correlation:.2f}, n = {format_count(line.n)})."
     if low <= 0 <= high:
         return f"{what} does not clearly go with this: {told}"
     return f"{what} {'grows' if slope > 0 else 'falls'} by {told}"
 
 
 def _signed(seconds: float) -> str:
-    return ("−" if seconds < 0 else "") + say(abs(seconds), "s")
+    return ("−" if seconds < 0 else "") + format_value(abs(seconds), "s")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.server_load import in_words
+from loadgen.measure.server_load import describe_server
 from loadgen.measure.statistics.stats import Percentile
 from loadgen.measure.summary import Summary
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 from reports.run import tables, verdict_rows
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def _latencies(summary: Summary) -> Table:
     for name in tables.MAIN_METRICS:
         found, title = summary.metrics[name], METRICS[name].title
         cells = [_with_interval(found.percentiles[key], name) for key in _PERCENTILES]
-        grid.add_row(title, say_count(found.n), *map(Text, cells))
+        grid.add_row(title, format_count(found.n), *map(Text, cells))
         if name in ("ttft_s", "e2e_s") and found.with_failures != found.percentiles:
             cells = [_with_interval(found.with_failures[key], name) for key in _PERCENTILES]
-            n_due = say_count(summary.counts["due"])
+            n_due = format_count(summary.counts["due"])
             grid.add_row(f"  {tables.FAILURES}", n_due, *map(Text, cells))
     return grid
 
@@ -128,13 +128,13 @@ def _rates(summary: Summary) -> list[str]:
         if word not in ("scheduled", "warm-up", "due", "never due")
     )
     return [
-        f"goodput {say(goodput.value, 'per_s')} {tables.between(goodput, 'per_s')},"
-        f" attainment {say(share.value, 'share')} ({say_count(share.met)} of"
-        f" {say_count(share.due)} due)",
-        f"rate offered {say(summary.offered_rate_per_s, 'per_s')}, achieved"
-        f" {say(summary.achieved_rate_per_s, 'per_s')}; output tokens"
-        f" {say(rates.output_tokens_per_s, 'per_s')}; {failed or 'nothing due'}",
+        f"goodput {format_value(goodput.value, 'per_s')} {tables.between(goodput, 'per_s')},"
+        f" attainment {format_value(share.value, 'share')} ({format_count(share.met)} of"
+        f" {format_count(share.due)} due)",
+        f"rate offered {format_value(summary.offered_rate_per_s, 'per_s')}, achieved"
+        f" {format_value(summary.achieved_rate_per_s, 'per_s')}; output tokens"
+        f" {format_value(rates.output_tokens_per_s, 'per_s')}; {failed or 'nothing due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
-        *([] if summary.server is None else [f"server: {in_words(summary.server)}"]),
+        *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
         "* fewer than ten samples lie beyond this percentile; … an end these samples cannot give",
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.measure.definitions import Rescored
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -23,7 +23,7 @@ def table(rows: Sequence[Rescored]) -> Group:
     for k, head in enumerate(heads):
         grid.add_column(head, justify="left" if k < 2 else "right")
     for row in rows:
-        numbers = [say(value, "s") for value in (row.mean, *row.percentiles.values())]
-        grid.add_row(row.metric.upper(), row.definition, say_count(row.n), *numbers)
+        numbers = [format_value(value, "s") for value in (row.mean, *row.percentiles.values())]
+        grid.add_row(row.metric.upper(), row.definition, format_count(row.n), *numbers)
     said = [Text(f"  {r.metric.upper()} by {r.definition}: {r.formula}") for r in rows]
     return Group(grid, *said)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 from reports.charts import BLUE, GREEN, ORANGE, Spec, standalone, time_unit
 from reports.run.frames import Record
 from reports.run.timeline import TIME, name_strip, shown_scale, zoom_params
@@ -35,13 +35,13 @@ class MissReason:
     culprits: Sequence[tuple[str, int]] = ()
 
     def sentence(self) -> str:
-        told = f"{_BLAMES[self.blame]}: {say_count(self.n)} missed promises"
-        named = ", ".join(f"{name} ({say_count(n)})" for name, n in self.culprits if name)
+        told = f"{_BLAMES[self.blame]}: {format_count(self.n)} missed promises"
+        named = ", ".join(f"{name} ({format_count(n)})" for name, n in self.culprits if name)
         return f"{told}; most often named: {named}." if named else f"{told}."
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStory:
+class EngineSection:
     """`bins`: from_s, to_s, prefill and decode (tokens per s), kv (share of blocks, the most).
     `waiting`: from_s, to_s, reason, requests (mean). `waits_s`: seconds of all requests by reason.
 
@@ -59,7 +59,7 @@ class EngineStory:
     note: str = ""
 
 
-def simulated_story(engine: Mapping[str, Any]) -> EngineStory | None:
+def simulated_section(engine: Mapping[str, Any]) -> EngineSection | None:
     """What the manifest of a simulated run says of its engine: why the requests of the measured
     window waited. None where it says nothing."""
     by_class = engine.get("waits_s")
@@ -71,7 +71,7 @@ def simulated_story(engine: Mapping[str, Any]) -> EngineStory | None:
             reason = str(name).replace("_", " ")
             waits_s[reason] = waits_s.get(reason, 0.0) + float(seconds)
     ordered = sorted(waits_s, key=lambda reason: -waits_s[reason])
-    return EngineStory(
+    return EngineSection(
         bins=[],
         waiting=[],
         waits_s={reason: waits_s[reason] for reason in ordered if waits_s[reason] > 0},
@@ -79,7 +79,7 @@ def simulated_story(engine: Mapping[str, Any]) -> EngineStory | None:
     )
 
 
-def engine_figures(story: EngineStory, end_s: float) -> dict[str, Spec]:
+def engine_figures(story: EngineSection, end_s: float) -> dict[str, Spec]:
     """Figures by name; waits have none where nobody waited, and time none without steps. The time
     axis ends where the run's does, at `end_s`, and is brushed together with it."""
     drawn = {"engine": _timeline(story, end_s)} if story.bins else {}
@@ -88,11 +88,11 @@ def engine_figures(story: EngineStory, end_s: float) -> dict[str, Spec]:
     return drawn
 
 
-def blocker_rows(story: EngineStory) -> list[tuple[str, str]]:
-    return [(name, say(seconds, "s")) for name, seconds in story.blockers]
+def blocker_rows(story: EngineSection) -> list[tuple[str, str]]:
+    return [(name, format_value(seconds, "s")) for name, seconds in story.blockers]
 
 
-def _timeline(story: EngineStory, end_s: float) -> Spec:
+def _timeline(story: EngineSection, end_s: float) -> Spec:
     """Tokens of the steps, who waited for what, and KV in use, over one time axis."""
     tokens = [
         {"from_s": b["from_s"], "to_s": b["to_s"], "of": of, "value": b[of]}

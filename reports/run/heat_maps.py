@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.per_request import Mask
-from loadgen.measure.wording import say_count
+from loadgen.measure.wording import format_count
 from loadgen.records import Run
 from reports.charts import Spec, standalone
 from reports.run.frames import Record
@@ -60,7 +60,9 @@ def _buckets(tokens: NDArray[np.uint32]) -> tuple[NDArray[np.int64], list[str]]:
     for number in range(len(used)):
         of = tokens[bucket == number]
         low, high = int(of.min()), int(of.max())
-        words.append(say_count(low) if low == high else f"{say_count(low)}–{say_count(high)}")
+        words.append(
+            format_count(low) if low == high else f"{format_count(low)}–{format_count(high)}"
+        )
     return bucket.astype(np.int64), words
 
 

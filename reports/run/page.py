@@ -13,9 +13,9 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.interference import interference
 from loadgen.measure.per_request import per_request
-from loadgen.measure.server_load import in_words
+from loadgen.measure.server_load import describe_server
 from loadgen.measure.summary import Summary
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 from reports.charts import spectra
 from reports.page import render_page
@@ -24,7 +24,12 @@ from reports.run import tables, verdict_rows
 from reports.run.advice import next_steps
 from reports.run.causes_view import whys
 from reports.run.embedded_rows import embedded_rows
-from reports.run.engine_section import EngineStory, blocker_rows, engine_figures, simulated_story
+from reports.run.engine_section import (
+    EngineSection,
+    blocker_rows,
+    engine_figures,
+    simulated_section,
+)
 from reports.run.frames import Frames, frames, kept_rows
 from reports.run.heat_maps import attainment_cells, heat_figures
 from reports.run.place import run_word
@@ -45,7 +50,7 @@ def render(
     run: Run,
     summary: Summary,
     cache_dir: Path | None = None,
-    story: EngineStory | None = None,
+    story: EngineSection | None = None,
     directory: Path | None = None,
     search: Searched | None = None,
 ) -> str:
@@ -53,7 +58,7 @@ def render(
     is what the bundled engine told of the run, where it served it; `directory` is where the run
     lies, for the commands on the page that read it; `search` is the one it was a probe of."""
     summary = _redacted(summary)
-    story = story or simulated_story(_of(run, "engine"))
+    story = story or simulated_section(_of(run, "engine"))
     place = run_word(directory)
     columns = per_request(run)
     seen = frames(run, summary, columns)
@@ -103,9 +108,9 @@ def render(
         end_s=seen.end_s,
         failures=seen.failures,
         level=f"{100 * summary.confidence:g} %",
-        say=say,
-        say_count=say_count,
-        in_words=in_words,
+        format_value=format_value,
+        format_count=format_count,
+        describe_server=describe_server,
         metrics=METRICS,
         provenance=_provenance(run),
         scenario_text=redact(str(_of(run, "scenario").get("text", ""))),
@@ -175,7 +180,7 @@ def _window(summary: Summary) -> str:
     window = summary.window
     return (
         f"Measured from {window.start_s:g} s to {window.end_s:g} s of the run:"
-        f" {say(window.length_s, 's')}."
+        f" {format_value(window.length_s, 's')}."
     )
 
 
@@ -186,9 +191,10 @@ def _points_note(seen: Frames) -> str:
     if n_ok == seen.n_points and n_failed == seen.n_failed_points and n_gaps == seen.n_itl:
         return "Every request is a point, and so is every gap between its tokens."
     return (
-        f"Points: {say_count(n_ok)} of {say_count(seen.n_points)} answers, {say_count(n_failed)} of"
-        f" {say_count(seen.n_failed_points)} failures, {say_count(n_gaps)} of"
-        f" {say_count(seen.n_itl)} gaps between tokens; the longest always."
+        f"Points: {format_count(n_ok)} of {format_count(seen.n_points)} answers, "
+        f"{format_count(n_failed)} of"
+        f" {format_count(seen.n_failed_points)} failures, {format_count(n_gaps)} of"
+        f" {format_count(seen.n_itl)} gaps between tokens; the longest always."
     )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import PerRequest
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 from reports.charts import Spec, standalone, time_unit
 from reports.run.causes_charts import PARTS
@@ -151,11 +151,11 @@ def _cells(run: Run, columns: PerRequest, row: int) -> list[TableCell]:
     return [
         TableCell(str(request["request_id"])),
         TableCell(run.names.classes[int(plan["class_id"])]),
-        TableCell(say(float(request["released_s"]), "s")),
-        TableCell(say_count(prompt)),
-        TableCell(say_count(int(columns.output_tokens[row]))),
-        TableCell(say(float(columns.ttft_s[row]), "s")),
-        TableCell(say(float(columns.tpot_s[row]), "s")),
-        TableCell(say(float(columns.max_stall_s[row]), "s")),
-        TableCell(say(float(columns.e2e_s[row]), "s")),
+        TableCell(format_value(float(request["released_s"]), "s")),
+        TableCell(format_count(prompt)),
+        TableCell(format_count(int(columns.output_tokens[row]))),
+        TableCell(format_value(float(columns.ttft_s[row]), "s")),
+        TableCell(format_value(float(columns.tpot_s[row]), "s")),
+        TableCell(format_value(float(columns.max_stall_s[row]), "s")),
+        TableCell(format_value(float(columns.e2e_s[row]), "s")),
     ]

@@ -14,7 +14,7 @@ from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
 from loadgen.measure.statistics.stats import Interval, Percentile
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
-from loadgen.measure.wording import say, say_count, say_number
+from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Status
 
 MAIN_METRICS = ("ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "max_stall_s", "e2e_s")
@@ -40,8 +40,8 @@ def between(interval: Interval | Percentile, unit: Unit) -> str:
     """`[95.9 ms, 100 ms]`; an open end is an ellipsis."""
     if interval.low is None and interval.high is None:
         return "[…]"
-    low = "…" if interval.low is None else say(interval.low, unit)
-    high = "…" if interval.high is None else say(interval.high, unit)
+    low = "…" if interval.low is None else format_value(interval.low, unit)
+    high = "…" if interval.high is None else format_value(interval.high, unit)
     return f"[{low}, {high}]"
 
 
@@ -62,16 +62,18 @@ def _class_row(name: str, found: ClassSummary) -> list[TableCell]:
     share, goodput = found.attainment, found.goodput.requests_per_s
     cells = [
         TableCell(name, title=f"tenant {found.tenant}, priority {found.priority}"),
-        TableCell(say_count(found.counts["due"]), f"{path}.counts.due"),
-        TableCell(say(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"),
+        TableCell(format_count(found.counts["due"]), f"{path}.counts.due"),
         TableCell(
-            say(share.value, "share"),
+            format_value(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"
+        ),
+        TableCell(
+            format_value(share.value, "share"),
             f"{path}.attainment.value",
             "share",
             between(Interval(share.value, share.low, share.high), "share"),
         ),
         TableCell(
-            say(goodput.value, "per_s"),
+            format_value(goodput.value, "per_s"),
             f"{path}.goodput.requests_per_s.value",
             "per_s",
             between(goodput, "per_s"),
@@ -102,9 +104,12 @@ def _tenant_row(name: str, found: TenantShare) -> list[TableCell]:
     share = Interval(found.attainment, found.attainment_low, found.attainment_high)
     cells = [
         TableCell(name),
-        TableCell(say_count(found.due), f"{path}.due"),
+        TableCell(format_count(found.due), f"{path}.due"),
         TableCell(
-            say(share.value, "share"), f"{path}.attainment", "share", between(share, "share")
+            format_value(share.value, "share"),
+            f"{path}.attainment",
+            "share",
+            between(share, "share"),
         ),
     ]
     percentiles = {"ttft_p50": found.ttft_p50, "ttft_p99": found.ttft_p99}
@@ -114,10 +119,10 @@ def _tenant_row(name: str, found: TenantShare) -> list[TableCell]:
     ]
     asked, served = found.asked_tokens_per_s, found.served_tokens_per_s
     cells += [
-        TableCell(say(asked, "per_s"), f"{path}.asked_tokens_per_s", "per_s"),
-        TableCell(say(served, "per_s"), f"{path}.served_tokens_per_s", "per_s"),
+        TableCell(format_value(asked, "per_s"), f"{path}.asked_tokens_per_s", "per_s"),
+        TableCell(format_value(served, "per_s"), f"{path}.served_tokens_per_s", "per_s"),
     ]
-    return [*cells, TableCell(say(served / asked, "share"))]
+    return [*cells, TableCell(format_value(served / asked, "share"))]
 
 
 def fairness_text(summary: Summary) -> str:
@@ -144,10 +149,10 @@ def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]
         rows.append(
             [
                 _metric_name(name),
-                TableCell(say_count(found.n), f"{path}.n"),
-                TableCell(say(found.mean, unit), f"{path}.mean", unit),
+                TableCell(format_count(found.n), f"{path}.n"),
+                TableCell(format_value(found.mean, unit), f"{path}.mean", unit),
                 *_percentile_cells(found, name, "percentiles"),
-                TableCell(say(found.max, unit), f"{path}.max", unit),
+                TableCell(format_value(found.max, unit), f"{path}.max", unit),
             ]
         )
     return rows
@@ -184,7 +189,7 @@ def _percentile_cells(found: Distribution, name: str, view: str) -> list[TableCe
 
 def percentile_text(percentile: Percentile, unit: Unit) -> str:
     """`431 ms`, or `431 ms*` when fewer than ten samples lie beyond it."""
-    text = say(percentile.value, unit)
+    text = format_value(percentile.value, unit)
     return f"{text}*" if percentile.few and text not in ("–", "∞") else text
 
 
@@ -196,7 +201,7 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
         (
             "Goodput",
             TableCell(
-                say(goodput.value, "per_s"),
+                format_value(goodput.value, "per_s"),
                 "goodput.requests_per_s.value",
                 "per_s",
                 between(goodput, "per_s"),
@@ -206,41 +211,41 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
         (
             "SLO attainment",
             TableCell(
-                say(share.value, "share"),
+                format_value(share.value, "share"),
                 "attainment.value",
                 "share",
                 f"{between(Interval(share.value, share.low, share.high), 'share')},"
-                f" {say_count(share.met)} of {say_count(share.due)}",
+                f" {format_count(share.met)} of {format_count(share.due)}",
                 METRICS["attainment"].meaning,
             ),
         ),
         (
             "Achieved rate",
             TableCell(
-                say(summary.achieved_rate_per_s, "per_s"),
+                format_value(summary.achieved_rate_per_s, "per_s"),
                 "achieved_rate_per_s",
                 "per_s",
-                f"of {say(summary.offered_rate_per_s, 'per_s')} offered",
+                f"of {format_value(summary.offered_rate_per_s, 'per_s')} offered",
                 "Requests sent inside the measured window, beside those that were due in it.",
             ),
         ),
         (
             "Output tokens",
             TableCell(
-                say(summary.throughput.output_tokens_per_s, "per_s"),
+                format_value(summary.throughput.output_tokens_per_s, "per_s"),
                 "throughput.output_tokens_per_s",
                 "per_s",
-                f"{say(summary.throughput.input_tokens_per_s, 'per_s')} input",
+                f"{format_value(summary.throughput.input_tokens_per_s, 'per_s')} input",
                 METRICS["output_tokens_per_s"].meaning,
             ),
         ),
         (
             "Failed",
             TableCell(
-                say_count(failed),
+                format_count(failed),
                 "",
                 "count",
-                f"of {say_count(summary.counts['due'])} due",
+                f"of {format_count(summary.counts['due'])} due",
                 METRICS["error_rate"].meaning,
             ),
         ),
@@ -257,11 +262,13 @@ def backend_rows(summary: Summary) -> list[list[TableCell]]:
     return [
         [
             TableCell(backend.address),
-            TableCell(say_count(backend.requests), f"backends.{k}.requests"),
-            TableCell(say(backend.requests / total, "share")),
-            TableCell(say_count(backend.ok), f"backends.{k}.ok"),
-            TableCell(say_count(backend.output_tokens), f"backends.{k}.output_tokens"),
-            TableCell(say(backend.ttft_from_send_s, "s"), f"backends.{k}.ttft_from_send_s", "s"),
+            TableCell(format_count(backend.requests), f"backends.{k}.requests"),
+            TableCell(format_value(backend.requests / total, "share")),
+            TableCell(format_count(backend.ok), f"backends.{k}.ok"),
+            TableCell(format_count(backend.output_tokens), f"backends.{k}.output_tokens"),
+            TableCell(
+                format_value(backend.ttft_from_send_s, "s"), f"backends.{k}.ttft_from_send_s", "s"
+            ),
         ]
         for k, backend in enumerate(found)
     ]
@@ -277,9 +284,9 @@ def stimulus_rows(summary: Summary) -> list[list[TableCell]]:
     if found is None:
         return []
     sides = (("scheduled", found.scheduled), ("sent", found.sent))
-    counts = [TableCell(say_count(side.n), f"stimulus.{of}.n") for of, side in sides]
+    counts = [TableCell(format_count(side.n), f"stimulus.{of}.n") for of, side in sides]
     rates = [
-        TableCell(say(side.rate_per_s, "per_s"), f"stimulus.{of}.rate_per_s", "per_s")
+        TableCell(format_value(side.rate_per_s, "per_s"), f"stimulus.{of}.rate_per_s", "per_s")
         for of, side in sides
     ]
     patterns = (
@@ -310,11 +317,11 @@ def length_rows(summary: Summary) -> list[list[TableCell]]:
         rows.append(
             [
                 TableCell(word),
-                TableCell(say_count(side.n), f"{path}.n"),
+                TableCell(format_count(side.n), f"{path}.n"),
                 TableCell(_figure(side.asked_mean)),
                 TableCell(_figure(side.got_mean)),
-                TableCell(say_count(side.differ), f"{path}.differ"),
-                TableCell(say_count(side.most_off), f"{path}.most_off"),
+                TableCell(format_count(side.differ), f"{path}.differ"),
+                TableCell(format_count(side.most_off), f"{path}.most_off"),
             ]
         )
     return rows
@@ -324,7 +331,7 @@ def _figure(value: float | None) -> str:
     """A plain number of three digits; what rounding left over is nothing."""
     if value is None or not math.isfinite(value):
         return "–"
-    return "0" if abs(value) < 1e-6 else say_number(value)
+    return "0" if abs(value) < 1e-6 else format_number(value)
 
 
 def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
@@ -339,5 +346,5 @@ def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
     rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
     return [
-        (word, TableCell(say_count(summary.counts[key]), f"counts.{key}")) for word, key in rows
+        (word, TableCell(format_count(summary.counts[key]), f"counts.{key}")) for word, key in rows
     ]

@@ -10,7 +10,7 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.statistics.stats import Interval
 from loadgen.measure.summary import Summary
 from loadgen.measure.verdict import SloResult
-from loadgen.measure.wording import say, say_count
+from loadgen.measure.wording import format_count, format_value
 from reports.run.advice import is_inconclusive
 from reports.run.tables import TableCell, between
 
@@ -56,8 +56,8 @@ def slo_rows(summary: Summary) -> list[list[TableCell]]:
 def _slo_row(result: SloResult, k: int) -> list[TableCell]:
     path = f"slo.{k}"
     text = f"{result.shown} (implied)" if result.is_implied else result.shown
-    value = TableCell(say(result.value, result.unit), f"{path}.value", result.unit)
-    n = TableCell(say_count(result.n), f"{path}.n")
+    value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit)
+    n = TableCell(format_count(result.n), f"{path}.n")
     if result.scope == "request":
         kept = TableCell(f"{value.text} kept it", value.path, result.unit)
         both = Interval(result.value, result.low, result.high)
@@ -82,7 +82,7 @@ def _bound(result: SloResult, path: str) -> TableCell:
         return TableCell("open", small="n is too small")
     if math.isinf(end):
         return TableCell("failures")
-    return TableCell(f"{sign} {say(end, result.unit)}", f"{path}.{name}", result.unit)
+    return TableCell(f"{sign} {format_value(end, result.unit)}", f"{path}.{name}", result.unit)
 
 
 def _proof(result: SloResult) -> TableCell:
@@ -92,4 +92,4 @@ def _proof(result: SloResult) -> TableCell:
         return TableCell("yes")
     if result.n_needed is None:
         return TableCell("no")
-    return TableCell("no", small=f"needs n ≈ {say_count(result.n_needed)}")
+    return TableCell("no", small=f"needs n ≈ {format_count(result.n_needed)}")

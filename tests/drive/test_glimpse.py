@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from loadgen.drive.exchange import Exchange
-from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S, GAP_BOUNDS_S, Glimpses, coarse
+from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S, GAP_BOUNDS_S, LiveSamples, coarse
 from loadgen.records import Status
 from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
 from tests.runs import schedule_rows
@@ -25,7 +25,7 @@ def answered(*reads, row=0):
 
 
 def told(*exchanges, status=Status.ok):
-    glimpses = Glimpses(schedule_rows([0.0, 0.1, 0.2]), ADAPTER.looks_like_token)
+    glimpses = LiveSamples(schedule_rows([0.0, 0.1, 0.2]), ADAPTER.looks_like_token)
     for exchange in exchanges:
         glimpses.ended(exchange, status, 1000 * MS)
     beat = glimpses.take()
@@ -89,7 +89,7 @@ def test_one_token_has_no_gap_and_no_answer_has_no_first_token():
 def test_classes_are_told_apart_and_everything_is_told_once():
     rows = schedule_rows([0.0, 0.1, 0.2])
     rows["class_id"], rows["tpot_slo_s"][1] = (1, 0, 1), 0.05
-    glimpses = Glimpses(rows, ADAPTER.looks_like_token)
+    glimpses = LiveSamples(rows, ADAPTER.looks_like_token)
     for row in (0, 1):
         glimpses.ended(answered(token("a"), token("b"), row=row), Status.ok, 1000 * MS)
     glimpses.unsent(2, Status.dropped)

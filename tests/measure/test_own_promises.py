@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.capacity.early_stop import EarlyStop
-from loadgen.live.watched import kept
+from loadgen.live.watched import meets_slos
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived, due_rows, meets
 from loadgen.measure.per_request import per_request
@@ -195,10 +195,10 @@ def test_live_views_and_early_ends_see_them():
     asked = [parse_slo("ttft <= 100ms"), parse_slo("p99(ttft) <= 1ms")]
     assert [one.limit for one in for_one(asked, {"ttft_s": 0.5, "e2e_s": 0.0})] == [0.5]
     assert [one.limit for one in for_one(asked, {"e2e_s": 2.0})] == [0.1, 2.0]
-    assert not kept(glimpse(None), for_one(asked, {}))
-    assert kept(glimpse((0.5, 0.0, 0.0)), for_one(asked, {}))
-    assert not kept(glimpse((0.5, 0.0, 0.1)), for_one(asked, {}))
-    assert kept(glimpse((0.5, 0.1, 0.0)), [])  # one token: no TPOT to miss
+    assert not meets_slos(glimpse(None), for_one(asked, {}))
+    assert meets_slos(glimpse((0.5, 0.0, 0.0)), for_one(asked, {}))
+    assert not meets_slos(glimpse((0.5, 0.0, 0.1)), for_one(asked, {}))
+    assert meets_slos(glimpse((0.5, 0.1, 0.0)), [])  # one token: no TPOT to miss
     scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
     early = EarlyStop(scenario, 0.9, 3.0)
     for second in range(1, 40):

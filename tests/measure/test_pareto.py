@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.statistics.pareto import Quantity, Standing, TradeOff, beats, front, is_above
+from loadgen.measure.statistics.pareto import (
+    Quantity,
+    Standing,
+    TradeOff,
+    beats,
+    is_above,
+    pareto_front,
+)
 from loadgen.measure.statistics.stats import Interval
 
 NUMBERS = st.integers(0, 12).map(float)  # few, so that ties are common
@@ -47,12 +54,12 @@ def test_without_noise_it_is_the_ordinary_front(points):
             for q in points
         )
 
-    assert [s.is_front for s in front(points, 0.95)] == [not dominated(p) for p in points]
+    assert [s.is_front for s in pareto_front(points, 0.95)] == [not dominated(p) for p in points]
 
 
 @given(st.lists(NOISY, min_size=1, max_size=8))
 def test_somebody_is_always_on_the_front_and_the_others_name_who_beats_them(points):
-    found = front(points, 0.95)
+    found = pareto_front(points, 0.95)
     assert any(s.is_front for s in found)
     for standing, point in zip(found, points, strict=True):
         assert standing.is_front == (standing.beaten_by is None)
@@ -63,7 +70,7 @@ def test_somebody_is_always_on_the_front_and_the_others_name_who_beats_them(poin
 
 @given(st.lists(NOISY, min_size=1, max_size=8))
 def test_no_point_of_the_front_beats_another_unless_all_are_beaten(points):
-    on_front = [p for p, s in zip(points, front(points, 0.95), strict=True) if s.is_front]
+    on_front = [p for p, s in zip(points, pareto_front(points, 0.95), strict=True) if s.is_front]
     if any(not any(beats(q, p, 0.95) for q in points) for p in points):
         assert not any(beats(q, p, 0.95) for p in on_front for q in on_front)
 
@@ -78,13 +85,13 @@ def test_equal_throughput_and_surely_slower_is_beaten():
     # The same load was offered to both: the throughput differs by chance, the latency does not.
     a = TradeOff(surely(80.02, 79.5, 80.6), surely(0.100, 0.095, 0.105))
     b = TradeOff(surely(80.05, 79.4, 80.7), surely(0.300, 0.29, 0.31))
-    assert front([a, b], 0.95) == [Standing(True), Standing(False, beaten_by=0)]
+    assert pareto_front([a, b], 0.95) == [Standing(True), Standing(False, beaten_by=0)]
 
 
 def test_what_may_be_as_good_stays():
     a = TradeOff(surely(80.0, 79.0, 81.0), surely(0.10, 0.05, 0.15))
     b = TradeOff(surely(79.5, 78.5, 80.5), surely(0.14, 0.09, 0.19))
-    assert [s.is_front for s in front([a, b], 0.95)] == [True, True]
+    assert [s.is_front for s in pareto_front([a, b], 0.95)] == [True, True]
 
 
 def test_runs_of_one_seed_are_compared_with_each_other():
@@ -116,13 +123,13 @@ def test_the_confidence_decides_what_is_sure():
 
 
 def test_a_point_without_values_is_on_no_front_and_beats_nobody():
-    found = front([exact(math.nan, 1.0), exact(1.0, 2.0), exact(1.0, math.nan)], 0.95)
+    found = pareto_front([exact(math.nan, 1.0), exact(1.0, 2.0), exact(1.0, math.nan)], 0.95)
     assert [s.is_front for s in found] == [False, True, False]
     assert [s.beaten_by for s in found] == [None, None, None]
 
 
 def test_what_failed_is_beaten_by_what_did_not():
-    assert not front([exact(4.0, math.inf), exact(4.0, 1.0)], 0.95)[0].is_front
+    assert not pareto_front([exact(4.0, math.inf), exact(4.0, 1.0)], 0.95)[0].is_front
     failed = Quantity(Interval(math.inf), {1: 0.1, 2: math.inf})
     fine = Quantity(Interval(0.2), {1: 0.2, 2: 0.2})
     assert is_above(failed, fine, 0.95)
@@ -138,12 +145,12 @@ def test_where_all_are_beaten_the_estimates_decide():
     ]
     for one, other in ((0, 1), (1, 2), (2, 3), (3, 0)):
         assert beats(points[one], points[other], 0.95), (one, other)
-    assert [s.is_front for s in front(points, 0.95)] == [True, True, True, False]
+    assert [s.is_front for s in pareto_front(points, 0.95)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("points", [[], [exact(math.nan, math.nan)]])
 def test_nothing_has_no_front(points):
-    assert not any(s.is_front for s in front(points, 0.95))
+    assert not any(s.is_front for s in pareto_front(points, 0.95))
 
 
 @pytest.mark.parametrize(("gap", "low", "high"), [(0.0, 0.03, 0.065), (0.1, 0.95, 1.0)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.server_load import in_words
+from loadgen.measure.server_load import describe_server
 from loadgen.records import SERVER, Run
 from tests.runs import measured_run, with_manifest
 
@@ -44,7 +44,9 @@ def test_the_block_counts_between_the_first_and_last_reading_of_the_window() -> 
     assert server.prompt_tokens is None
     # 10 requests/s of 20 tokens each, received over 19 s
     assert server.received_tokens == pytest.approx(3800, rel=0.01)
-    assert in_words(server).startswith("up to 7 waiting, up to 12 running, KV up to 75 %, 2 preem")
+    assert describe_server(server).startswith(
+        "up to 7 waiting, up to 12 running, KV up to 75 %, 2 preem"
+    )
     assert summarize(run).to_json()["server"]["kv_usage_max"] == 0.75
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from loadgen.measure.catalog import Unit
-from loadgen.measure.wording import say, say_count, say_number, say_share
+from loadgen.measure.wording import format_count, format_number, format_share, format_value
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from loadgen.measure.wording import say, say_count, say_number, say_share
     ],
 )
 def test_a_value_is_said_with_its_unit(value: float | None, unit: Unit, text: str) -> None:
-    assert say(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_a_value_is_said_with_its_unit(value: float | None, unit: Unit, text: st
     ],
 )
 def test_shares_near_their_ends_keep_the_digits_that_matter(share: float, text: str) -> None:
-    assert say_share(share) == text
+    assert format_share(share) == text
 
 
 def test_large_numbers_are_grouped_and_never_in_powers_of_ten() -> None:
-    assert say_number(1234.5) == "1\u202f230"
-    assert say_number(0.5) == "0.5"
-    assert say_count(1234567) == "1\u202f234\u202f567"
+    assert format_number(1234.5) == "1\u202f230"
+    assert format_number(0.5) == "0.5"
+    assert format_count(1234567) == "1\u202f234\u202f567"

@@ -21,8 +21,8 @@ from reference_engine.serve import Wired, wire_up
 from reference_engine.serving.build import Engine, build
 from reference_engine.serving.guard import Guard
 from reference_engine.serving.http_workers.engine_messages import Open
-from reference_engine.serving.http_workers.front_link import FrontLink
-from reference_engine.serving.http_workers.worker_app import Front
+from reference_engine.serving.http_workers.front_link import WorkerLink
+from reference_engine.serving.http_workers.worker_app import HttpWorker
 from reference_engine.serving.serve_options import ServeOptions
 from reference_engine.serving.service import Service
 
@@ -144,8 +144,8 @@ async def _front(
         app = Guard(None, chosen.max_body_bytes).app(wired.routes)
         async with _site(app, lambda runner: web.UnixSite(runner, path)):
             ours, theirs = socket.socketpair()
-            front = asyncio.create_task(Front(listener).run(theirs))
-            link = FrontLink(wired.service, on_lost=lambda: pytest.fail("lost"))
+            front = asyncio.create_task(HttpWorker(listener).run(theirs))
+            link = WorkerLink(wired.service, on_lost=lambda: pytest.fail("lost"))
             what = Open(
                 wired.about,
                 1,

@@ -9,7 +9,7 @@ import pytest
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import (
     Attributor,
-    Blame,
+    MissCause,
     Plant,
     Promise,
     Timing,
@@ -87,8 +87,8 @@ def test_alone_a_request_takes_no_longer_than_it_took_in_company_once_it_was_let
     kept = BASE._replace(ttft_slo_s=0.6, deadline_s=101.1)
     found = Attributor([kept], slow).attribute(kept)
     assert [(miss.promise.metric, miss.blame) for miss in found] == [
-        ("ttft", Blame.interference),
-        ("e2e", Blame.interference),
+        ("ttft", MissCause.interference),
+        ("e2e", MissCause.interference),
     ]
 
 
@@ -126,7 +126,7 @@ def test_what_another_policy_keeps_is_the_policys_fault():
     attributor = Attributor([entry], PLANT, replay, ["sjf", "bucketed"])
     for _ in range(2):
         (found,) = attributor.attribute(entry)
-        assert (found.blame, found.culprit) == (Blame.policy, "bucketed")
+        assert (found.blame, found.culprit) == (MissCause.policy, "bucketed")
     assert found.because == "under bucketed it would have been 0.2 s"
     assert asked == ["sjf", "bucketed"]  # each once
 
@@ -169,7 +169,7 @@ def test_a_prompt_read_beside_a_decode_slows_it_down():
     (found,) = Attributor([chat], PLANT, steps=list(log.steps)).attribute(chat)
     assert (found.promise.metric, found.blame, found.culprit) == (
         "tpot",
-        Blame.interference,
+        MissCause.interference,
         "essay",
     )
 
@@ -181,4 +181,4 @@ def test_all_misses_of_a_run_come_in_order_of_arrival():
     ]
     found = Attributor(entries, PLANT).misses()
     assert [a.request_id for a in found] == ["r3", "r1"]
-    assert {a.blame for a in found} == {Blame.request}
+    assert {a.blame for a in found} == {MissCause.request}

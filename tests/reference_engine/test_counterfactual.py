@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference_engine.attribution.attribution import Blame
+from reference_engine.attribution.attribution import MissCause
 from reference_engine.attribution.counterfactual import Case, Counterfactual, judge, judge_without
 from reference_engine.attribution.observed_cost import observed_cost, shape_of
 from reference_engine.core.setup import Setup
@@ -39,10 +39,12 @@ def behind_a_long_one(**promise):
 
 def test_a_short_prompt_behind_long_ones_is_the_policys_fault():
     found = judge(case(behind_a_long_one(ttft_slo_s=0.6)))
-    assert [(m.request_id, m.blame, m.culprit) for m in found] == [("short", Blame.policy, "sjf")]
+    assert [(m.request_id, m.blame, m.culprit) for m in found] == [
+        ("short", MissCause.policy, "sjf")
+    ]
     assert found[0].because.startswith("under sjf it would have been 0.")
     assert [m.blame for m in judge_without(case(behind_a_long_one(ttft_slo_s=0.6)))] == [
-        Blame.interference
+        MissCause.interference
     ]
 
 
@@ -56,12 +58,12 @@ def test_what_no_order_can_keep_is_interference():
     equal = [request(f"r{i}", [i] * 200, 2) for i in range(9)]
     asked = case([*equal, request("last", [9] * 200, 2, ttft_slo_s=1.0)])
     (found,) = judge(asked)
-    assert (found.request_id, found.blame) == ("last", Blame.interference)
+    assert (found.request_id, found.blame) == ("last", MissCause.interference)
 
 
 def test_what_not_even_an_idle_engine_keeps_is_the_requests_fault():
     (found,) = judge(case([request("a", [1] * 1000, 5, ttft_slo_s=0.5)]))
-    assert (found.blame, found.culprit) == (Blame.request, "")
+    assert (found.blame, found.culprit) == (MissCause.request, "")
 
 
 def test_too_much_for_any_order_is_the_capacitys_fault():
@@ -70,7 +72,7 @@ def test_too_much_for_any_order_is_the_capacitys_fault():
     ]
     found = judge(case(flood))
     assert len(found) > 200
-    share = sum(miss.blame is Blame.capacity for miss in found) / len(found)
+    share = sum(miss.blame is MissCause.capacity for miss in found) / len(found)
     assert share > 0.8  # all but the first ones, before the flood was one
 
 
@@ -79,7 +81,7 @@ def test_a_miss_that_the_model_does_not_show_says_nothing_about_policies():
     asked = case([request("a", [1] * 20, 5, ttft_slo_s=1.0)])
     late = asked.accounts[0]._replace(ttft_s=5.0, e2e_s=5.1, queue_s=5.0)
     (found,) = judge(replace(asked, accounts=[late]))
-    assert found.blame is Blame.interference
+    assert found.blame is MissCause.interference
 
 
 def test_a_client_that_gave_up_waiting_counts_as_a_miss_of_the_policy():
@@ -91,7 +93,7 @@ def test_a_client_that_gave_up_waiting_counts_as_a_miss_of_the_policy():
         for entry in asked.accounts
     ]
     (found,) = judge(replace(asked, accounts=gone))
-    assert (found.was_s, found.blame, found.culprit) == (None, Blame.policy, "sjf")
+    assert (found.was_s, found.blame, found.culprit) == (None, MissCause.policy, "sjf")
 
 
 @pytest.mark.parametrize("max_steps", [3, 25])
@@ -99,20 +101,20 @@ def test_what_too_few_steps_cannot_tell_is_unsettled_and_not_others_fault(max_st
     """25 are enough for the mode that served them (20 steps), not for any other."""
     asked = case(behind_a_long_one(ttft_slo_s=0.6), max_steps=max_steps)
     (found,) = judge(asked)
-    assert (found.blame, found.culprit) == (Blame.unsettled, "")
+    assert (found.blame, found.culprit) == (MissCause.unsettled, "")
     told = f"{max_steps} simulated steps did not tell whether another mode would have kept it"
     assert found.because == told
 
 
 def test_what_does_not_need_other_modes_is_settled_without_steps():
     (found,) = judge(case([request("a", [1] * 1000, 5, ttft_slo_s=0.5)], max_steps=1))
-    assert found.blame is Blame.request
+    assert found.blame is MissCause.request
 
 
 def test_without_the_mode_itself_nobody_is_blamed():
     asked = case(behind_a_long_one(ttft_slo_s=0.6))
     unknown = replace(asked.setup, policy={**asked.setup.policy, "kind": "of-a-plugin"})
-    assert [m.blame for m in judge(replace(asked, setup=unknown))] == [Blame.interference]
+    assert [m.blame for m in judge(replace(asked, setup=unknown))] == [MissCause.interference]
     what_if = Counterfactual(replace(asked, max_steps=30))
     for mode in ("chunked", "sjf", "bucketed"):
         what_if.served(mode)

@@ -22,14 +22,14 @@ from reference_engine.serving.http_workers.engine_messages import (
     Closed,
     CutOff,
     FromEngine,
-    FromFront,
+    FromWorker,
     Listening,
     Open,
     RequestRefused,
     StepOutput,
     Submit,
 )
-from reference_engine.serving.http_workers.front_link import FrontLink
+from reference_engine.serving.http_workers.front_link import WorkerLink
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamBroken, StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
@@ -76,7 +76,7 @@ def frames(messages) -> bytes:
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
 def test_messages_are_the_same_however_the_socket_cuts_them(sizes):
-    end, data = End(FromFront), frames(MESSAGES)
+    end, data = End(FromWorker), frames(MESSAGES)
     at = 0
     for size in sizes:
         end.channel.data_received(data[at : at + size])
@@ -87,7 +87,7 @@ def test_messages_are_the_same_however_the_socket_cuts_them(sizes):
 
 def test_what_was_sent_before_closing_arrives_and_then_the_end():
     async def scene():
-        ours, theirs = End(FromFront), End(FromEngine)
+        ours, theirs = End(FromWorker), End(FromEngine)
         for end, one in zip((ours, theirs), socket.socketpair(), strict=True):
             await end.channel.open(one)
         told = [
@@ -136,7 +136,7 @@ class Linked:
         self.service = toy_engine(**options).service()
         self.service.start()
         self.n_lost = 0
-        self.link = FrontLink(self.service, self._lose, most_unsent)
+        self.link = WorkerLink(self.service, self._lose, most_unsent)
         self.front = End(FromEngine)
 
     def _lose(self):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.lab.engine_report import engine_story
+from loadgen.lab.engine_report import engine_section
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup
@@ -66,7 +66,7 @@ def story(run, tmp_path):
     ]  # fmt: skip
     steps.append(step(9, 9.0, 10.0, [("no_seq_slot", 2), ("no_kv_blocks", 1)], kv_used_blocks=9))
     write_log(tmp_path, steps)
-    return engine_story(tmp_path, run)
+    return engine_section(tmp_path, run)
 
 
 def test_waits_are_requests_left_times_the_seconds_until_the_next_plan(story):
@@ -88,14 +88,14 @@ def test_a_log_of_sizes_says_what_would_tell_more(story):
 
 
 def test_without_a_log_there_is_nothing_to_tell(run, tmp_path):
-    assert engine_story(tmp_path, run) is None
+    assert engine_section(tmp_path, run) is None
 
 
 @pytest.mark.parametrize("name", [STEPS, EVENTS])
 def test_a_damaged_log_costs_neither_the_numbers_nor_the_page(name, run, story, cache, tmp_path):
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    found = summarized(run, tmp_path, None, None, cache, engine_story)
+    found = summarized(run, tmp_path, None, None, cache, engine_section)
     told = json.loads((tmp_path / "summary.json").read_text())
     assert (found.verdict, told["verdict"]) == ("met", "met")
     page = (tmp_path / "report.html").read_text()

@@ -8,7 +8,7 @@ from loadgen.drive import store
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.run.conclude import conclude
-from reports.run.engine_section import EngineStory, MissReason
+from reports.run.engine_section import EngineSection, MissReason
 from reports.run.page import render
 from reports.run.place import run_word
 from tests.runs import measured_run
@@ -45,7 +45,7 @@ def test_a_page_too_large_for_its_requests_and_one_of_an_engine_name_it_too(
 ):
     monkeypatch.setattr("reports.run.embedded_rows.MOST_BYTES", 0)
     run = measured_run(slo=["ttft <= 1ms"])
-    story = EngineStory([], [], {}, misses=[MissReason("policy", 1, [("deadline", 1)])])
+    story = EngineSection([], [], {}, misses=[MissReason("policy", 1, [("deadline", 1)])])
     page = render(run, summarize(run), cache, story, tmp_path / "runs" / "x")
     place = str(tmp_path / "runs" / "x")
     assert commands(page) == {"rescore": place, "export": place, "simulate --misses": place}

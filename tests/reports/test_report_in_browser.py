@@ -7,7 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # has no types
 
 from loadgen.measure.aggregate import summarize
-from reports.run.engine_section import EngineStory
+from reports.run.engine_section import EngineSection
 from reports.run.page import render
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, two_classes, with_shard
@@ -165,7 +165,7 @@ def test_a_stretch_brushed_in_any_strip_is_shown_by_all(browser, path):
 
 def test_any_request_is_looked_up_with_why_it_waited(browser, cache, tmp_path):
     told = {25: "waited 1.2 s: 1 s behind r-3 (900 prompt tokens, <b>)", 30: "did not wait"}
-    story = EngineStory(bins=[], waiting=[], waits_s={}, why=told)
+    story = EngineSection(bins=[], waiting=[], waits_s={}, why=told)
     run = measured_run(40, n_tokens=5, slo=["ttft <= 1s"])
     run.request_rows["first_token_s"][25] = run.request_rows["released_s"][25] + 0.125
     path = tmp_path / "report.html"

@@ -17,7 +17,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.sweep.numbers import rows
 from loadgen.sweep.points import Base
 from loadgen.sweep.sweep import forecast
-from loadgen.sweep.sweep_spec import asked_of, is_sweep_file, read_sweep_file, sweep_from_flags
+from loadgen.sweep.sweep_spec import is_sweep_file, read_sweep_file, sweep_from_flags, sweep_spec
 from loadgen.workload.scenario import load_scenario
 from reports.sweep.charts import figures
 from reports.sweep.page import render
@@ -48,7 +48,7 @@ def in_words(renderable):
 
 def asked(over, **more):
     base = Base(load_scenario("quickstart", SHORT), "sim", RunOptions())
-    return asked_of(sweep_from_flags({"over": over, **more}), base)
+    return sweep_spec(sweep_from_flags({"over": over, **more}), base)
 
 
 def facts(cell, repeat, tokens_per_s, ttft_s, gpus=1, **more):
@@ -153,7 +153,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
 
 def test_a_forecast_counts_what_is_left(swept, tmp_path):
     base = Base(load_scenario("quickstart", SHORT), "http://localhost:1", RunOptions())
-    here = asked_of(sweep_from_flags({"over": {"rate": ["2/s", "4/s"]}, "repeats": 2}), base)
+    here = sweep_spec(sweep_from_flags({"over": {"rate": ["2/s", "4/s"]}, "repeats": 2}), base)
     found = forecast(here, tmp_path)
     assert len(found.turns) == 4
     assert found.arrivals_s == 4 * 4.0

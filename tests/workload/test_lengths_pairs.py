@@ -9,7 +9,7 @@ from scipy import stats
 
 from loadgen.errors import ScenarioError
 from loadgen.workload.lengths import LENGTHS, Lengths
-from loadgen.workload.pairs import check_asked, correlated, draw_pair, mean_pair
+from loadgen.workload.pairs import check_lengths, correlated, draw_pair, mean_pair
 
 
 @dataclass
@@ -110,7 +110,7 @@ def test_independent_lengths_come_from_a_stream_each():
 )
 def test_pairs_beside_what_they_replace_are_refused(asked, said):
     with pytest.raises(ValueError, match=said):
-        check_asked(asked)
+        check_lengths(asked)
     with pytest.raises(ScenarioError, match=said):
         draw_pair(asked, generator(1), 5)
 

@@ -58,7 +58,7 @@ def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference
     return [*_differences(fixed(a), fixed(b)), *_differences(factor(a), factor(b))]
 
 
-def promises_of(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
+def slos_of(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
     """Every SLO a run was made with, those of its classes included, to be compared by equality."""
     classes = manifest.get("classes") or {}
     own = {name: tuple(stated.get("slo") or ()) for name, stated in classes.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.errors import UsageError
-from loadgen.measure.comparison.comparable import ConfigDifference, changes, promises_of, refusal
+from loadgen.measure.comparison.comparable import ConfigDifference, changes, refusal, slos_of
 from loadgen.measure.comparison.contrast import Noise, noise_of
 from loadgen.measure.comparison.judgement import (
     ComparedMeasure,
@@ -154,7 +154,7 @@ def _asked(
         gated.append("output_tokens_per_s")
     texts = list(dict.fromkeys([*gated, *SHOWN]))
     asked, notes = [measure(text) for text in texts], []
-    if len({promises_of(m.run.manifest) for m in runs}) > 1:
+    if len({slos_of(m.run.manifest) for m in runs}) > 1:
         asked = [one for one in asked if one.metric.name not in OF_PROMISES]
         notes.append("The runs were promised different things, so attainment and goodput are not "
                      "compared.")  # fmt: skip

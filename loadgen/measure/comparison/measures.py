@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.attainment import due_rows, measured_window, meets_own, promises_by_class
+from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
 from loadgen.measure.catalog import Metric
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import parse_measure, parse_slo
@@ -72,7 +72,7 @@ class Measured:
     def met(self) -> Mask:
         """Due rows that kept every per-request promise of the run's own."""
         slos = [parse_slo(text) for text in self.run.manifest.get("slo") or ()]
-        met = meets_own(self.run, self.columns, slos, promises_by_class(self.run))
+        met = meets_own(self.run, self.columns, slos, slos_by_class(self.run))
         return self.due & met
 
     def n_due(self) -> int:

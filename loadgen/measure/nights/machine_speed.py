@@ -23,7 +23,7 @@ TWICE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class MachinePace:
+class MachineSpeed:
     """How much longer the machine took tonight for a fixed calculation than in the nights before, a
     share; `low` and `high` are each good at the comparison's confidence, None where one run is no
     judge. It is about those very runs: what other nights may bring is no part of it."""
@@ -33,9 +33,9 @@ class MachinePace:
     high: float | None
 
 
-def machine_pace(
+def machine_speed(
     level: Sequence[CellNight], tonight: Sequence[RunNumbers], confidence: float
-) -> MachinePace | None:
+) -> MachineSpeed | None:
     """None where the pace is not known of tonight or of no earlier night."""
     before = _log_paces([run for night in level for run in night.trusted])
     now = _log_paces(tonight)
@@ -44,11 +44,11 @@ def machine_pace(
     found = contrast(before, now)
     ends = found.interval(2 * confidence - 1)
     low, high = (None if end is None else math.expm1(end) for end in (ends.low, ends.high))
-    return MachinePace(math.expm1(found.difference), low, high)
+    return MachineSpeed(math.expm1(found.difference), low, high)
 
 
 def left_open(
-    rows: Sequence[ComparedMeasure], pace: MachinePace | None
+    rows: Sequence[ComparedMeasure], pace: MachineSpeed | None
 ) -> tuple[list[ComparedMeasure], list[str]]:
     """The rows, with worse and better made inconclusive where the machine surely differed by more
     than the margin in the direction that explains it; and a sentence about those."""
@@ -74,7 +74,7 @@ def left_open(
     ]
 
 
-def _is_explained(row: ComparedMeasure, pace: MachinePace) -> bool:
+def _is_explained(row: ComparedMeasure, pace: MachineSpeed) -> bool:
     """A slower machine explains what is slow and what a slow server breaks, a faster one the
     opposite; errors are no matter of pace, nor is a change that is surely twice as large."""
     assert pace.low is not None

@@ -27,7 +27,7 @@ from loadgen.measure.comparison.judgement import (
     typical,
 )
 from loadgen.measure.comparison.measures import Measure, measure
-from loadgen.measure.nights.machine_speed import MachinePace, left_open, machine_pace
+from loadgen.measure.nights.machine_speed import MachineSpeed, left_open, machine_speed
 from loadgen.measure.nights.night_notes import left_out, out_of_reach, unlucky, without_number
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 from loadgen.measure.nights.night_statistics import (
@@ -79,7 +79,7 @@ class CellVerdict:
     n_nights: int
     changes: tuple[ConfigDifference, ...]
     notes: tuple[str, ...]
-    pace: MachinePace | None = None
+    pace: MachineSpeed | None = None
     controls: Mapping[str, ControlMoved] = field(default_factory=dict)
 
 
@@ -132,7 +132,7 @@ class _Draft:
         self.night, self._history = tonight, history
         self.rows: list[tuple[NightNoise | None, ComparedMeasure, list[int]]] = []
         self._controls: dict[str, ControlMoved] = {}
-        self._pace = machine_pace(history.baseline, tonight.trusted, options.confidence)
+        self._pace = machine_speed(history.baseline, tonight.trusted, options.confidence)
         self._notes = left_out(tonight)
         if not tonight.trusted or not history.baseline:
             return

@@ -56,7 +56,7 @@ class Standing:
     beaten_by: int | None = None
 
 
-def front(points: Sequence[TradeOff], confidence: float) -> list[Standing]:
+def pareto_front(points: Sequence[TradeOff], confidence: float) -> list[Standing]:
     """Where each point stands; of several that beat it, the one with the lowest cost is named.
 
     “Not surely worse” is not transitive, so it can happen, with very different noise, that every

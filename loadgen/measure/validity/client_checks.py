@@ -13,7 +13,7 @@ from loadgen.measure.stalls import Stalls, changed
 from loadgen.measure.statistics.stats import nearest_rank
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.machine_checks import taken
-from loadgen.measure.wording import say, say_count, say_share
+from loadgen.measure.wording import format_count, format_share, format_value
 from loadgen.records import Run
 
 LEAST_WAITING = 20  # connections seen waiting, before their share says anything
@@ -40,8 +40,9 @@ def lateness(
         )
     p50, p99 = (float(late_s[nearest_rank(len(late_s), q) - 1]) for q in (0.5, 0.99))
     detail = (
-        f"sent after the planned instant: p50 {say(p50, 's')}, p99 {say(p99, 's')},"
-        f" max {say(float(late_s[-1]), 's')}; limit p99 {say(limit_s, 's')}"
+        f"sent after the planned instant: p50 {format_value(p50, 's')}, p99 "
+        f"{format_value(p99, 's')},"
+        f" max {format_value(float(late_s[-1]), 's')}; limit p99 {format_value(limit_s, 's')}"
     )
     if p99 > limit_s:
         cause = taken(shards) or "the load generator fell behind its own schedule"
@@ -80,8 +81,10 @@ def loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> ValidityChe
     lag, shard = max(readings, key=lambda reading: float(reading[0]["p99"]))
     pause_s = max(float((s.get("gc") or {}).get("pause_max_s") or 0.0) for _, s in readings)
     detail = (
-        f"lag p99 {say(lag['p99'], 's')}, max {say(lag['max'], 's')}{_of_shard(shard, shards)};"
-        f" limit p99 {say(limit_s, 's')}; longest garbage collection {say(pause_s, 's')}"
+        f"lag p99 {format_value(lag['p99'], 's')}, max "
+        f"{format_value(lag['max'], 's')}{_of_shard(shard, shards)};"
+        f" limit p99 {format_value(limit_s, 's')}; longest garbage collection "
+        f"{format_value(pause_s, 's')}"
     )
     ok = float(lag["p99"]) <= limit_s
     if not ok:
@@ -98,9 +101,10 @@ def read_backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> Validit
     seen, shard = max(readings, key=lambda reading: float(reading[0]["wait_mean_s"]))
     n_waiting, wait_s = int(seen["waiting"]), float(seen["wait_mean_s"])
     detail = (
-        f"bytes waited {say(wait_s, 's')} in the sockets on average before they were read,"
-        f" estimated from {say_count(int(seen['looks']))} looks, of which {say_count(n_waiting)}"
-        f" found some{_of_shard(shard, shards)}; limit {say(limit_s, 's')}"
+        f"bytes waited {format_value(wait_s, 's')} in the sockets on average before they were read,"
+        f" estimated from {format_count(int(seen['looks']))} looks, of which "
+        f"{format_count(n_waiting)}"
+        f" found some{_of_shard(shard, shards)}; limit {format_value(limit_s, 's')}"
     )
     ok = wait_s <= limit_s or n_waiting < LEAST_WAITING
     if not ok:
@@ -120,7 +124,7 @@ def share_of_time(
     if not readings:
         return ValidityCheck(name, None, "not recorded on this platform", is_gate=True)
     value, shard = max(readings, key=lambda reading: reading[0])
-    detail = f"{say_share(value)} {what}{_of_shard(shard, shards)}; limit {say_share(limit)}"
+    detail = f"{format_share(value)} {what}{_of_shard(shard, shards)}; limit {format_share(limit)}"
     if value > limit:
         detail = f"client-bound: {detail}; {cause}"
     return ValidityCheck(name, value <= limit, detail, is_gate=True)
@@ -140,11 +144,11 @@ def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) ->
     n = len(worst["allowed"])
     idle = worst["idle_s"] / worst["total_s"]
     others = max(0.0, worst["programs_s"] - ours_s) / worst["total_s"]
-    whose = "core" if n == 1 else f"{say_count(n)} cores"
+    whose = "core" if n == 1 else f"{format_count(n)} cores"
     detail = (
-        f"other programs took {say_share(others)} of the time of the client's {whose},"
-        f" {say_share(idle)} was idle; limit {say_share(limit)} with under"
-        f" {say_share(IDLE_SHARE)} idle"
+        f"other programs took {format_share(others)} of the time of the client's {whose},"
+        f" {format_share(idle)} was idle; limit {format_share(limit)} with under"
+        f" {format_share(IDLE_SHARE)} idle"
     )
     if 1 < n == worst["online"]:
         return ValidityCheck(name, True, f"{detail}, of cores that it is confined to", is_gate=True)
@@ -160,15 +164,16 @@ def stalls_of_our_own(found: Stalls | None, n_due: int) -> ValidityCheck:
         return ValidityCheck("stalls", None, "the client did not look for stalls of its own")
     if not found.n:
         return ValidityCheck("stalls", True, "the client never stalled")
-    times = "once" if found.n == 1 else f"{say_count(found.n)} times"
+    times = "once" if found.n == 1 else f"{format_count(found.n)} times"
     detail = (
-        f"the client stalled {times}, {say(found.total_s, 's')} in all, for"
-        f" {say(found.longest_s, 's')} at the longest; {say_count(found.rows)} of"
-        f" {say_count(n_due)} requests were sent or had their first or last token stamped meanwhile"
+        f"the client stalled {times}, {format_value(found.total_s, 's')} in all, for"
+        f" {format_value(found.longest_s, 's')} at the longest; {format_count(found.rows)} of"
+        f" {format_count(n_due)} requests were sent or had their first or last token stamped "
+        "meanwhile"
     )
     if found.rows:
         figures = [
-            f"p99 {name} {say(without_s, 's')} instead of {say(all_s, 's')}"
+            f"p99 {name} {format_value(without_s, 's')} instead of {format_value(all_s, 's')}"
             for name, all_s, without_s in changed(found)
         ]
         detail += f"; without them {', '.join(figures) or 'the p99s are the same'}"
@@ -183,10 +188,11 @@ def connections(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
         sum(int(t.get(key) or 0) for t in totals)
         for key in ("opened", "reused", "not_opened_ahead")
     )
-    detail = f"{say_count(opened)} opened, reused {say_count(reused)} times"
+    detail = f"{format_count(opened)} opened, reused {format_count(reused)} times"
     if refused:
         detail += (
-            f"; {say_count(refused)} that were to be opened before the first request were not: the"
+            f"; {format_count(refused)} that were to be opened before the first request were "
+            "not: the"
             " server refused some, and requests that found none waited for their own"
         )
     return ValidityCheck("connections", not refused, detail)
@@ -200,7 +206,8 @@ def encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
         return ValidityCheck("encoding", None, "the client did not count requests encoded when due")
     n_late = sum(counted)
     detail = (
-        f"{say_count(n_late)} of {say_count(n_sent)} requests were encoded only when they were due"
+        f"{format_count(n_late)} of {format_count(n_sent)} requests were encoded only when "
+        "they were due"
     )
     return ValidityCheck("encoding", n_late <= ENCODED_LATE_SHARE * n_sent, detail)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadgen.measure.validity.check import ValidityCheck
-from loadgen.measure.wording import say, say_share
+from loadgen.measure.wording import format_share, format_value
 
 STOLEN_SHARE = 0.01
 EXPLAINED_SHARE = 0.5  # of what the client stalled for, where the machine took less than those
@@ -25,10 +25,10 @@ def steal(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     if all(shard.get("stolen_share") is None for shard in shards):
         return ValidityCheck("steal", None, "not recorded on this platform")
     share = _stolen_share(shards)
-    limit = f"limit {say_share(STOLEN_SHARE)}"
+    limit = f"limit {format_share(STOLEN_SHARE)}"
     if share > STOLEN_SHARE:
         return ValidityCheck("steal", False, f"{_stolen(shards)}; {limit}")
-    detail = f"{say_share(share)} of the machine's time was taken by its host; {limit}"
+    detail = f"{format_share(share)} of the machine's time was taken by its host; {limit}"
     return ValidityCheck("steal", True, detail)
 
 
@@ -41,7 +41,10 @@ def processor_speed(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     slow_s = max(float(shard["processor"]["slow_s"]) for shard in known)
     if not slow_s:
         return ValidityCheck("processor speed", True, "never below a third of the usual")
-    detail = f"below a third of the usual for {say(slow_s, 's')}; no cause of the client's stalls"
+    detail = (
+        f"below a third of the usual for {format_value(slow_s, 's')}; no cause of the "
+        "client's stalls"
+    )
     return ValidityCheck("processor speed", True, detail)
 
 
@@ -49,7 +52,7 @@ def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
     """What a host that took the machine's time away did; "" where it did not, or is not known, and
     where what it took was little and is less than half of what a client stalled for."""
     if (share := _stolen_share(shards)) > STOLEN_SHARE:
-        given = f"gave {say_share(share)} of its time to others (steal)"
+        given = f"gave {format_share(share)} of its time to others (steal)"
         return f"the host of this virtual machine {given}"
     told = [of_one for shard in shards if (of_one := _stalled_as_stolen(shard))]
     return told[0] if told else ""
@@ -66,8 +69,9 @@ def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
     if not stalled_s or stolen_s < EXPLAINED_SHARE * stalled_s:
         return ""
     return (
-        f"the host of this virtual machine took {say(stolen_s, 's')} of one core's time (steal),"
-        f" and the client stalled for {say(stalled_s, 's')}"
+        f"the host of this virtual machine took {format_value(stolen_s, 's')} of one core's time "
+        "(steal),"
+        f" and the client stalled for {format_value(stalled_s, 's')}"
     )
 
 
@@ -81,8 +85,10 @@ def _slowed(shards: Sequence[Mapping[str, Any]]) -> str:
     if not stalled_s or slow_s < EXPLAINED_SHARE * stalled_s:
         return ""
     return (
-        f"the processor ran at {say_share(min(speeds))} of its usual speed for {say(slow_s, 's')}"
-        f" of the {say(stalled_s, 's')} for which the client stalled (throttled for heat or power,"
+        f"the processor ran at {format_share(min(speeds))} of its usual speed for "
+        f"{format_value(slow_s, 's')}"
+        f" of the {format_value(stalled_s, 's')} for which the client stalled (throttled for "
+        "heat or power,"
         " clocked down, or slowed by the host of a virtual machine)"
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.validity.check import ValidityCheck
-from loadgen.measure.wording import say_count
+from loadgen.measure.wording import format_count
 from loadgen.records import CLIENT_LIMIT, Run, Status
 
 STIMULUS_TOLERANCE_S = 1e-3
@@ -18,14 +18,14 @@ def record(run: Run) -> ValidityCheck:
     n_lost = int(np.count_nonzero(run.request_rows["status"] == Status.lost))
     n = len(run.request_rows)
     if n_lost:
-        detail = f"{say_count(n_lost)} of {say_count(n)} rows were lost by the client"
+        detail = f"{format_count(n_lost)} of {format_count(n)} rows were lost by the client"
         return ValidityCheck("record", False, detail + _how_rows_got_lost(run), is_gate=True)
     for shard in run.instrument.get("shards") or []:
         if why := shard.get("broken"):
             detail = f"load-generating process {shard.get('shard')} stopped before its time: {why}"
             return ValidityCheck("record", False, detail, is_gate=True)
     return ValidityCheck(
-        "record", True, f"all {say_count(n)} scheduled rows are recorded", is_gate=True
+        "record", True, f"all {format_count(n)} scheduled rows are recorded", is_gate=True
     )
 
 
@@ -49,7 +49,8 @@ def client_limits(run: Run) -> list[ValidityCheck]:
         return []
     why = run.names.errors[found["error_id"][0]].removesuffix(CLIENT_LIMIT)
     detail = (
-        f"client-bound: {say_count(len(found))} of {say_count(len(run.request_rows))} requests got"
+        f"client-bound: {format_count(len(found))} of {format_count(len(run.request_rows))} "
+        "requests got"
         f" no connection because the client's machine had none left to give: {why}"
     )
     return [ValidityCheck("client limits", False, detail, is_gate=True)]
@@ -69,18 +70,19 @@ def stimulus(run: Run) -> ValidityCheck:
     n_dry = _n_dry(run) if ended else 0
     if n_dry:
         detail = (
-            f"{say_count(n_dry)} users of the closed loop had sent all that was planned for them"
+            f"{format_count(n_dry)} users of the closed loop had sent all that was planned for them"
             " before the window ended: the server answers (or fails) faster than 20 ms and 1000"
             " tokens/s; ask for longer answers or a think time"
         )
         return ValidityCheck("stimulus", False, detail, is_gate=True)
     if n_moved or n_unsent:
         detail = (
-            f"{say_count(n_moved)} of {say_count(n)} released requests left the schedule's instants"
-            f" and {say_count(n_unsent)} planned ones were never released"
+            f"{format_count(n_moved)} of {format_count(n)} released requests left the schedule's "
+            "instants"
+            f" and {format_count(n_unsent)} planned ones were never released"
         )
         return ValidityCheck("stimulus", False, detail, is_gate=True)
-    detail = f"all {say_count(n)} released requests followed this run's own schedule"
+    detail = f"all {format_count(n)} released requests followed this run's own schedule"
     return ValidityCheck("stimulus", True if n else None, detail, is_gate=True)
 
 

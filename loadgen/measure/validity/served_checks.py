@@ -7,7 +7,7 @@ import numpy as np
 from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.validity.check import ValidityCheck
-from loadgen.measure.wording import say, say_count, say_number
+from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Run
 
 CACHED_SLACK_TOKENS = 64  # a chat template's own tokens, in whole blocks
@@ -21,9 +21,9 @@ def grown_load(load: LoadByQuarter | None) -> ValidityCheck:
         return ValidityCheck("load", None, "too few requests to tell whether a queue grew")
     first, last = load.in_flight[0], load.in_flight[-1]
     detail = (
-        f"{say_number(first)} requests in flight in the first quarter of the window,"
-        f" {say_number(last)} in the last; median TTFT {say(load.ttft_s[0], 's')}"
-        f" and {say(load.ttft_s[-1], 's')}"
+        f"{format_number(first)} requests in flight in the first quarter of the window,"
+        f" {format_number(last)} in the last; median TTFT {format_value(load.ttft_s[0], 's')}"
+        f" and {format_value(load.ttft_s[-1], 's')}"
     )
     if load.is_growing:
         detail = f"offered rate above capacity: {detail}"
@@ -40,8 +40,10 @@ def cache(run: Run, due: Mask) -> ValidityCheck:
     allowed = schedule["prefix_tokens"][first_turns].astype(np.int64) + CACHED_SLACK_TOKENS
     n_over, n = int(np.count_nonzero(cached > allowed)), len(cached)
     detail = (
-        f"{say_count(n_over)} of {say_count(n)} prompts had more cached tokens than their declared"
-        f" prefix plus {CACHED_SLACK_TOKENS}; {say_count(int(cached.sum()))} cached tokens in all"
+        f"{format_count(n_over)} of {format_count(n)} prompts had more cached tokens than their "
+        "declared"
+        f" prefix plus {CACHED_SLACK_TOKENS}; {format_count(int(cached.sum()))} cached tokens in "
+        "all"
     )
     if n_over > CACHED_REQUESTS_SHARE * n:
         return ValidityCheck("cache", False, f"contaminated: {detail}")
@@ -56,8 +58,9 @@ def output_lengths(run: Run, columns: PerRequest, due: Mask) -> ValidityCheck:
         return ValidityCheck("output lengths", None, "no answer to measure")
     n_other = int(np.count_nonzero(got != asked))
     detail = (
-        f"asked for {say_number(float(asked.mean()))} tokens on average, got"
-        f" {say_number(float(got.mean()))}; {say_count(n_other)} of {say_count(len(got))} differ"
+        f"asked for {format_number(float(asked.mean()))} tokens on average, got"
+        f" {format_number(float(got.mean()))}; {format_count(n_other)} of "
+        f"{format_count(len(got))} differ"
     )
     ok = abs(got.sum() / asked.sum() - 1) <= LENGTH_TOLERANCE
     return ValidityCheck("output lengths", bool(ok), detail)
@@ -70,14 +73,14 @@ def input_lengths(run: Run, due: Mask) -> ValidityCheck:
     if not len(got) or not asked.sum():
         return ValidityCheck("input lengths", None, "the server did not count prompt tokens")
     detail = (
-        f"planned {say_number(float(asked.mean()))} prompt tokens on average, the server counted"
-        f" {say_number(float(got.mean()))}"
+        f"planned {format_number(float(asked.mean()))} prompt tokens on average, the server counted"
+        f" {format_number(float(got.mean()))}"
     )
     apart = np.abs(got - asked)
     n_near = int(np.count_nonzero(apart <= 1))
     detail += (
-        f"; {say_count(n_near)} of {say_count(len(got))} within one token, the farthest"
-        f" {say_count(int(apart.max()))} off"
+        f"; {format_count(n_near)} of {format_count(len(got))} within one token, the farthest"
+        f" {format_count(int(apart.max()))} off"
     )
     off = float(abs(got.sum() - asked.sum()))
     ok = off <= max(LENGTH_TOLERANCE * float(asked.sum()), TEMPLATE_TOKENS * len(got))

@@ -6,8 +6,14 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_promises
-from loadgen.workload.traces.trace import PROMISES, Trace, TraceColumns, TraceFormat, build_trace
+from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_limits
+from loadgen.workload.traces.trace import (
+    LIMIT_COLUMNS,
+    Trace,
+    TraceColumns,
+    TraceFormat,
+    build_trace,
+)
 
 _TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"
 
@@ -31,7 +37,7 @@ class Azure(TraceFormat):
     def parse(self, content: bytes, source: str) -> Trace:
         line = first_line(content)[0].decode("utf-8", "replace")
         header = csv_header(line)
-        optional = [name for name in (_IMAGES, *PROMISES) if name in header]
+        optional = [name for name in (_IMAGES, *LIMIT_COLUMNS) if name in header]
         table = read_csv(content, source, (_TIME, _IN, _OUT, *optional))
         notes = []
         if _IMAGES in header:
@@ -42,7 +48,7 @@ class Azure(TraceFormat):
             ticks=table.instants(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
-            slo_s=read_promises(table, header),
+            slo_s=read_limits(table, header),
             notes=notes,
         )
         return build_trace(source, self.kind, columns)

@@ -12,8 +12,8 @@ from pydantic import Field
 from loadgen.errors import TraceFileError
 from loadgen.workload.traces.hashed import BlockLists
 from loadgen.workload.traces.json_lines import (
-    PromiseColumns,
-    Promised,
+    LimitColumns,
+    WithLimits,
     line_of_record,
     read_records,
     tick_column,
@@ -23,7 +23,7 @@ from loadgen.workload.traces.text_columns import NS_PER_UNIT
 from loadgen.workload.traces.trace import Ids, Trace, TraceColumns, TraceFormat, build_trace
 
 
-class _BailianRecord(Promised, gc=False):
+class _BailianRecord(WithLimits, gc=False):
     chat_id: int | str
     timestamp: float | int
     input_length: int
@@ -50,7 +50,7 @@ class Bailian(TraceFormat):
 
     def parse(self, content: bytes, source: str) -> Trace:
         records, blocks = list[_BailianRecord](), BlockLists()
-        promises = PromiseColumns(content, source)
+        promises = LimitColumns(content, source)
         for batch in read_records(content, source, _BailianRecord):
             blocks.add([record.hash_ids for record in batch])
             for record in batch:

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_promises
+from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_limits
 from loadgen.workload.traces.trace import (
-    PROMISES,
+    LIMIT_COLUMNS,
     Ids,
     Trace,
     TraceColumns,
@@ -38,7 +38,7 @@ class BurstGPT(TraceFormat):
     def parse(self, content: bytes, source: str) -> Trace:
         line = first_line(content)[0].decode("utf-8", "replace")
         header = csv_header(line)
-        optional = [name for name in (_SESSION, *PROMISES) if name in header]
+        optional = [name for name in (_SESSION, *LIMIT_COLUMNS) if name in header]
         wanted = (_TIME, _MODEL, _IN, _OUT, *optional)
         table = read_csv(content, source, wanted)
         sessions: Ids | None = None
@@ -52,6 +52,6 @@ class BurstGPT(TraceFormat):
             output_tokens=table.whole_numbers(_OUT),
             session_ids=sessions,
             classes=table.words(_MODEL),
-            slo_s=read_promises(table, header),
+            slo_s=read_limits(table, header),
         )
         return build_trace(source, self.kind, columns)

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from loadgen.errors import TraceFileError
 from loadgen.workload.lengths import MAX_TOKENS
 from loadgen.workload.traces.text_columns import LONGEST_S, TextTable, require
-from loadgen.workload.traces.trace import PROMISES, Ticks
+from loadgen.workload.traces.trace import LIMIT_COLUMNS, Ticks
 
 R = TypeVar("R", bound=msgspec.Struct)
 _BATCH = 2048  # few enough objects alive at once that Python's garbage collector has little to do
 
 
-class Promised(msgspec.Struct, gc=False, kw_only=True):
+class WithLimits(msgspec.Struct, gc=False, kw_only=True):
     """The keys of a record that say what the request was promised; None or 0 is nothing."""
 
     ttft_slo_ms: float | None = None
@@ -29,16 +29,16 @@ class Promised(msgspec.Struct, gc=False, kw_only=True):
     e2e_slo_ms: float | None = None
 
 
-class PromiseColumns:
+class LimitColumns:
     """Collects the promises of a file's records, batch by batch; costs nothing where the file has
     no such key."""
 
     def __init__(self, content: bytes, source: str) -> None:
         self._content, self._source = content, source
-        self._names = [name for name in PROMISES if f'"{name}"'.encode() in content]
+        self._names = [name for name in LIMIT_COLUMNS if f'"{name}"'.encode() in content]
         self._ms: list[NDArray[np.float64]] = []
 
-    def add(self, records: Sequence[Promised]) -> None:
+    def add(self, records: Sequence[WithLimits]) -> None:
         """Take the promises of one batch of records."""
         if self._names:
             rows = [[getattr(record, name) for name in self._names] for record in records]
@@ -59,7 +59,7 @@ class PromiseColumns:
                     f"{self._source}:{line}: {name}: expected ms, from 0 to a day, or null, got "
                     f"{limits_ms[bad[0]]:.15g}"
                 )
-        return {PROMISES[name]: limits_ms / 1e3 for name, limits_ms in found.items()}
+        return {LIMIT_COLUMNS[name]: limits_ms / 1e3 for name, limits_ms in found.items()}
 
 
 def read_records(content: bytes, source: str, record: type[R]) -> Iterator[list[R]]:

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from loadgen.workload.traces.hashed import BlockLists, SessionNumbers
 from loadgen.workload.traces.json_lines import (
-    PromiseColumns,
-    Promised,
+    LimitColumns,
+    WithLimits,
     read_records,
     tick_column,
     token_column,
@@ -20,7 +20,7 @@ from loadgen.workload.traces.text_columns import NS_PER_UNIT
 from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 
-class _MooncakeRecord(Promised, gc=False):
+class _MooncakeRecord(WithLimits, gc=False):
     timestamp: float | int
     input_length: int
     output_length: int
@@ -49,7 +49,7 @@ class Mooncake(TraceFormat):
 
     def parse(self, content: bytes, source: str) -> Trace:
         blocks, numbers, sessions = BlockLists(), [np.empty((0, 3))], SessionNumbers()
-        promises = PromiseColumns(content, source)
+        promises = LimitColumns(content, source)
         for batch in read_records(content, source, _MooncakeRecord):
             blocks.add([r.hash_ids for r in batch])
             sessions.add([r.session_id for r in batch])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError, nearest
 from loadgen.workload.lengths import MAX_TOKENS
-from loadgen.workload.traces.trace import PROMISES, Ticks
+from loadgen.workload.traces.trace import LIMIT_COLUMNS, Ticks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,10 +236,12 @@ def _plain_instants(text: Any) -> Ticks | None:
     return found if np.all(np.abs(found // 10**9) <= _FARTHEST_S) else None
 
 
-def read_promises(table: TextTable, fields: Collection[str]) -> dict[str, NDArray[np.float64]]:
-    """The schedule's columns of promises of those `PROMISES` that are among a table's fields."""
+def read_limits(table: TextTable, fields: Collection[str]) -> dict[str, NDArray[np.float64]]:
+    """The schedule's SLO columns, for those `LIMIT_COLUMNS` that are among a table's fields."""
     return {
-        column: table.seconds(name, "ms") for name, column in PROMISES.items() if name in fields
+        column: table.seconds(name, "ms")
+        for name, column in LIMIT_COLUMNS.items()
+        if name in fields
     }
 
 

@@ -99,7 +99,7 @@ def _bare_name(spec: object) -> dict[str, object] | None:
     return {"kind": spec} if isinstance(spec, str) else None
 
 
-PROMISES = {f"{own.removesuffix('_s')}_ms": own for own in OWN_SLO.values()}
+LIMIT_COLUMNS = {f"{own.removesuffix('_s')}_ms": own for own in OWN_SLO.values()}
 """Column or key of any format that says what each request was promised → that of the schedule."""
 
 TRACES: Registry[TraceFormat] = Registry("slobench.traces", "trace format", _bare_name)

@@ -13,11 +13,11 @@ import sys
 
 import uvloop
 
-from reference_engine.serving.http_workers.worker_app import Front
+from reference_engine.serving.http_workers.worker_app import HttpWorker
 
 
 async def _run(channel: int, listener: int) -> int:
-    front = Front(socket.socket(fileno=listener))
+    front = HttpWorker(socket.socket(fileno=listener))
     gc.freeze()  # what is there by now stays
     if await front.run(socket.socket(fileno=channel)):
         return 0

@@ -124,5 +124,5 @@ class Bye(Message, frozen=True):
     """The server stops: every answer is said or broken off."""
 
 
-FromFront = Listening | Submit | Closed | CutOff
+FromWorker = Listening | Submit | Closed | CutOff
 FromEngine = Open | Admitted | RequestRefused | Broken | StepOutput | Bye

@@ -16,7 +16,7 @@ from reference_engine.serving.http_workers.engine_messages import (
     Bye,
     Closed,
     CutOff,
-    FromFront,
+    FromWorker,
     Listening,
     Message,
     Open,
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _MOST_UNSENT_BYTES = 1 << 26
 
 
-class FrontLink:
+class WorkerLink:
     """The engine never waits for a front: one that leaves more than `most_unsent` bytes lying has
     its answers cut off, as a reader who is too slow has. `on_lost` is called when it is gone
     without having been asked."""
@@ -52,7 +52,7 @@ class FrontLink:
         self._service, self._on_lost, self._most_unsent = service, on_lost, most_unsent
         self._relays: dict[int, Relay] = {}
         self._step = StepOutput([], [])
-        self._channel: Channel[FromFront] = Channel(FromFront, self._on_message, self._on_end)
+        self._channel: Channel[FromWorker] = Channel(FromWorker, self._on_message, self._on_end)
 
     async def open(self, end: socket.socket, what: Open) -> None:
         """Returns when the front accepts connections or is lost."""
@@ -88,7 +88,7 @@ class FrontLink:
             self.send(Broken(number, "the process that answers is too slow", 500))
         self._relays.clear()
 
-    def _on_message(self, message: FromFront) -> None:
+    def _on_message(self, message: FromWorker) -> None:
         match message:
             case Submit():
                 self._submit(message)
@@ -131,7 +131,7 @@ class Relay:
     """The answer to one request on its way to a front."""
 
     def __init__(
-        self, number: int, link: FrontLink, request: Request, close: Callable[[Sink], None]
+        self, number: int, link: WorkerLink, request: Request, close: Callable[[Sink], None]
     ) -> None:
         self.request: Request | StreamProgress = request
         self.is_over = self.is_closed = False

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from loadgen.errors import SlobenchError
 from reference_engine.serving.http_workers.engine_messages import Open
-from reference_engine.serving.http_workers.front_link import FrontLink
+from reference_engine.serving.http_workers.front_link import WorkerLink
 from reference_engine.serving.service import Service
 
 log = logging.getLogger("reference_engine")
@@ -32,11 +32,11 @@ _LONGEST_DIRECTORY = 100 - len("/slobench-12345678/engine.sock")  # a socket's p
 What = Callable[[int, str], Open]
 
 
-class FrontLost(SlobenchError):
+class HttpWorkerLost(SlobenchError):
     """A process that spoke HTTP ended unasked, and the server with it."""
 
 
-class FrontProcess:
+class HttpWorkerProcess:
     """One that has been told nothing yet."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -78,17 +78,17 @@ class FrontProcess:
         return f"front process {self._process.pid} ended ({how}), and the server with it"
 
 
-class Fronts:
+class HttpWorkers:
     """`n` processes that share a listening socket. They import while the model is loading."""
 
     def __init__(self, n: int, listener: socket.socket) -> None:
         self.is_one_lost = False
-        self._fronts = [FrontProcess(listener) for _ in range(n)]
+        self._fronts = [HttpWorkerProcess(listener) for _ in range(n)]
 
     def __len__(self) -> int:
         return len(self._fronts)
 
-    def __enter__(self) -> Fronts:
+    def __enter__(self) -> HttpWorkers:
         return self
 
     def __exit__(
@@ -113,7 +113,7 @@ class Fronts:
             stopping.set()
             service.hurry()
 
-        links = [FrontLink(service, lose) for _ in self._fronts]
+        links = [WorkerLink(service, lose) for _ in self._fronts]
         with _private_directory() as directory:
             path = f"{directory}/engine.sock"
             async with _on_unix_socket(app, path):
@@ -147,7 +147,7 @@ async def _unless(stopping: asyncio.Event, opening: asyncio.Future[list[None]]) 
         for one in either:
             one.cancel()
     if not done:
-        raise FrontLost(f"a front process does not begin within {_OPEN_S:g} s")
+        raise HttpWorkerLost(f"a front process does not begin within {_OPEN_S:g} s")
 
 
 def _private_directory() -> tempfile.TemporaryDirectory[str]:
@@ -157,10 +157,10 @@ def _private_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="slobench-", dir=usual if is_short else "/tmp")
 
 
-def _check(fronts: Sequence[FrontProcess], links: Sequence[FrontLink]) -> None:
+def _check(fronts: Sequence[HttpWorkerProcess], links: Sequence[WorkerLink]) -> None:
     for front, link in zip(fronts, links, strict=True):
         if link.is_lost:
-            raise FrontLost(front.fate())
+            raise HttpWorkerLost(front.fate())
 
 
 @asynccontextmanager

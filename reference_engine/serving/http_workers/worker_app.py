@@ -28,7 +28,7 @@ _PAUSE_S = 1.0
 _LEAVE_S = 1.0  # for answers to be told their end
 
 
-class Front:
+class HttpWorker:
     """Answers on `listener` from the engine's word that it is ready until its last."""
 
     def __init__(self, listener: socket.socket) -> None:
