@@ -203,11 +203,9 @@ class _Search:
         if not up.is_fresh:
             drain_s = cell.scenario.phases.drain
             finish(settle(up.server.endpoint, drain_s=drain_s, resets_cache=True))
-        finished = execute(cell.scenario, cell.target, cell.options, self._quiet, up.server)
-        said, directory = finished.run.manifest, finished.directory
-        up.served(
-            ServedRun(directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
-        )
+        finished = execute(cell.scenario, cell.target, cell.options, self._quiet, server=up.server)
+        served = ServedRun.of(finished.run, finished.directory)
+        up.served(served._replace(begin_s=begin_s, end_s=time.monotonic()))
         return finished
 
     def _keep(self) -> None:

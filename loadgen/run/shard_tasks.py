@@ -43,6 +43,11 @@ class Job:
             return self.target.prompts.salted(self.salt)
         return Prompts(self.scenario.prompts, self.scenario.seed, self.salt)
 
+    def tasks(self, n_shards: int) -> list[ShardTask]:
+        """One task for each of `n_shards` processes."""
+        prompts = self.prompts()
+        return [shard_task(self, share, prompts) for share in self.shares(n_shards)]
+
     def shares(self, n_shards: int) -> list[Share]:
         """One for each of `n_shards` processes."""
         n_requests = len(self.plan.schedule)
@@ -60,12 +65,6 @@ class Share:
     n_shards: int
     n_requests: int
     plan: Plan
-
-
-def shard_tasks(job: Job, n_shards: int) -> list[ShardTask]:
-    """One task for each of `n_shards` processes."""
-    prompts = job.prompts()
-    return [shard_task(job, share, prompts) for share in job.shares(n_shards)]
 
 
 def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
