@@ -187,7 +187,7 @@ def imports(path):
             assert node.level == 0, f"{path}: relative import"
             if node.module in OURS:
                 names += [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
+            elif node.module:
                 names.append(node.module)
     return names
 
@@ -208,9 +208,9 @@ def floor(module):
     lines = [line.split() for line in ROOMS.get(package, [])]
     if not lines or not room:
         return package, 0
-    (number,) = [k for k, line in enumerate(lines) if room in line] or [None]
-    assert number is not None, f"{module}: {room} is in no line of ROOMS"
-    return package, number
+    numbers = [k for k, line in enumerate(lines) if room in line]
+    assert len(numbers) == 1, f"{module}: {room} is on {len(numbers)} lines of ROOMS"
+    return package, numbers[0]
 
 
 def room_of(module):
