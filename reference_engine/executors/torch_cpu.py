@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
-from reference_engine.executors.torch_blocks import asked_for
+from reference_engine.executors.torch_memory import asked_for
 from reference_engine.model.attention import flatten
 from reference_engine.model.filler import padding_rows
 from reference_engine.model.llama import Llama

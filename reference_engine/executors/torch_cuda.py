@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, Literal
@@ -19,24 +20,28 @@ from pydantic import Field
 from loadgen.errors import MissingDependency, UsageError
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.cuda_stream import CpuLane, CudaLane, Lane
-from reference_engine.executors.graph_sizes import blocks_that_fit, bucket_of, buckets
-from reference_engine.executors.torch_arena import Arena, Held, aligned
-from reference_engine.executors.torch_blocks import asked_for
-from reference_engine.executors.torch_sampling_requests import (
+from reference_engine.executors.torch_memory import (
+    Arena,
+    Held,
+    HostKv,
+    aligned,
+    asked_for,
+    blocks_that_fit,
+)
+from reference_engine.executors.torch_sampling import (
     AsksOnDevice,
+    Draws,
     SamplingRequests,
     asks_of,
     choose,
 )
 from reference_engine.executors.torch_step import (
     DECODE_FIELDS,
-    Draws,
     Seats,
     decode_numbers,
     decode_step,
     mixed,
 )
-from reference_engine.executors.torch_swap import HostKv
 from reference_engine.kernels.ops import Ops, Which, ops
 from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.filler import filler_start
@@ -319,3 +324,19 @@ def _measured_blocks(model: PagedLlama, chosen: Ops, site: Site, lane: Lane, sha
         return max(_HOST_KV_BYTES // model.block_bytes, -(-site.max_model_len // site.block_tokens))
     used_bytes = room.peak + room.others
     return blocks_that_fit(room.total, used_bytes, share, _RESERVE_BYTES, model.block_bytes)
+
+
+def buckets(max_rows: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, then multiples of 16 up to 256, then of 64; the last one is `max_rows`.
+
+    A step is rounded up to the next one: rows for nobody that cost at most what the tile of a
+    matrix multiplication would have cost anyway.
+    """
+    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(320, max_rows + 64, 64)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+def bucket_of(n_rows: int, sizes: Sequence[int]) -> int | None:
+    """The smallest of the ascending `sizes` that holds `n_rows`; None when none does."""
+    at = bisect_left(sizes, n_rows)
+    return sizes[at] if at < len(sizes) else None

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from reference_engine.executors.block_tables import BlockTables
-from reference_engine.executors.torch_arena import Arena
-from reference_engine.executors.torch_sampling_table import SamplingTable
+from reference_engine.executors.torch_memory import Arena
+from reference_engine.executors.torch_sampling import Draws, SamplingTable
 from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
 from reference_engine.model.filler import filler_pieces, filler_start
 from reference_engine.model.paged import PagedStep
@@ -28,18 +28,6 @@ from reference_engine.state.sequence import Request
 
 Ints = NDArray[np.int32]
 DECODE_FIELDS = 8
-
-
-class Draws(NamedTuple):
-    """How each wanted token is chosen, on the device."""
-
-    temperatures: torch.Tensor  # [S] float32
-    keys: torch.Tensor  # [S, 2] int32
-
-    @classmethod
-    def of(cls, temperatures: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> Draws:
-        """From the three numbers of each row as the arena has them, int32 [S]."""
-        return cls(temperatures.view(torch.float32), torch.stack((low, high), 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,15 @@
-"""Which sizes graphs are kept for, how much memory KV gets, and the table that follows requests."""
+"""The table that follows requests and their blocks."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.errors import UsageError
 from reference_engine.executors.block_tables import BlockTables
-from reference_engine.executors.graph_sizes import blocks_that_fit, bucket_of, buckets
 from tests.reference_engine.engine_kit import request
-
-
-def test_buckets_are_fine_where_steps_are_short():
-    assert buckets(1) == (1,)
-    assert buckets(40) == (1, 2, 4, 8, 16, 32, 40)
-    assert buckets(256)[-3:] == (224, 240, 256)
-    assert buckets(400)[-4:] == (256, 320, 384, 400)
-
-
-@given(st.integers(1, 600), st.integers(1, 700))
-def test_a_step_goes_to_the_smallest_bucket_that_holds_it(max_rows, n_rows):
-    sizes = buckets(max_rows)
-    assert list(sizes) == sorted(set(sizes))
-    found = bucket_of(n_rows, sizes)
-    if n_rows > max_rows:
-        assert found is None
-    else:
-        assert found == next(size for size in sizes if size >= n_rows)
-        assert found - n_rows < max(16, 64 * (n_rows > 256))
-
-
-def test_what_is_left_of_the_share_is_kv():
-    # 140 GB · 0.9 = 126 GB, less 16 + 4 + 2 GB: 104 GB of 2 MB blocks.
-    assert blocks_that_fit(140 * 10**9, 20 * 10**9, 0.9, 2 * 10**9, 2 * 10**6) == 52_000
-
-
-def test_no_room_is_an_error_with_the_sizes():
-    with pytest.raises(UsageError, match=r"0\.5 of 24\.0 GB .* 16\.0 GB of weights"):
-        blocks_that_fit(24 * 10**9, 16 * 10**9, 0.5, 2 * 10**9, 2 * 10**6)
 
 
 @given(st.integers(0, 2**32 - 1))

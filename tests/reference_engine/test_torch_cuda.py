@@ -9,6 +9,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.errors import MissingDependency, SlobenchError, UsageError
 from reference_engine.executors.base import EXECUTORS, Caps, Site
@@ -22,7 +24,11 @@ from tests.reference_engine.engine_kit import Rig, request, rig
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from reference_engine.executors.cuda_stream import CpuLane  # noqa: E402
-from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402 - only with torch
+from reference_engine.executors.torch_cuda import (  # noqa: E402 - only with torch
+    TorchCuda,
+    bucket_of,
+    buckets,
+)
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
 from reference_engine.model.weights import random_weights  # noqa: E402
@@ -368,3 +374,22 @@ def test_the_rule_holds_in_bfloat16_for_every_kind_of_block(name):
         without = replace(config, qk_norm=False, qkv_bias=False)
         found = greedy_shortfalls(config, torch.bfloat16, CpuLane(), PLAIN, computed=without)
         assert max(found) > 1
+
+
+def test_buckets_are_fine_where_steps_are_short():
+    assert buckets(1) == (1,)
+    assert buckets(40) == (1, 2, 4, 8, 16, 32, 40)
+    assert buckets(256)[-3:] == (224, 240, 256)
+    assert buckets(400)[-4:] == (256, 320, 384, 400)
+
+
+@given(st.integers(1, 600), st.integers(1, 700))
+def test_a_step_goes_to_the_smallest_bucket_that_holds_it(max_rows, n_rows):
+    sizes = buckets(max_rows)
+    assert list(sizes) == sorted(set(sizes))
+    found = bucket_of(n_rows, sizes)
+    if n_rows > max_rows:
+        assert found is None
+    else:
+        assert found == next(size for size in sizes if size >= n_rows)
+        assert found - n_rows < max(16, 64 * (n_rows > 256))

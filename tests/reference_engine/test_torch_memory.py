@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loadgen.errors import UsageError
 from reference_engine.executors.base import Site
 from reference_engine.model.zoo import resolve
 from reference_engine.state.batch import Copy, StepBatch
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - only 
 
 from reference_engine.executors.cuda_stream import CudaLane  # noqa: E402
 from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402
-from reference_engine.executors.torch_swap import HostKv  # noqa: E402
+from reference_engine.executors.torch_memory import HostKv, blocks_that_fit  # noqa: E402
 from reference_engine.kernels.kv_memory import Kv  # noqa: E402
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
@@ -77,3 +78,13 @@ def test_a_step_of_nothing_but_copies_is_waited_for():
     lane._cuda.asked.clear()
     assert executor.execute(StepBatch(copies=COPIES)).tokens == []
     assert lane._cuda.asked == ["enter cpu", "record", "synchronize"]
+
+
+def test_what_is_left_of_the_share_is_kv():
+    # 140 GB · 0.9 = 126 GB, less 16 + 4 + 2 GB: 104 GB of 2 MB blocks.
+    assert blocks_that_fit(140 * 10**9, 20 * 10**9, 0.9, 2 * 10**9, 2 * 10**6) == 52_000
+
+
+def test_no_room_is_an_error_with_the_sizes():
+    with pytest.raises(UsageError, match=r"0\.5 of 24\.0 GB .* 16\.0 GB of weights"):
+        blocks_that_fit(24 * 10**9, 16 * 10**9, 0.5, 2 * 10**9, 2 * 10**6)
