@@ -8,7 +8,7 @@ import torch
 
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut, splits_for
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, splits_for
 from reference_engine.state.model_config import KvDtype, ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, timed_s
 
@@ -40,7 +40,9 @@ def _by_kind(
     contexts = torch.full_like(rows, context)
     group = config.n_heads // config.n_kv_heads
     tiles = Tiles(
-        torch.from_numpy(cut([PromptPiece(n_rows, 0, n_tokens, start)], group)).to(place.device)
+        torch.from_numpy(cut_tiles([PromptPiece(n_rows, 0, n_tokens, start)], group)).to(
+            place.device
+        )
     )
     shape = (n_rows + n_tokens, config.n_heads, config.head_dim)
     q = torch.randn(shape, device=place.device).to(place.dtype)

@@ -15,7 +15,7 @@ import torch
 
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut, splits_for
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, splits_for
 from reference_engine.model.llama import rotary_tables
 from reference_engine.state.model_config import ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, timed_s
@@ -111,7 +111,7 @@ def _chunk(
     tables = torch.randperm(width).to(torch.int32).view(1, width).to(place.device)
     tiles = Tiles(
         torch.from_numpy(
-            cut([PromptPiece(0, 0, n_tokens, start)], config.n_heads // config.n_kv_heads)
+            cut_tiles([PromptPiece(0, 0, n_tokens, start)], config.n_heads // config.n_kv_heads)
         ).to(place.device)
     )
     q = torch.randn(n_tokens, config.n_heads, config.head_dim, device=place.device).to(place.dtype)

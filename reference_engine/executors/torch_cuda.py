@@ -42,7 +42,7 @@ from reference_engine.executors.torch_step import (
     decode_step,
     mixed,
 )
-from reference_engine.kernels.ops import Ops, Which, ops
+from reference_engine.kernels.ops import Kernels, Ops, ops
 from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
@@ -78,7 +78,7 @@ class TorchCudaExecutor(ExecutorKind):
     memory_share: float = Field(default=0.9, gt=0, le=0.98)
     graphs: bool = True
     fused_attention: bool = False
-    kernels: Which = "triton"
+    kernels: Kernels = "triton"
     on: str = Field(default="cuda", pattern=r"^(cuda(:\d+)?|cpu)$")
 
     def build(self, site: Site) -> Executor:

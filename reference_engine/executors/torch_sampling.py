@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from reference_engine.executors.torch_memory import Arena, aligned
-from reference_engine.kernels.ops import SampleTokens
+from reference_engine.kernels.ops import Sample
 from reference_engine.model.sampling import Cuts, drawn, keys, uniforms_of
 from reference_engine.state.sequence import Request, Sampling
 
@@ -156,7 +156,7 @@ def asks_of(
 
 
 def choose(
-    logits: torch.Tensor, draws: Draws, asks: AsksOnDevice, sample: SampleTokens
+    logits: torch.Tensor, draws: Draws, asks: AsksOnDevice, sample: Sample
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Tokens [A], int64, and the natural log-probability of each before bans, temperature and
     cuts, float32 [A], where anyone wants it."""

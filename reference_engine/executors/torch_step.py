@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.torch_memory import Arena
 from reference_engine.executors.torch_sampling import Draws, SamplingTable
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles
 from reference_engine.model.filler import filler_pieces, filler_start
 from reference_engine.model.paged import PagedStep
 from reference_engine.state.batch import Row, StepBatch
@@ -176,7 +176,9 @@ def mixed(batch: StepBatch, seats: Seats, group: int, max_model_len: int) -> Mix
     requests = [*(row.request for row in batch.rows if row.samples), *decodes]
     asking = sampling.asking(seated[places], n_outputs[places])
     reads = numbers[3:, :n_alone]
-    return Mixed(numbers[:3], reads, cut(pieces, group), last, draws, places, requests, asking)
+    return Mixed(
+        numbers[:3], reads, cut_tiles(pieces, group), last, draws, places, requests, asking
+    )
 
 
 def _parts(rows: Sequence[Row], at_table: Sequence[int]) -> list[_Part]:

@@ -1,1 +1,1 @@
-"""What torch has not in one piece: Triton kernels, each with its twin in `plain`."""
+"""Operations that torch does not have as one kernel: Triton kernels and their twins in `plain`."""

@@ -19,15 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reference_engine.kernels import (
-    chunk_attention,
-    decode_attention,
-    fused_attention,
-    norm,
-    rope,
-    silu,
-    token_sampling,
-)
+from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = (
@@ -75,28 +67,31 @@ def _over_kv(kv: str, largest: float) -> dict[str, str]:
     keep = {"LARGEST": largest, "SMALLEST": 1e-20, "IS_INT": kv == "*i8"}
     return {
         "decode": compiled(
-            decode_attention._partial,
+            paged_attention.decode_kernel,
             read | parts | {"rows": INT, "contexts": INT},
             heads | {"ROWS": 16, "SPLITS": 4},
             num_warps=4,
             num_stages=3,
         ),
         "chunk": compiled(
-            chunk_attention._kernel,
+            paged_attention.chunk_kernel,
             read | {"tiles": INT},
             heads | {"ROWS": 64},
             num_warps=4,
             num_stages=2,
         ),
         "fused": compiled(
-            fused_attention._kernel,
+            paged_attention.fused_kernel,
             read | parts | behind,
             heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64, "SPLITS": 4},
             num_warps=4,
             num_stages=2,
         ),
         "rope": compiled(
-            rope._kernel, qkv | cache | {"q": B, "eps": "fp32"}, rope_constants | keep, num_warps=1
+            rope.rope_kernel,
+            qkv | cache | {"q": B, "eps": "fp32"},
+            rope_constants | keep,
+            num_warps=1,
         ),
     }
 
@@ -107,18 +102,20 @@ def _pointwise() -> dict[str, str]:
     best = {"best": F, "where": INT}
     return {
         "decode_join": compiled(
-            decode_attention.join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
+            paged_attention.join_kernel, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
         ),
         "norm": compiled(
-            norm._kernel,
+            pointwise.norm_kernel,
             {"residual": B, "delta": B, "weight": B, "out": B, "eps": "fp32"},
             {"WIDTH": 4096, "BLOCK": 4096, "HAS_DELTA": True},
             num_warps=8,
         ),
-        "silu": compiled(silu._kernel, {"gate_up": B, "out": B}, {"WIDTH": 14336, "BLOCK": 1024}),
-        "sample": compiled(token_sampling._partial, draw | best, {"BLOCK": 4096}, num_warps=8),
+        "silu": compiled(
+            pointwise.silu_kernel, {"gate_up": B, "out": B}, {"WIDTH": 14336, "BLOCK": 1024}
+        ),
+        "sample": compiled(token_sampling.part_kernel, draw | best, {"BLOCK": 4096}, num_warps=8),
         "sample_join": compiled(
-            token_sampling._join,
+            token_sampling.best_kernel,
             best | {"tokens": LONG, "n_parts": "i32"},
             {"BLOCK": 64},
             num_warps=1,

@@ -13,7 +13,7 @@ import torch
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles
 from reference_engine.model.llama import rotary_tables
 from reference_engine.state.model_config import KvDtype, ModelConfig
 
@@ -185,7 +185,7 @@ def check_chunk(
         placed.append(PromptPiece(row, first, n, start))
         first += n
     q = draw(first, n_kv * group, head_dim)
-    tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
+    tiles = Tiles(torch.from_numpy(cut_tiles(placed, group)).to(draw.device))
     whole = Tiles(torch.tensor(placed, dtype=torch.int32))  # uncut: the cut may not matter
     expected = plain.chunk_attention(q.double(), paged.cache, paged.tables, whole)
     close(ops("triton").chunk_attention(q, paged.cache, paged.tables, tiles), expected)
@@ -211,7 +211,7 @@ def check_fused(
         first += n_tokens
     q = draw(n + first, n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
-    tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
+    tiles = Tiles(torch.from_numpy(cut_tiles(placed, group)).to(draw.device))
     reads = (paged.tables, paged.rows[:n], lengths)
     found = ops("triton").fused_attention(q, paged.cache, *reads, splits, tiles)
     decoded = ops("triton").decode_attention(q[:n], paged.cache, *reads, splits)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from reference_engine.kernels.ops import PLAIN
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles
 from reference_engine.model.paged import PagedLlama, PagedStep
 from reference_engine.model.weights import Weights, random_weights, shapes
 from reference_engine.state.model_config import ModelConfig
@@ -40,7 +40,7 @@ class Oracle:
             torch.tensor(tokens, dtype=torch.int32, device=device), at, at,
             torch.arange(n_blocks, dtype=torch.int32, device=device).view(1, -1),
             0, at[:0], at[:0],
-            Tiles(torch.from_numpy(cut([PromptPiece(0, 0, n, 0)], group)).to(device)),
+            Tiles(torch.from_numpy(cut_tiles([PromptPiece(0, 0, n, 0)], group)).to(device)),
             torch.arange(n_prompt - 1, n - 1, device=device),
         )  # fmt: skip
         out = torch.empty(n, self._config.vocab_size, dtype=torch.float64, device=device)

@@ -83,7 +83,7 @@ def test_tiles_cover_every_position_once_and_where_it_is(lengths, group):
     for row, (n, start) in enumerate(lengths):
         pieces.append(tiles.PromptPiece(row, first, n, start))
         first += n
-    table = tiles.cut(pieces, group)
+    table = tiles.cut_tiles(pieces, group)
     seen = {(row, at + i, start + i) for row, at, n, start in table.tolist() for i in range(n)}
     wanted = {(p.row, p.first + i, p.start + i) for p in pieces for i in range(p.n)}
     assert seen == wanted
