@@ -135,10 +135,10 @@ def test_kv_takes_what_is_left_of_the_share_of_memory():
 
 def test_a_gpu_tells_its_telemetry():
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    from reference_engine.executors.cuda_stream import CudaLane
+    from reference_engine.executors.cuda_stream import CudaStream
     from reference_engine.metrics.gpu import open_gpu
 
-    gpu = open_gpu(CudaLane(torch.device("cuda", 0)).gpu)
+    gpu = open_gpu(CudaStream(torch.device("cuda", 0)).gpu)
     assert gpu is not None
     reading = gpu.read()
     assert reading.name == torch.cuda.get_device_properties(0).name

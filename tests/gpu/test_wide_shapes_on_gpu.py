@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from reference_engine.executors.cuda_stream import CudaLane  # noqa: E402 - only with a GPU
+from reference_engine.executors.cuda_stream import CudaStream  # noqa: E402 - only with a GPU
 from reference_engine.kernels.ops import ops  # noqa: E402
 from tests.reference_engine.wide_shapes import WIDE, greedy_shortfalls  # noqa: E402
 
@@ -25,7 +25,7 @@ def test_greedy_tokens_of_wide_shapes_are_the_likeliest_but_for_near_ties(name):
     if 12 * config.n_params > 0.8 * room:
         pytest.skip("float64 weights of this shape are too large for the device")
     short = greedy_shortfalls(
-        config, torch.bfloat16, CudaLane(torch.device("cuda", 0)), ops("triton")
+        config, torch.bfloat16, CudaStream(torch.device("cuda", 0)), ops("triton")
     )
     torch.cuda.empty_cache()
     assert max(short) <= MARGIN, short

@@ -14,15 +14,15 @@ class StandIn:
     """A GPU of 8 GiB, of which others hold 1; the largest step took 2 of our 3."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: self.asked.append("replay"))
+        self.calls: list[str] = []
+        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: self.calls.append("replay"))
         self.Event = lambda: SimpleNamespace(
-            record=lambda: self.asked.append("record"),
-            synchronize=lambda: self.asked.append("synchronize"),
+            record=lambda: self.calls.append("record"),
+            synchronize=lambda: self.calls.append("synchronize"),
         )
 
     def Stream(self, device):
-        self.asked.append("a stream")
+        self.calls.append("a stream")
         return SimpleNamespace(name="side", wait_stream=lambda other: self._wait("side", other))
 
     def current_stream(self, device):
@@ -30,16 +30,16 @@ class StandIn:
 
     @contextmanager
     def stream(self, stream) -> Iterator[None]:
-        self.asked.append(f"on {stream.name}")
+        self.calls.append(f"on {stream.name}")
         yield
-        self.asked.append(f"off {stream.name}")
+        self.calls.append(f"off {stream.name}")
 
     @contextmanager
     def graph(self, graph, pool=None, stream=None) -> Iterator[None]:
         where = "" if stream is None else f" on {stream.name}"
-        self.asked.append(f"capture into {pool}{where}")
+        self.calls.append(f"capture into {pool}{where}")
         yield
-        self.asked.append("captured")
+        self.calls.append("captured")
 
     def get_device_properties(self, device):
         return SimpleNamespace(
@@ -47,7 +47,7 @@ class StandIn:
         )
 
     def set_device(self, device) -> None:
-        self.asked.append(f"enter {device}")
+        self.calls.append(f"enter {device}")
 
     def graph_pool_handle(self) -> str:
         return "pool"
@@ -56,13 +56,13 @@ class StandIn:
         """Nothing is under way."""
 
     def empty_cache(self) -> None:
-        self.asked.append("empty the cache")
+        self.calls.append("empty the cache")
 
     def reset_peak_memory_stats(self, device) -> None:
-        self.asked.append("forget the peak")
+        self.calls.append("forget the peak")
 
     def max_memory_allocated(self, device) -> int:
-        self.asked.append("peak")
+        self.calls.append("peak")
         return 2 * GIB
 
     def mem_get_info(self, device) -> tuple[int, int]:
@@ -72,4 +72,4 @@ class StandIn:
         return 3 * GIB
 
     def _wait(self, name, other) -> None:
-        self.asked.append(f"{name} waits for {other.name}")
+        self.calls.append(f"{name} waits for {other.name}")

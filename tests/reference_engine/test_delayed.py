@@ -69,7 +69,7 @@ def test_a_delay_is_a_share_or_a_duration(text, share, seconds):
 
 @pytest.mark.parametrize("text", ["10", "-1%", "nan%", "1e9%", "fast", "-2ms"])
 def test_what_is_no_delay_is_refused(text):
-    with pytest.raises(ValueError, match=r"delay of a step|expected 0%"):
+    with pytest.raises(ValueError, match=r"not a step delay|expected 0%"):
         parse_step_delay(text)
     with pytest.raises(UsageError, match="step_delay"):
         choose({}, [f"step_delay={text}"])

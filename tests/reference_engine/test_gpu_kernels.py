@@ -29,9 +29,9 @@ TOP = Ceilings(1e10, 1e10)
 def test_calls_are_captured_once_and_their_replay_is_timed():
     cuda = StandIn()
     place = Place("cpu", torch.float32, 1, cuda=cuda)
-    took_s = replayed_s(lambda: cuda.asked.append("work"), place, 4)
+    took_s = replayed_s(lambda: cuda.calls.append("work"), place, 4)
     captured = ["capture into None", *["work"] * 4, "captured"]
-    asked = [what for what in cuda.asked if what != "synchronize"]
+    asked = [what for what in cuda.calls if what != "synchronize"]
     assert asked[:9] == ["work"] * 3 + captured
     assert set(asked[9:]) == {"replay"}
     assert took_s > 0

@@ -316,7 +316,7 @@ class Queue:
 
 def test_a_half_is_measured_while_the_other_one_works_from_begin_to_end():
     place = small_gpu()
-    asked = place.cuda.asked
+    asked = place.cuda.calls
     place.cuda.Stream = lambda device: Queue("whole", asked)
 
     def split(n):

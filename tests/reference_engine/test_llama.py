@@ -17,7 +17,6 @@ from tests.reference_engine.engine_kit import request
 torch = pytest.importorskip("torch", reason="torch is not installed")
 attention = pytest.importorskip("reference_engine.model.attention")
 llama = pytest.importorskip("reference_engine.model.llama")
-paging = pytest.importorskip("reference_engine.model.paging")
 linear = pytest.importorskip("reference_engine.model.linear")
 oracle = pytest.importorskip("tests.reference_engine.llama_oracle")
 
@@ -32,7 +31,7 @@ def last_logits(model, pool: KvPool, req: Request, n_tokens: int):
     """Compute the next `n_tokens` of a request and return the logits of the last."""
     assert pool.grow(req, n_tokens)
     with torch.inference_mode():
-        step = attention.flatten([Row(req, req.n_computed, n_tokens, True)], model.paging)
+        step = attention.flatten([Row(req, req.n_computed, n_tokens, True)], model.layout)
         logits = model.forward(step)
     req.n_computed += n_tokens
     return logits[0]
@@ -74,10 +73,10 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(chunk):
 
 
 @pytest.mark.parametrize(
-    ("most_scores", "groups"),
+    ("max_scores", "groups"),
     [(1, [1, 1, 1]), (4 * 96, [2, 1]), (4 * 335, [2, 1]), (4 * 336, [3])],  # 3, 3 and 7 blocks
 )
-def test_paged_attention_is_dense_attention(most_scores, groups):
+def test_paged_attention_is_dense_attention(max_scores, groups):
     """Five requests of different lengths in one step, their blocks scattered by churn, against
     softmax(q·kᵀ)·v written out per request and head; decoding rows in groups."""
     generator = torch.Generator().manual_seed(1)
@@ -95,11 +94,11 @@ def test_paged_attention_is_dense_attention(most_scores, groups):
         for position, kv in enumerate(dense[name]):
             cache[:, :, req.blocks[position // 16], position % 16] = kv
         rows.append(Row(req, start, n_tokens, True))
-    step = attention.flatten(rows, paging.Paging(n_q, n_kv, 64, 16), most_scores)
+    step = attention.flatten(rows, attention.KvLayout(n_q, n_kv, 64, 16), max_scores)
     assert [decodes.end - decodes.begin for decodes in step.decodes] == groups
     q = torch.randn(len(step.tokens), n_q, dim, generator=generator)
     out = q.clone()
-    attention.attend(out, cache, step, attention.Desk())
+    attention.attend(out, cache, step, attention.ScratchMemory())
     at = 0
     for i in step.order:
         (_, start, n_tokens, _), kv = rows[i], dense[rows[i].request.id]

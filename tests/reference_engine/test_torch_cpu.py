@@ -179,5 +179,7 @@ def test_blocks_beyond_memory_are_told_by_the_option_that_asks_for_them(option, 
     with pytest.raises(UsageError) as refused:
         build(ServeOptions.model_validate({"shape": "nano", option: n_blocks}))
     gigabytes = {10**12: "8192000.0", 10**18: "8192000000000.0"}[n_blocks]  # 8 KiB each
-    said = f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which is refused: "
-    assert str(refused.value).startswith(f"{said}this machine has ")
+    expected = (
+        f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which cannot be allocated: "
+    )
+    assert str(refused.value).startswith(f"{expected}this machine has ")

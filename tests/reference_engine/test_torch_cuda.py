@@ -23,7 +23,7 @@ from tests.reference_engine.engine_kit import Rig, request, rig
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from reference_engine.executors.cuda_stream import CpuLane  # noqa: E402
+from reference_engine.executors.cuda_stream import CpuStream  # noqa: E402
 from reference_engine.executors.torch_cuda import (  # noqa: E402 - only with torch
     TorchCuda,
     bucket_of,
@@ -152,7 +152,7 @@ def test_blocks_beyond_memory_are_told_by_the_option_that_asks_for_them(option, 
     with pytest.raises(UsageError) as refused:
         EXECUTORS.build({"kind": "torch_cuda", **ON_CPU, "graphs": False}).build(site)
     gigabytes = {10**12: "8192000.0", 10**18: "8192000000000.0"}[n_blocks]  # 8 KiB each
-    said = f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which is refused: "
+    said = f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which cannot be allocated: "
     assert str(refused.value).startswith(said)
     assert len(str(refused.value)) > len(said)
 
@@ -256,7 +256,7 @@ def test_masked_rows_read_blocks_of_their_own_and_write_to_the_scratch_block(gra
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), spying, 16, 144)
     site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
-    executor = TorchCuda(model, spying, site, 24, CpuLane(), graphs)
+    executor = TorchCuda(model, spying, site, 24, CpuStream(), graphs)
     read.clear()
     written.clear()
     executor.execute(StepBatch(padding=Padding(0, 4, 4 * 80)))
@@ -277,14 +277,14 @@ def test_prompts_for_nobody_write_to_the_scratch_block_alone():
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), spying, 16, 144)
     site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
-    executor = TorchCuda(model, spying, site, 24, CpuLane(), has_graphs=False)
+    executor = TorchCuda(model, spying, site, 24, CpuStream(), has_graphs=False)
     executor.execute(StepBatch(padding=Padding(200, 20, 0)))
     assert len(written) == 2 * 220
     assert set(written) == {24}
 
 
 def test_decode_steps_are_graphs_and_others_are_not():
-    class Counting(CpuLane):
+    class Counting(CpuStream):
         def __init__(self) -> None:
             self.sizes: list[int] = []
 
@@ -297,14 +297,14 @@ def test_decode_steps_are_graphs_and_others_are_not():
 
             return counted, result
 
-    config, lane = resolve("nano").config, Counting()
+    config, stream = resolve("nano").config, Counting()
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 1024)
     site = Site(resolve("nano"), 256, 16, 1024, lambda s: None, max_num_seqs=8)
     engine = rig()
-    engine.executor = TorchCuda(model, PLAIN, site, 256, lane)
+    engine.executor = TorchCuda(model, PLAIN, site, 256, stream)
     engine.admit(*(request(f"r{i}", range(1, 30), 4 + i) for i in range(3)))
     engine.drain()
-    assert lane.sizes == [4, 4, 4, 2, 1]  # 3 rows thrice, then 2, then 1; the prompts were none
+    assert stream.sizes == [4, 4, 4, 2, 1]  # 3 rows thrice, then 2, then 1; the prompts were none
     assert engine.executor.caps == Caps(0, 2 * 2 * 2 * 16 * 4 * 16 / 40e9, 256)
 
 
@@ -367,12 +367,12 @@ def test_the_rule_holds_in_bfloat16_for_every_kind_of_block(name):
         wide, d_model=64, n_heads=2 * wide.n_heads // wide.n_kv_heads, n_kv_heads=2, head_dim=16,
         d_ffn=176, vocab_size=2000,
     )  # fmt: skip
-    short = greedy_shortfalls(config, torch.bfloat16, CpuLane(), PLAIN)
+    short = greedy_shortfalls(config, torch.bfloat16, CpuStream(), PLAIN)
     assert len(short) == 96
     assert max(short) <= 0.1
     if config.qk_norm or config.qkv_bias:
         without = replace(config, qk_norm=False, qkv_bias=False)
-        found = greedy_shortfalls(config, torch.bfloat16, CpuLane(), PLAIN, computed=without)
+        found = greedy_shortfalls(config, torch.bfloat16, CpuStream(), PLAIN, computed=without)
         assert max(found) > 1
 
 

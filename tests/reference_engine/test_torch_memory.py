@@ -13,7 +13,7 @@ from tests.reference_engine.cuda_stand_in import StandIn
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - only with torch
 
-from reference_engine.executors.cuda_stream import CudaLane  # noqa: E402
+from reference_engine.executors.cuda_stream import CudaStream  # noqa: E402
 from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402
 from reference_engine.executors.torch_memory import HostKv, blocks_that_fit  # noqa: E402
 from reference_engine.kernels.kv_memory import Kv  # noqa: E402
@@ -54,7 +54,7 @@ def numbered(device) -> Kv:
 
 def test_blocks_go_and_come_in_their_order():
     cache = Kv(numbered("cpu").numbers.clone())
-    HostKv(cache, 4, is_pinned=False).work_off(COPIES, cache)
+    HostKv(cache, 4, is_pinned=False).copy_blocks(COPIES, cache)
     assert cache.numbers[:, :, 0, 0, 0, 0].tolist() == [[0, 2, 1, 3], [10, 12, 11, 13]]
 
 
@@ -63,21 +63,21 @@ def test_no_copy_waits_for_the_device():
     cache = numbered("meta")
     host = HostKv(cache, 4, is_pinned=False)
     with Crossings() as found:
-        host.work_off(COPIES, cache)
+        host.copy_blocks(COPIES, cache)
     assert len(found.unwaited) == 1 + len(COPIES)  # the numbers of all blocks are sent at once
     assert all(found.unwaited)
 
 
 def test_a_step_of_nothing_but_copies_is_waited_for():
     """Their numbers lie in memory that the next step writes to."""
-    lane = CudaLane(CPU, StandIn())
+    stream = CudaStream(CPU, StandIn())
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
     site = Site(resolve("nano"), 4, 16, 64, lambda s: None, 4, 1)
-    executor = TorchCuda(model, PLAIN, site, 4, lane, has_graphs=False)
-    lane._cuda.asked.clear()
+    executor = TorchCuda(model, PLAIN, site, 4, stream, has_graphs=False)
+    stream._cuda.calls.clear()
     assert executor.execute(StepBatch(copies=COPIES)).tokens == []
-    assert lane._cuda.asked == ["enter cpu", "record", "synchronize"]
+    assert stream._cuda.calls == ["enter cpu", "record", "synchronize"]
 
 
 def test_what_is_left_of_the_share_is_kv():

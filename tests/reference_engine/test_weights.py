@@ -93,7 +93,7 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(UsageError, match=r"bad\.safetensors: not a safetensors file"):
         weights.read_safetensors(path)
     write_safetensors(path, {"a": ("I64", [1], b"\0" * 8)})
-    with pytest.raises(UsageError, match=r"a: dtype I64 \(known: F32"):
+    with pytest.raises(UsageError, match=r"a: dtype I64 \(supported: F32"):
         weights.read_safetensors(path)
 
 
@@ -112,7 +112,7 @@ def test_what_is_missing_is_listed(tmp_path):
     with pytest.raises(UsageError, match=r"9 tensors are missing, e\.g\. model\.layers\.1\.input"):
         weights.load(resolve(str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 21}))
-    with pytest.raises(UsageError, match=r"embed_tokens\.weight is \(20, 8\), config\.json says"):
+    with pytest.raises(UsageError, match=r"embed_tokens\.weight has shape \(20, 8\); config\.json requires"):
         weights.load(resolve(str(tmp_path)))
 
 

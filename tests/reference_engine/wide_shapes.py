@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from reference_engine.executors.base import Site
-from reference_engine.executors.cuda_stream import Lane
+from reference_engine.executors.cuda_stream import DeviceStream
 from reference_engine.executors.torch_cuda import TorchCuda
 from reference_engine.kernels.ops import Ops
 from reference_engine.model.paged import PagedLlama
@@ -35,7 +35,7 @@ N_BLOCKS, MOST = 64, 256
 def greedy_shortfalls(
     config: ModelConfig,
     dtype: torch.dtype,
-    lane: Lane,
+    stream: DeviceStream,
     ops: Ops,
     computed: ModelConfig | None = None,
 ) -> list[float]:
@@ -46,15 +46,15 @@ def greedy_shortfalls(
         request(f"r{i}", [draw.randrange(config.vocab_size) for _ in range(n)], 24)
         for i, n in enumerate((1, 17, 64, 150))
     ]
-    weights = lively_weights(config, dtype, lane.device)
+    weights = lively_weights(config, dtype, stream.device)
     model = PagedLlama(computed or config, weights, ops, 16, MOST)
     site = Site(ModelSource("wide", config), N_BLOCKS, 16, MOST, lambda s: None, max_num_seqs=4)
     engine = rig(n_blocks=N_BLOCKS, max_model_len=MOST, token_budget=48, max_num_seqs=4)
-    engine.executor = TorchCuda(model, ops, site, N_BLOCKS, lane)
+    engine.executor = TorchCuda(model, ops, site, N_BLOCKS, stream)
     for req in requests:
         engine.admit(req)
         engine.step()
     engine.drain()
-    oracle = Oracle(config, lively_weights(config, dtype, lane.device), MOST)
+    oracle = Oracle(config, lively_weights(config, dtype, stream.device), MOST)
     assert [req.n_output for req in requests] == [24] * 4
     return [x for req in requests for x in oracle.shortfalls(req.tokens, req.n_prompt)]
