@@ -17,7 +17,7 @@ class Caps:
     """Capabilities of an executor. `n_host_blocks` is the host memory for swapped KV, in blocks (0:
     it cannot swap); `copy_s` is the time to copy a block in one direction. `n_blocks` is the number
     of KV blocks that an executor which sizes itself found memory for, else 0. `gpu` is the NVML
-    UUID (`GPU-…`) of the GPU it computes on, "" without one."""
+    UUID (`GPU-…`) of the GPU it computes on, "" on a CPU."""
 
     n_host_blocks: int = 0
     copy_s: float = 0.0
@@ -41,7 +41,7 @@ class Executor(Protocol):
 @runtime_checkable
 class Launching(Protocol):
     """An executor that can start a step and return its tokens later, by the function that `launch`
-    returns: with `async_depth` 1 the next step is planned in between. There is one step at a time;
+    returns: with `async_depth` 1 the next step is planned in between. Steps do not overlap;
     `execute` is `launch(batch)()`."""
 
     def launch(self, batch: StepBatch) -> Callable[[], StepResult]: ...

@@ -1,4 +1,4 @@
-"""Block tables of running requests, as rows of one array that is updated by its changes.
+"""Block tables of running requests, as rows of an array that is updated by its changes.
 
 A decode step adds a block to one request in sixteen; to write 256 whole rows in each step would
 cost more than to plan it. A request keeps its row as long as its `blocks` is the same list object,
@@ -20,8 +20,8 @@ _NO_INDICES, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
 class BlockTables:
-    """`n_rows` rows of `width` blocks for requests, a row of `scratch`, the block after the last
-    one of the pool, and `n_rows` filler rows for padding, which are spread over all blocks.
+    """`n_rows` rows of `width` blocks for requests, a row of `scratch`, the block after the
+    last block of the pool, and `n_rows` filler rows for padding, which are spread over all blocks.
     `on_assign` is called with a row and the request that gets it.
 
         0 … n_rows − 1   requests
@@ -128,6 +128,6 @@ class BlockTables:
         in this step."""
         absent = [request for request in self._row_of if request not in present]
         idle = [request for request in absent if not request.blocks] or absent
-        assert idle, f"{len(present)} requests in one step, {len(self._row_of)} rows"
+        assert idle, f"{len(present)} requests in a step, {len(self._row_of)} rows"
         for request in idle:
             self._free.append(self._row_of.pop(request))

@@ -37,7 +37,7 @@ class TorchCpuExecutor(ExecutorKind):
         weights = load(site.model, self.seed)
         block_bytes = config.kv_bytes_per_token() * site.block_tokens
         with allocating("kv_blocks", site.n_blocks, block_bytes):
-            # One block more than the engine's pool has: the scratch block, which padding writes to.
+            # The engine's pool and the scratch block, which padding writes to.
             model = Llama(config, weights, site.n_blocks + 1, site.block_tokens, site.max_model_len)
         with allocating("swap_blocks", site.n_host_blocks, block_bytes):
             host = model.host_memory(site.n_host_blocks)

@@ -65,8 +65,8 @@ WaitForTokens = Callable[[], StepResult]
 class TorchCudaExecutor(ExecutorKind):
     """`seed` of the random weights (unused with a directory); `dtype` of weights and KV; `kv_dtype`
     of KV alone, in 8 bits; `memory_share` of the GPU for weights, steps and KV; `graphs` for decode
-    steps; `fused_attention`: decodes and prompts in one launch; `kernels` of Triton, or their plain
-    twins; `on`: the device.
+    steps; `fused_attention`: decodes and prompts in a single launch; `kernels` of Triton, or their
+    plain twins; `on`: the device.
     """
 
     kind: ClassVar[str] = "torch_cuda"
@@ -108,7 +108,7 @@ class TorchCudaExecutor(ExecutorKind):
 
 
 class TorchCuda:
-    """The executor. One step at a time: `launch`, then the returned function."""
+    """The executor. `launch` and the function that it returns alternate."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class TorchCuda:
         self._max_model_len = site.max_model_len
         is_pinned, device, n_rows = stream.is_pinning, stream.device, site.max_num_seqs
         with allocating("kv_blocks", n_blocks, model.block_bytes, RuntimeError):
-            # One block more than the engine's pool has: the scratch block, which padding writes to.
+            # The engine's pool and the scratch block, which padding writes to.
             model.cache = model.memory(n_blocks + 1)
         with allocating("swap_blocks", site.n_host_blocks, model.block_bytes, RuntimeError):
             self._host = HostKv(model.cache, site.n_host_blocks, is_pinned)
@@ -134,7 +134,7 @@ class TorchCuda:
         self._rows = RequestRows.of(n_rows, site.max_model_len, site.block_tokens, n_blocks)
         self._device_tables = torch.from_numpy(self._rows.tables.array).to(device).clone()
         self._sizes = buckets(n_rows)
-        # One buffer for the logits of all graphs: a graph that keeps its own would hold 156 MB per
+        # The logits of all graphs share a buffer: graphs with their own would hold 156 MB per
         # size at 256 rows of Qwen's vocabulary.
         self._logits = torch.empty(n_rows, config.vocab_size, device=device)
         self._tokens = torch.zeros(n_rows, dtype=torch.int64, pin_memory=is_pinned)
@@ -333,7 +333,7 @@ def _measured_blocks(
 
 def buckets(max_rows: int) -> tuple[int, ...]:
     """Sizes of decode steps that have a graph: 1, 2, 4, 8, then multiples of 16 up to 256, then of
-    64; the last one is `max_rows`.
+    64; the last is `max_rows`.
 
     A step is rounded up to the next size. The added rows cost at most as much as the unused part of
     a matrix multiplication's tile would have cost anyway.

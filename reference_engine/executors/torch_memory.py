@@ -32,8 +32,8 @@ class FixedNumbers(NamedTuple):
 
 
 class Arena:
-    """Up to `size` int32 numbers of a step, written to host memory and sent to the device in one
-    copy.
+    """Up to `size` int32 numbers of a step, written to host memory and sent to the device
+    as a single copy.
 
     Equal sequences of `put` return equal addresses, which a CUDA graph needs. A step may write only
     after the numbers of the step before have arrived, that is, after its tokens were read.
@@ -115,7 +115,7 @@ def _copy(
     part: torch.Tensor,
     is_out: bool,
 ) -> None:
-    """Copies in one direction; `blocks` are their block numbers on the device."""
+    """Copies in the same direction; `blocks` are their block numbers on the device."""
     # Staged on the device: a layer's part of a block alone is too small for a fast copy.
     staged = part.index_select(1, blocks).transpose(0, 1).contiguous()  # [copies, layers, …]
     for i, copy in enumerate(copies):
@@ -148,7 +148,7 @@ def blocks_that_fit(
     total_bytes: int, used_bytes: int, share: float, reserve_bytes: int, block_bytes: int
 ) -> int:
     """KV blocks that fit into `share` of a device's memory after `used_bytes` (weights and the
-    largest step) and a reserve. Raises UsageError if not even one fits."""
+    largest step) and a reserve. Raises UsageError if none fits."""
     free_bytes = int(total_bytes * share) - used_bytes - reserve_bytes
     if free_bytes < block_bytes:
         raise UsageError(

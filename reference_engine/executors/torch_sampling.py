@@ -94,7 +94,7 @@ def is_truncated(sampling: Sampling) -> bool:
 
 
 class SpecialSampling(NamedTuple):
-    """The special requests of a step, truncated ones first."""
+    """The special requests of a step; those with truncation come first."""
 
     rows: Ints  # [A], row of the logits
     banned: Ints  # [2, B], index among the A, token
@@ -143,7 +143,7 @@ class SpecialOnDevice(NamedTuple):
 def special_sampling(
     places: Sequence[int], requests: Sequence[Request], special: Sequence[int], n_vocab: int
 ) -> SpecialSampling:
-    """The `special` ones of `requests`; `places[i]` is the row of the logits of request i."""
+    """The sampling of `requests[i]` for each i in `special`; its logits are in row `places[i]`."""
     order = sorted(special, key=lambda i: not is_truncated(requests[i].sampling))
     truncated = [requests[i] for i in order if is_truncated(requests[i].sampling)]
     truncation = np.empty((3, len(truncated)), np.int32)

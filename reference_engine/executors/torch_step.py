@@ -1,4 +1,4 @@
-"""The inputs of a step for the paged model: index arrays made with numpy and sent as one piece.
+"""The inputs of a step for the paged model: index arrays made with numpy and sent as a single copy.
 
 A step of decodes alone, in a bucket of b rows:
     [8, b] = token, position, slot, table row, context, temperature (bits), key low, key high
@@ -107,7 +107,7 @@ def decode_step(
 
 class MixedInputs(NamedTuple):
     """The inputs of a step of any rows. `places[i]` is the row of the logits for sampled request i
-    of the batch, `requests[i]` that request; `special` are the indices of special ones."""
+    of the batch, `requests[i]` that request; `special` are the indices of special requests."""
 
     flat: Ints  # [3, T]: token, position, slot
     reads: Ints  # [2, D]: table row, context
@@ -161,9 +161,9 @@ class _Part(NamedTuple):
 def mixed_inputs(
     batch: StepBatch, state: RequestRows, group: int, max_model_len: int
 ) -> MixedInputs:
-    """The inputs of `batch`, in this order: decodes, decodes of padding, rows of one token, pieces
-    of prompts; prompts of padding are among the last two. `group` is the number of query heads per
-    KV head."""
+    """The inputs of `batch`, in this order: decodes, decodes of padding, rows of a single token,
+    pieces of prompts; prompts of padding are among the last two. `group` is the number of query
+    heads per KV head."""
     decodes, n, padding = batch.decodes, len(batch.decodes), batch.padding
     table_rows = state.tables.rows([*decodes, *(row.request for row in batch.rows)])
     decoding = np.empty((5, n + padding.decode_rows), np.int32)
@@ -174,7 +174,7 @@ def mixed_inputs(
     for row, size in zip(state.tables.filler_rows(len(sizes)).tolist(), sizes, strict=True):
         parts.append(_Part(row, 0, [0] * size))
     parts.sort(key=lambda part: len(part.tokens) > 1)
-    # Rows of one token are computed as decodes.
+    # Rows of a single token are computed as decodes.
     n_decoding = decoding.shape[1] + sum(len(part.tokens) == 1 for part in parts)
     numbers = np.concatenate((decoding, _columns(parts, state)), axis=1)  # [5, T]
     ends = (decoding.shape[1] + np.cumsum([len(part.tokens) for part in parts], dtype=int)).tolist()

@@ -21,8 +21,8 @@ _MASK = (1 << 64) - 1
 
 
 class ToyExecutor(ExecutorKind):
-    """`step_s` seconds per step, `copy_s` per swapped block; on average one token in `eos_every` is
-    a stop token (0: none is)."""
+    """`step_s` seconds per step, `copy_s` per swapped block; on average, every `eos_every`-th token
+    is a stop token (0: none is)."""
 
     kind: ClassVar[str] = "toy"
 

@@ -1,1 +1,1 @@
-"""Operations that torch does not have as one kernel: Triton kernels and their twins in `plain`."""
+"""Operations that torch lacks as a single kernel: Triton kernels and their twins in `plain`."""

@@ -24,7 +24,7 @@ _DTYPES: dict[KvDtype, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e
 
 
 class Kv(NamedTuple):
-    """`numbers` [blocks, 2, Hkv, block, hd], in which the keys of one head in one block are
+    """`numbers` [blocks, 2, Hkv, block, hd], in which the keys of a head in a block are
     contiguous; with `scales` [blocks, 2, Hkv, block] float32 a value is number · scale. Both may
     have a leading dimension of layers."""
 

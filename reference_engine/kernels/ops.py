@@ -1,4 +1,4 @@
-"""Operations of the paged model as one value: Triton's kernels, or their twins in plain torch."""
+"""Operations of the paged model as a value: Triton's kernels, or their twins in plain torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Ops(NamedTuple):
-    """The functions of `plain`, which define the arguments and the results, or their equals."""
+    """A function per operation. Those of `plain` define the arguments and the results."""
 
     add_rms_norm: AddRmsNorm
     silu_mul: SiluMul
@@ -48,7 +48,7 @@ PLAIN = Ops(
 
 
 def ops(kernels: Kernels) -> Ops:
-    """The operations of one kind. Raises MissingDependency for `triton` without Triton."""
+    """The operations by name. Raises MissingDependency for `triton` if it is not installed."""
     if kernels == "plain":
         return PLAIN
     try:

@@ -1,8 +1,8 @@
 """Attention kernels over paged KV memory: for decoding rows, pieces of prompts, and both at once.
 
-    decode_attention   one program per sequence, KV head and split of the context
-    chunk_attention    one program per tile of a prompt and KV head
-    fused_attention    the programs of both in one launch
+    decode_attention   a program per sequence, KV head and split of the context
+    chunk_attention    a program per tile of a prompt and KV head
+    fused_attention    the programs of both in a single launch
 
 Each has a twin of the same name in `plain`. A program reads the keys and values of its KV head
 once, for all query heads that share it.
@@ -22,7 +22,7 @@ from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.tiles import TILE_ROWS, Tiles
 
 _KEYS = 64  # keys per pass of the loop over a context
-_LOG2_E = 1.4426950408889634  # scores are in units of log 2: exp2 is one instruction, exp is two
+_LOG2_E = 1.4426950408889634  # scores are in units of log 2: a GPU has an instruction for exp2
 
 
 def decode_attention(
@@ -33,7 +33,7 @@ def decode_attention(
     contexts: torch.Tensor,
     n_splits: int,
 ) -> torch.Tensor:
-    """The grid depends on the size of the batch alone, so that one CUDA graph serves all context
+    """The grid depends on the size of the batch alone, so that a CUDA graph serves all context
     lengths. The price is programs without work where a context is short."""
     n_rows, n_q, head_dim = q.shape
     n_kv, block_tokens = cache.numbers.shape[2:4]
@@ -75,7 +75,7 @@ def fused_attention(
     tiles: Tiles,
 ) -> torch.Tensor:
     """Decoding is limited by memory and prompts by the tensor cores, so programs of both kinds on
-    one multiprocessor fill each other's waits. The first program ids decode: the hardware starts
+    a multiprocessor fill each other's waits. The first program ids decode: the hardware starts
     programs in the order of their ids, and tiles fill the multiprocessors that decoding leaves
     free."""
     n_rows, (n_q, head_dim) = len(rows), q.shape[1:]
@@ -95,14 +95,14 @@ def fused_attention(
 
 
 def _decode_rows(group: int) -> int:
-    """Query rows of a decoding program: the query heads of one KV head, at least the 16 rows of a
+    """Query rows of a decoding program: the query heads of a KV head, at least the 16 rows of a
     tensor-core instruction."""
     return max(16, int(triton.next_power_of_2(group)))
 
 
 def _split_results(q: torch.Tensor, n_splits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory for the results of splits, float32: values [S, Hq, splits, hd]; peaks and sums
-    [2, S, Hq, splits]. With one split the kernels write neither."""
+    [2, S, Hq, splits]. If `n_splits` is 1 the kernels write neither."""
     shape = (*q.shape[:2], n_splits)
     part = q.new_empty((*shape, q.shape[2]), dtype=torch.float32)
     return part, q.new_empty((2, *shape), dtype=torch.float32)
@@ -174,8 +174,8 @@ def attend_split(
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
     PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one sequence and KV head over one split of the context. Writes to `out` if there
-    is one split, else to `part`, `peaks` and `sums` for `join_kernel`."""
+    """Attention of a sequence and a KV head over a split of the context. Writes to `out` if the
+    context is not split, else to `part`, `peaks` and `sums` for `join_kernel`."""
     context = tl.load(contexts + sequence)
     table = tables + tl.load(rows + sequence).to(tl.int64) * table_width
     size = tl.cdiv(tl.cdiv(context, SPLITS), KEYS) * KEYS
@@ -213,8 +213,8 @@ def attend_tile(
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
     PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Causal attention of tile `number` and one KV head. The tiles count positions from the first
-    one of `q` and `out`."""
+    """Causal attention of tile `number` and a KV head. The tiles count positions from the first row
+    of `q` and `out`."""
     tile = tiles + number * 4
     table = tables + tl.load(tile).to(tl.int64) * table_width
     first = tl.load(tile + 1).to(tl.int64)
@@ -250,7 +250,7 @@ def attend_keys(
     query, cache, scales, table, head, at, inside, is_visible, d, scale, peak, total, mixed,
     N_KV: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, IS_SCALED: tl.constexpr,
 ):  # fmt: skip
-    """One pass of the online softmax, over the keys at positions `at` [KEYS].
+    """A pass of the online softmax, over the keys at positions `at` [KEYS].
 
     `inside` [KEYS] is true for positions in the context, `is_visible` [ROWS or 1, KEYS] for keys
     that a row may attend to. Returns `peak` [ROWS], the largest score so far in units of log 2, and
@@ -280,7 +280,7 @@ def attend_keys(
 
 @triton.jit
 def join_kernel(part, peaks, sums, out, HEAD: tl.constexpr, SPLITS: tl.constexpr):
-    """Join the splits of one sequence and query head."""
+    """Join the splits of a sequence and a query head."""
     head = tl.program_id(0).to(tl.int64)
     split = head * SPLITS + tl.arange(0, SPLITS)
     d = tl.arange(0, HEAD)

@@ -76,7 +76,7 @@ def decode_attention(
     contexts: torch.Tensor,
     n_splits: int,
 ) -> torch.Tensor:
-    """Softmax(q·kᵀ/√hd)·v, [S, Hq, hd], for one position of each sequence.
+    """Softmax(q·kᵀ/√hd)·v, [S, Hq, hd], for a single position of each sequence.
 
     Sequence i attends to the first `contexts[i]` ≥ 1 tokens of the blocks in `tables[rows[i]]`.
     `n_splits` is the number of splits of the context in the kernel; it changes rounding only, and
@@ -106,15 +106,15 @@ def fused_attention(
     n_splits: int,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """Both at once, [T, Hq, hd]: the first positions of `q` decode, one per row; `tiles` count the
-    positions after them from 0."""
+    """Both at once, [T, Hq, hd]: the first positions of `q` decode, in the order of `rows`; `tiles`
+    count the positions after them from 0."""
     n = len(rows)
     decoded = decode_attention(q[:n], cache, tables, rows, contexts, n_splits)
     return torch.cat((decoded, chunk_attention(q[n:], cache, tables, tiles)))
 
 
 def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """One token per row of `logits` [S, V], int64 [S].
+    """A token per row of `logits` [S, V], int64 [S].
 
     At temperature 0 it is the largest logit, else the largest logit/temperature + Gumbel noise,
     which is a draw from their softmax. The noise of token v is a hash of v and the row's `keys`
@@ -134,7 +134,7 @@ def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor)
 
 
 def _attend(q: torch.Tensor, cache: Kv, table: torch.Tensor, start: int) -> torch.Tensor:
-    """Causal attention of queries [n, Hq, hd] at positions `start …` of one sequence."""
+    """Causal attention of queries [n, Hq, hd] at positions `start …` of a sequence."""
     n, n_q, head_dim = q.shape
     n_kv, block_tokens = cache.numbers.shape[2:4]
     n_context = start + n

@@ -1,4 +1,4 @@
-"""Kernels of one pass over rows: residual + RMSNorm, and silu(gate)·up.
+"""Kernels of a single pass over rows: residual + RMSNorm, and silu(gate)·up.
 
 Twins: `plain.add_rms_norm`, `plain.silu_mul`.
 """

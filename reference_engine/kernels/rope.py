@@ -1,5 +1,5 @@
 """Kernel between the qkv product and attention: splits q, k, v, normalises and rotates q and k, and
-writes k and v into the paged memory, in one pass.
+writes k and v into the paged memory, in a single pass.
 
 Twin: `plain.rope_write`.
 """
@@ -41,7 +41,7 @@ def rope_kernel(
     N_Q: tl.constexpr, N_KV: tl.constexpr, PAGE: tl.constexpr, HEAD: tl.constexpr,
     HAS_NORM: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token."""
+    """A head of a token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, HEAD)

@@ -41,8 +41,8 @@ def tile_tokens(group: int) -> int:
 
 
 def cut_tiles(pieces: Sequence[PromptPiece], group: int) -> NDArray[np.int32]:
-    """The tiles of all pieces, [N, 4] int32. Tiles with the longest context come first: a long one
-    that starts last would keep the GPU waiting."""
+    """The tiles of all pieces, [N, 4] int32. Tiles with the longest context come first: started
+    last, they would run alone at the end."""
     size = tile_tokens(group)
     parts = []
     for row, first, n, start in pieces:

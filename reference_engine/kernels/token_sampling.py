@@ -40,7 +40,7 @@ def hash_bits(x):
 
 @triton.jit
 def part_kernel(logits, temperatures, keys, best, where, n_vocab, n_parts, BLOCK: tl.constexpr):
-    """The best token of one part of the vocabulary, for one row."""
+    """The best token of a part of the vocabulary, for a row."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
@@ -62,7 +62,7 @@ def part_kernel(logits, temperatures, keys, best, where, n_vocab, n_parts, BLOCK
 
 @triton.jit
 def best_kernel(best, where, tokens, n_parts, BLOCK: tl.constexpr):
-    """The best token of one row."""
+    """The best token of a row."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     x = tl.load(best + row * n_parts + at, mask=at < n_parts, other=float("-inf"))

@@ -30,7 +30,7 @@ MAX_SCORES = 1 << 15
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Layout of a layer's KV memory [2, Hkv, blocks, block, hd]: a plane for K and one for V of
+    """Layout of a layer's KV memory [2, Hkv, blocks, block, hd]: a plane for K and a plane for V of
     each KV head, so that a head's part of a block is contiguous."""
 
     n_q_heads: int
@@ -93,7 +93,7 @@ class ScratchMemory:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Flat positions `[begin, end)` of a step, n positions of one sequence. `pages` [2·Hkv·P] are
+    """Flat positions `[begin, end)` of a step, n positions of a sequence. `pages` [2·Hkv·P] are
     its blocks in every plane. `mask` [n, context] is None where the piece begins its sequence, and
     plain causal attention is right."""
 
@@ -135,8 +135,8 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Flat positions `[begin, end)` of a step, one position of each of G sequences with up to C
-    positions of context.
+    """Flat positions `[begin, end)` of a step, a single position of each of G sequences with up to
+    C positions of context.
 
     `pattern` is sparse, [G·Hq, Hkv·slots]: the C keys that each query meets. Its values are 0 for
     context and -inf for padding. `slots` [G·Hq·C] are its columns, `row_starts` [G·Hq] the index of

@@ -13,8 +13,8 @@ def padding_rows(
     padding: Padding, scratch_block: int, block_tokens: int, max_model_len: int
 ) -> list[Row]:
     """Rows as large as the padding: prompts of at most 512 tokens, and decodes that divide
-    `padding.decode_context_tokens` evenly. They write to one scratch block, the one after the last
-    block of the pool, and sample no token.
+    `padding.decode_context_tokens` evenly. They write to the scratch block, which comes after
+    the last block of the pool, and sample no token.
 
     Each decode reads other blocks, whichever requests own them. A block shared by all of them would
     stay in the processor's cache, and padding would cost less than the rows it stands for.

@@ -21,8 +21,8 @@ from reference_engine.state.model_config import KvDtype, ModelConfig
 
 
 class PagedStep(NamedTuple):
-    """T flat token positions on the device, the `n_decode` decoding ones first; int32 unless noted.
-    The others are cut into `tiles`."""
+    """T flat token positions on the device, `n_decode` decoding positions first; int32 unless
+    noted. The others are cut into `tiles`."""
 
     tokens: torch.Tensor  # [T]
     positions: torch.Tensor  # [T]

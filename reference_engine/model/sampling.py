@@ -1,4 +1,4 @@
-"""Choice of tokens from logits on the CPU: greedy, or temperature, top-k and top-p with one uniform
+"""Choice of tokens from logits on the CPU: greedy, or temperature, top-k and top-p with a uniform
 number per token.
 
 The number is a hash of (request seed, output position). A request's tokens therefore depend on
@@ -107,10 +107,10 @@ def draw_truncated(logits: torch.Tensor, draws: TruncatedDraws) -> torch.Tensor:
     """Draw a token from the truncated distribution of each row of `logits` [n, V], by inverse
     transform sampling; int64 [n]. Nothing here waits for the device.
 
-    Top-k applies before top-p, as in vLLM. The token that crosses top-p stays in, so that at least
-    one does. The draw goes through the vocabulary in the order of token ids, not of probabilities:
-    the last bit of a logit, which the rest of the batch may change, can swap the ranks of two
-    nearly equal tokens, and a draw by rank would then return the other.
+    Top-k applies before top-p, as in vLLM. The token that crosses top-p stays in, so that the
+    choice is never empty. The draw goes through the vocabulary in the order of token ids, not of
+    probabilities: the last bit of a logit, which the rest of the batch may change, can swap the
+    ranks of two nearly equal tokens, and a draw by rank would then return the other.
     """
     ordered, ids = (logits / draws.temperatures.unsqueeze(1)).sort(
         dim=-1, descending=True, stable=True

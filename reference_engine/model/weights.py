@@ -116,7 +116,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Layer(Generic[Matrix]):
-    """One block, its matrices in a checkpoint's shape [out, in]: q, k, v are a single matrix, and
+    """A block, its matrices in a checkpoint's shape [out, in]: q, k, v are a single matrix, and
     so are gate, up."""
 
     norm: torch.Tensor  # [d]

@@ -112,7 +112,9 @@ def test_what_is_missing_is_listed(tmp_path):
     with pytest.raises(UsageError, match=r"9 tensors are missing, e\.g\. model\.layers\.1\.input"):
         weights.load(resolve(str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 21}))
-    with pytest.raises(UsageError, match=r"embed_tokens\.weight has shape \(20, 8\); config\.json requires"):
+    with pytest.raises(
+        UsageError, match=r"embed_tokens\.weight has shape \(20, 8\); config\.json requires"
+    ):
         weights.load(resolve(str(tmp_path)))
 
 
