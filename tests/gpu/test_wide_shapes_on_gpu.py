@@ -1,4 +1,4 @@
-"""Greedy tokens of models as wide as real ones: matrices, heads and vocabularies of their sizes."""
+"""Greedy tokens of models with matrices, heads and vocabularies of real sizes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reference_engine.kernels.ops import ops  # noqa: E402
 from tests.reference_engine.wide_shapes import WIDE, greedy_shortfalls  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-# As for small shapes: what rounding may hide of the logits' spread, over two layers.
+# As for small shapes: the largest shortfall that rounding explains, over two layers.
 MARGIN = 0.1
 
 
 @pytest.mark.parametrize("name", list(WIDE))
-def test_greedy_tokens_of_wide_shapes_are_the_likeliest_but_for_near_ties(name):
+def test_greedy_tokens_of_wide_shapes_are_the_likeliest_except_at_near_ties(name):
     config = WIDE[name]
     room = torch.cuda.get_device_properties(0).total_memory
     if 12 * config.n_params > 0.8 * room:

@@ -1,5 +1,5 @@
-"""What stands in for `torch.cuda` where there is no GPU: it computes nothing and says in which
-order it was asked. A graph of it does nothing when it is replayed."""
+"""A stand-in for `torch.cuda` on machines without a GPU: it computes nothing and records the order
+of calls. Its graphs do nothing when they are replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 
 class StandIn:
-    """A GPU of 8 GiB, of which others hold 1; the largest step took 2 of our 3."""
+    """A GPU of 8 GiB: other programs hold 1, this program 3, and its largest step took 2."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -53,13 +53,13 @@ class StandIn:
         return "pool"
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        pass
 
     def empty_cache(self) -> None:
         self.calls.append("empty the cache")
 
     def reset_peak_memory_stats(self, device) -> None:
-        self.calls.append("forget the peak")
+        self.calls.append("reset the peak")
 
     def max_memory_allocated(self, device) -> int:
         self.calls.append("peak")

@@ -1,4 +1,4 @@
-"""The table that follows requests and their blocks."""
+"""Block tables: they follow the blocks of requests, and a copy follows their changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.reference_engine.engine_kit import request
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_the_changes_alone_keep_a_copy_equal_to_every_requests_blocks(seed):
-    """Requests come, grow, lose their blocks, come back with others and go, in any order; the copy
-    is only ever told of changes, as the device is."""
+def test_the_changes_keep_a_copy_equal_to_the_blocks_of_every_request(seed):
+    """Requests come, grow, lose their blocks, return with other blocks and leave, in any order. The
+    copy gets the changes alone, as the device does."""
     draw = random.Random(seed)
     tables = BlockTables(n_rows=4, width=6, scratch=99)
     copy = tables.array.copy()
@@ -34,11 +34,11 @@ def test_the_changes_alone_keep_a_copy_equal_to_every_requests_blocks(seed):
         for req, row in zip(present, rows, strict=True):
             assert copy[row, : len(req.blocks)].tolist() == req.blocks
         assert (copy[tables.scratch_row] == 99).all()
-        gone = draw.choice(pool)
-        gone.blocks = []
+        leaving = draw.choice(pool)
+        leaving.blocks = []
 
 
-def test_a_step_without_news_sends_nothing_and_a_new_block_sends_one_number():
+def test_an_unchanged_step_sends_nothing_and_a_new_block_sends_a_single_number():
     tables = BlockTables(2, 8, 0)
     req = request("a", [1], 4)
     req.blocks = [5, 7]
@@ -54,7 +54,7 @@ def test_a_step_without_news_sends_nothing_and_a_new_block_sends_one_number():
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 500))
-def test_rows_for_nobody_share_no_block_while_they_read_half_of_all_at_most(n, n_rows, n_blocks):
+def test_filler_rows_share_no_block_while_they_read_at_most_half_of_all(n, n_rows, n_blocks):
     n = min(n, n_rows)
     width = n_blocks // (2 * n)
     tables = BlockTables(n_rows, max(width, 1), n_blocks)
@@ -64,7 +64,7 @@ def test_rows_for_nobody_share_no_block_while_they_read_half_of_all_at_most(n, n
     assert all(0 <= block < n_blocks for block in blocks)
 
 
-def test_more_rows_for_nobody_than_there_are_share_theirs():
+def test_filler_rows_beyond_their_number_are_shared():
     tables = BlockTables(2, 3, 6)
     rows = tables.filler_rows(4)
     assert tables.array[rows].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
