@@ -16,8 +16,8 @@ from reference_engine.state.model_config import ModelSource
 class Caps:
     """Capabilities of an executor. `n_host_blocks` is the host memory for swapped KV, in blocks (0:
     it cannot swap); `copy_s` is the time to copy a block in one direction. `n_blocks` is the number
-    of KV blocks that an executor which sizes itself found memory for, else 0. `gpu` is the NVML
-    UUID (`GPU-…`) of the GPU it computes on, "" on a CPU."""
+    of KV blocks that fit, of an executor that sizes itself; else 0. `gpu` is the NVML UUID
+    (`GPU-…`) of the GPU it computes on, "" on a CPU."""
 
     n_host_blocks: int = 0
     copy_s: float = 0.0

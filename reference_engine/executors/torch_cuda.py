@@ -132,11 +132,12 @@ class TorchCuda:
         config = model.config
         self._group = config.n_heads // config.n_kv_heads
         self._rows = RequestRows.of(n_rows, site.max_model_len, site.block_tokens, n_blocks)
+        # A clone, as on the CPU `to` would return the host's own array.
         self._device_tables = torch.from_numpy(self._rows.tables.array).to(device).clone()
         self._sizes = buckets(n_rows)
         # The logits of all graphs share a buffer: graphs with their own would hold 156 MB per
         # size at 256 rows of Qwen's vocabulary.
-        self._logits = torch.empty(n_rows, config.vocab_size, device=device)
+        self._logits = torch.empty(n_rows, config.vocab_size, device=device)  # [S, V] float32
         self._tokens = torch.zeros(n_rows, dtype=torch.int64, pin_memory=is_pinned)
         self._logprobs = torch.zeros(n_rows, pin_memory=is_pinned)
         self._is_running = False
@@ -322,7 +323,7 @@ def _measured_blocks(
         decodes = [_largest_request() for _ in range(site.max_num_seqs)]
         padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), 0, 0)
         trial.execute(StepBatch(decodes=decodes, padding=padding))
-        model.cache = model.memory(0)
+        model.cache = model.memory(0)  # releases the trial's KV
 
     memory = stream.memory_during(largest_step)
     if memory is None:

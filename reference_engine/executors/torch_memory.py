@@ -95,7 +95,7 @@ class HostKv:
         self._arena = Arena(1 << 12, cache.numbers.device, is_pinned)
 
     def copy_blocks(self, copies: Sequence[Copy], cache: Kv) -> None:
-        """Copy in order: a block may be copied out, and another copied in to its place. Does not
+        """Copy in order: a block that was copied out may be overwritten by a later copy. Does not
         wait for the device, which must have finished the copies of the call before."""
         groups = [list(group) for _, group in groupby(copies, key=lambda copy: copy.is_out)]
         self._arena.reset(sum(aligned(len(group)) for group in groups))

@@ -149,7 +149,7 @@ class MixedInputs(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A row of the step that is no decode of the batch; `answer` is its index among the batch's
+    """A row of the step other than the batch's decodes; `answer` is its index among the batch's
     sampled rows, -1 if it is not sampled."""
 
     table_row: int

@@ -60,12 +60,12 @@ def rope_kernel(
             x = x * scale * tl.load(qk_norm + head * HEAD + d).to(tl.float32)
             y = y * scale * tl.load(qk_norm + head * HEAD + other).to(tl.float32)
         at = tl.load(positions + token).to(tl.int64) * HEAD + d
-        turned = x * tl.load(cosines + at) + y * tl.load(sines + at)
+        rotated = x * tl.load(cosines + at) + y * tl.load(sines + at)
         if head < N_Q:
-            tl.store(q + (token * N_Q + head) * HEAD + d, turned.to(q.dtype.element_ty))
+            tl.store(q + (token * N_Q + head) * HEAD + d, rotated.to(q.dtype.element_ty))
         else:
             to = (page * 2 * N_KV + head - N_Q) * PAGE + offset
-            write_vector(turned, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
+            write_vector(rotated, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
     else:
         to = (page * 2 * N_KV + head - N_Q) * PAGE + offset
         write_vector(raw, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)

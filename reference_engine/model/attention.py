@@ -114,7 +114,7 @@ class PromptPart:
         return cls(begin, begin + row.n_tokens, n_context, pages, mask)
 
     def attend(self, q: torch.Tensor, kv: torch.Tensor, scratch: ScratchMemory) -> None:
-        """`attend` for these positions."""
+        """The function `attend`, for these positions."""
         _, n_kv_heads, _, block_tokens, head_dim = kv.shape
         rows = q[self.begin : self.end]
         # Plane by plane, [2·Hkv·P, block·hd]: the context of each head is contiguous, and attention
@@ -177,10 +177,11 @@ class DecodeGroup:
         return cls(begin, begin + len(rows), n_context, pattern, slots, starts[:-1])
 
     def attend(self, q: torch.Tensor, kv: torch.Tensor) -> None:
-        """`attend` for these positions."""
+        """The function `attend`, for these positions."""
         head_dim = q.shape[-1]
         queries = q[self.begin : self.end].view(-1, head_dim)
         k, v = kv.view(2, -1, head_dim).unbind()
+        # Scores at the places of `pattern`, which are its slots; its values, 0 or -inf, are added.
         scores = torch.sparse.sampled_addmm(self.pattern, queries, k.t(), alpha=head_dim**-0.5)
         weights = scores.values().view(-1, self.n_context).softmax(-1).view(-1)
         queries.copy_(

@@ -27,7 +27,7 @@ class Linear:
     """
 
     def __init__(self, weight: torch.Tensor, on_intel: bool | None = None) -> None:
-        self._packed = self._turned = None
+        self._packed = self._transposed = None
         has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
         is_narrow = weight.shape[0] <= _NARROW
         # By the kind of processor, not by a timing at start: two starts would round differently.
@@ -36,15 +36,15 @@ class Linear:
             # Not public API of torch, which is pinned: `torch.compile` calls both operators.
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
             return
-        turned = weight.t()
+        transposed = weight.t()
         # MKL multiplies batches of 4-64 rows 1.3-2.5 times as fast in this order, but wider
         # matrices no faster, or slower (one core, AVX-512).
-        self._turned = turned.contiguous() if is_narrow else turned
+        self._transposed = transposed.contiguous() if is_narrow else transposed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] → [T, out]."""
-        if self._turned is not None:
-            return x @ self._turned
+        if self._transposed is not None:
+            return x @ self._transposed
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._packed, None, "none", [], ""
         )
@@ -52,8 +52,8 @@ class Linear:
 
     def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
         """`total` [T, out] += x [T, in] @ weightᵀ."""
-        if self._turned is not None:
-            total.addmm_(x, self._turned)
+        if self._transposed is not None:
+            total.addmm_(x, self._transposed)
         else:
             total.add_(self(x))
 

@@ -102,7 +102,7 @@ class Llama:
     def _project(self, layer: Layer[Linear], cache: torch.Tensor, strip: Strip) -> None:
         """Write the strip's queries to `strip.q`, its keys and values to the cache."""
         c, n_tokens = self.config, len(strip.x)
-        qkv = layer.qkv(self._rms(strip.x, layer.norm))
+        qkv = layer.qkv(self._rms(strip.x, layer.norm))  # [n, (Hq + 2·Hkv)·hd]
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
         n_rotated = c.n_heads + c.n_kv_heads
@@ -111,7 +111,7 @@ class Llama:
             qk.copy_(self._rms(qk, layer.qk_norm))
         torch.view_as_complex(qk.view(n_tokens, n_rotated, -1, 2)).mul_(strip.rotations)
         strip.q.copy_(qk[:, : c.n_heads])
-        kv = qkv[:, c.n_heads * c.head_dim :].reshape(-1, c.head_dim)
+        kv = qkv[:, c.n_heads * c.head_dim :].reshape(-1, c.head_dim)  # [n·2·Hkv, hd]
         cache.view(-1, c.head_dim).index_copy_(0, strip.slots.reshape(-1), kv)
 
     def _feed(self, layer: Layer[Linear], x: torch.Tensor) -> torch.Tensor:
@@ -153,13 +153,13 @@ def rotary_tables(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor
     Source: RoFormer (arXiv 2104.09864) §3.2, in the half-split layout of Llama's HF weights.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = _stretched(1.0 / config.rope_theta**exponents, config)
+    frequencies = _scaled(1.0 / config.rope_theta**exponents, config)
     angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def _stretched(frequencies: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+def _scaled(frequencies: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Llama 3.1's scaling: low frequencies are divided by `factor`, high frequencies are unchanged,
     and those between are a linear blend."""
     scaling = config.rope_scaling
