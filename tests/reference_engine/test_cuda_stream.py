@@ -1,4 +1,4 @@
-"""What is asked of CUDA and in which order, by a module that stands in for it."""
+"""The calls to CUDA and their order, recorded by a stand-in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.reference_engine.engine_kit import request, rig
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from reference_engine.executors.cuda_stream import CudaLane  # noqa: E402 - only with torch
+from reference_engine.executors.cuda_stream import CudaStream  # noqa: E402 - only with torch
 from reference_engine.executors.torch_cuda import TorchCuda, _measured_blocks  # noqa: E402
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
@@ -23,66 +23,65 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def lane():
-    return CudaLane(CPU, StandIn())
+def stream():
+    return CudaStream(CPU, StandIn())
 
 
-def test_a_graph_is_captured_after_a_trial_on_another_stream(lane):
+def test_a_graph_is_captured_after_a_trial_on_another_stream(stream):
     def work():
-        lane._cuda.asked.append("work")
+        stream._cuda.calls.append("work")
         return torch.ones(2)
 
-    lane._cuda.asked.clear()
-    again, result = lane.capture(work)
-    assert lane._cuda.asked == [
+    stream._cuda.calls.clear()
+    replay, result = stream.capture(work)
+    assert stream._cuda.calls == [
         "side waits for own", "on side", "work", "off side", "own waits for side",
         "capture into pool on side", "work", "captured",
     ]  # fmt: skip
-    again()
-    assert lane._cuda.asked[-1] == "replay"
+    replay()
+    assert stream._cuda.calls[-1] == "replay"
     assert result.tolist() == [1, 1]
 
 
-def test_all_graphs_come_from_one_stream(lane):
+def test_all_graphs_come_from_one_stream(stream):
     """A library keeps a workspace for each stream that it was called on, up to 32 MiB."""
     for _ in range(20):
-        lane.capture(lambda: torch.ones(2))
-    assert lane._cuda.asked.count("a stream") == 1
+        stream.capture(lambda: torch.ones(2))
+    assert stream._cuda.calls.count("a stream") == 1
 
 
-def test_the_end_of_a_step_is_an_event(lane):
-    lane._cuda.asked.clear()
-    wait = lane.mark()
-    assert lane._cuda.asked == ["record"]
+def test_the_end_of_a_step_is_an_event(stream):
+    stream._cuda.calls.clear()
+    wait = stream.record()
+    assert stream._cuda.calls == ["record"]
     wait()
-    assert lane._cuda.asked == ["record", "synchronize"]
+    assert stream._cuda.calls == ["record", "synchronize"]
 
 
-def test_a_lane_knows_its_gpu(lane):
-    assert (lane.gpu, lane.n_processors, lane.is_pinning) == ("GPU-4f5e", 132, False)
-    assert lane._cuda.asked == ["enter cpu", "a stream"]
+def test_a_stream_has_the_properties_of_its_gpu(stream):
+    assert (stream.gpu, stream.n_processors, stream.is_pinning) == ("GPU-4f5e", 132, False)
+    assert stream._cuda.calls == ["enter cpu", "a stream"]
 
 
-def test_kv_is_what_is_left_beside_others_and_the_largest_step(lane):
-    """0.9 of 8 GiB less 1 of others (8 − 4 free − 3 ours), 2 of the step and 2 kept back."""
+def test_kv_gets_the_memory_left_by_other_programs_and_the_largest_step(stream):
+    """0.9 of 8 GiB, less 1 of other programs (8 − 4 free − 3 ours), 2 of the step, 2 of reserve."""
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
     site = Site(resolve("nano"), 0, 16, 64, lambda s: None, 0, 2, 32)
-    n_blocks = _measured_blocks(model, PLAIN, site, lane, 0.9)
+    n_blocks = _measured_blocks(model, PLAIN, site, stream, 0.9)
     assert n_blocks == 288_358  # 2.2 GiB of 8 KiB
-    assert lane._cuda.asked[-2:] == ["peak", "empty the cache"]
-    assert model.cache.numbers.shape[1] == 0  # the trial's memory was given back
+    assert stream._cuda.calls[-2:] == ["peak", "empty the cache"]
+    assert model.cache.numbers.shape[1] == 0  # the trial's memory was released
 
 
-def test_the_step_that_is_measured_wants_all_that_may_be_asked_of_every_row(lane):
-    """Of 3 rows: the token of each, and anew among the likeliest of those that are not banned,
-    with its log-probability."""
+def test_the_measured_step_has_special_requests_in_every_row(stream):
+    """Each of 3 rows is sampled, and sampled again with a ban and truncation."""
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
-    asked = []
+    sampled = []
 
     def sample(logits, temperatures, keys):
-        asked.append(logits)
+        sampled.append(logits)
         return PLAIN.sample(logits, temperatures, keys)
 
     chunked: list[int] = []
@@ -94,34 +93,34 @@ def test_the_step_that_is_measured_wants_all_that_may_be_asked_of_every_row(lane
     chosen = PLAIN._replace(sample=sample, chunk_attention=chunk_attention)
     model._ops = chosen
     site = Site(resolve("nano"), 0, 16, 64, lambda s: None, 0, 3, 32)
-    _measured_blocks(model, chosen, site, lane, 0.9)
-    assert [len(logits) for logits in asked] == [3, 3]
-    assert (asked[1] == float("-inf")).sum(1).tolist() == [1, 1, 1]
+    _measured_blocks(model, chosen, site, stream, 0.9)
+    assert [len(logits) for logits in sampled] == [3, 3]
+    assert (sampled[1] == float("-inf")).sum(1).tolist() == [1, 1, 1]
     assert chunked == [29, 29]  # in each of two layers
 
 
-def test_a_device_is_asked_what_it_should_be_in_every_kind_of_step(lane):
+def test_every_kind_of_step_makes_its_calls(stream):
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 144)
     site = Site(resolve("nano"), 9, 16, 144, lambda s: None, 40, 4)
     engine = rig(n_blocks=9, max_model_len=144, n_host_blocks=40, how=How.swap, async_depth=1)
-    engine.executor = TorchCuda(model, PLAIN, site, 9, lane)
-    assert lane._cuda.asked.count("captured") == 3  # 1, 2 and 4 rows
+    engine.executor = TorchCuda(model, PLAIN, site, 9, stream)
+    assert stream._cuda.calls.count("captured") == 3  # 1, 2 and 4 rows
     requests = [request(f"r{i}", range(1, 40 + i), 12) for i in range(3)]
     engine.admit(*requests)
     engine.drain()
-    asked = lane._cuda.asked
-    assert asked.count("record") == asked.count("synchronize") > 12
-    assert asked.count("replay") > 8
+    calls = stream._cuda.calls
+    assert calls.count("record") == calls.count("synchronize") > 12
+    assert calls.count("replay") > 8
     assert engine.state.counters.swaps > 0
     assert [req.n_output for req in requests] == [12, 12, 12]
 
 
-def test_nothing_is_asked_where_there_is_no_work(lane):
+def test_an_empty_step_makes_no_calls(stream):
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
     site = Site(resolve("nano"), 4, 16, 64, lambda s: None, 0, 1)
-    executor = TorchCuda(model, PLAIN, site, 4, lane, has_graphs=False)
-    lane._cuda.asked.clear()
+    executor = TorchCuda(model, PLAIN, site, 4, stream, has_graphs=False)
+    stream._cuda.calls.clear()
     assert executor.execute(StepBatch()).tokens == ()
-    assert lane._cuda.asked == ["enter cpu"]
+    assert stream._cuda.calls == ["enter cpu"]
