@@ -29,7 +29,7 @@ _HELP = {
     "async_depth": "1 plans a step while the one before it is under way",
     "max_queue": "most waiting requests; further ones get 429",
     "outbox_tokens": "tokens that a reader may fall behind before its stream is cut off",
-    "fronts": "processes that speak HTTP; 0 answers from the engine's own (default: 0; on cuda one "
+    "http_workers": "processes that handle HTTP; 0 uses the engine's own (default: 0; on cuda one "
     "for every 4 cores, up to 4)",
     "max_body_bytes": "largest body of a request",
     "seed": "seed of the random weights",
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a Python file that registers modes; repeatable",
         metavar="FILE",
     )
+    parser.add_argument("--fronts", help=argparse.SUPPRESS)  # the old name of --http-workers
     parser.add_argument(
         "--no-prefix-cache", dest="prefix_cache", action="store_false", help="recompute prefixes"
     )

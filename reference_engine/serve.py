@@ -60,10 +60,10 @@ def run(options: ServeOptions) -> int:
             # The engine thread computes all the time; the default of 5 ms would delay each token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             with (
-                HttpWorkers(n_fronts(options), listener) as fronts,
+                HttpWorkers(n_http_workers(options), listener) as workers,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_serve(options, listener, fronts, api_key))
+                runner.run(_serve(options, listener, workers, api_key))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the one line the caller shows
         return error.exit_code
@@ -73,7 +73,7 @@ def run(options: ServeOptions) -> int:
 
 
 async def _serve(
-    options: ServeOptions, listener: socket.socket, fronts: HttpWorkers, api_key: str | None
+    options: ServeOptions, listener: socket.socket, workers: HttpWorkers, api_key: str | None
 ) -> None:
     guard = Guard(api_key, options.max_body_bytes)
     # The socket goes on listening from the first application to the second: nobody is refused.
@@ -87,10 +87,10 @@ async def _serve(
     parent_is_gone = _on_stop(stopping, service.hurry, options.parent_pid)
     service.start()
 
-    def told(front: int, engine_path: str) -> Open:
+    def told(worker: int, engine_path: str) -> Open:
         return Open(
             wired.about,
-            front,
+            worker,
             engine.clock.epoch_ns,
             engine_path,
             options.outbox_tokens,
@@ -99,9 +99,9 @@ async def _serve(
         )
 
     answering: AbstractAsyncContextManager[None]
-    if len(fronts):  # which ask for the key
+    if len(workers):  # which ask for the key
         app = Guard(None, options.max_body_bytes).app(wired.routes)
-        answering = fronts.answering(service, app, told, stopping)
+        answering = workers.answering(service, app, told, stopping)
     else:
         answering = _listening(guard.app(wired.routes), listener)
     try:
@@ -111,7 +111,7 @@ async def _serve(
             print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
             await stopping.wait()
             log.info("draining")
-            is_over = parent_is_gone() or fronts.is_one_lost
+            is_over = parent_is_gone() or workers.is_one_lost
             await service.stop(0.0 if is_over else options.drain_s)
     finally:
         await service.stop()
@@ -161,10 +161,10 @@ def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = Non
     return Wired(service, about, routes)
 
 
-def n_fronts(options: ServeOptions) -> int:
-    """A GPU's engine keeps its interpreter to itself; a front answers some 60 000 tokens/s."""
-    if options.fronts is not None:
-        return options.fronts
+def n_http_workers(options: ServeOptions) -> int:
+    """A GPU's engine keeps its interpreter to itself; a worker answers some 60 000 tokens/s."""
+    if options.http_workers is not None:
+        return options.http_workers
     n_cores = len(os.sched_getaffinity(0))
     return min(4, max(1, n_cores // 4)) if options.device == "cuda" else 0
 

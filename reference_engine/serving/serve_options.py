@@ -36,8 +36,8 @@ class ServeOptions(BaseModel):
     preempted requests may keep their KV there (`preempt`). `async_depth` 1 plans a step while the
     one before it is under way. `step_delay` makes every step longer on purpose (`10%`, `2ms`): a
     fault to try a check with. A reader who falls `outbox_tokens`
-    behind is cut off. So many processes as `fronts` says speak HTTP, 0 is the engine's own; None
-    takes 0 but for a GPU. `policy_args` and `executor_args`
+    behind is cut off. `http_workers` processes handle HTTP; 0 is the engine's own process, None
+    takes 0 except on a GPU. `policy_args` and `executor_args`
     are further knobs of the mode and of the executor.
     """
 
@@ -60,7 +60,7 @@ class ServeOptions(BaseModel):
     max_queue: int = Field(default=10_000, ge=1)
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
     outbox_tokens: int = Field(default=1024, ge=1)
-    fronts: int | None = Field(default=None, ge=0, le=64)
+    http_workers: int | None = Field(default=None, ge=0, le=64)
     seed: int = Field(default=0, ge=0)
     model_name: str | None = None
     printable: bool = True
@@ -75,12 +75,13 @@ class ServeOptions(BaseModel):
 
 
 _NOT_BY_NAME = ("policy_args", "executor_args", "parent_pid")
+_OLD_NAMES = {"fronts": "http_workers"}  # accepted for one release
 
 
 def choose(given: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
     """Options from flags and from `key=value` pairs, whose keys may be options, knobs of the mode
     or knobs of the executor. Raises UsageError naming the key and the nearest known one."""
-    values = dict(given)
+    values = {_OLD_NAMES.get(key, key): value for key, value in given.items()}
     pairs = [_pair(text) for text in knobs]
     options = [name for name in ServeOptions.model_fields if name not in _NOT_BY_NAME]
     values |= {key: value for key, value in pairs if key in options}
@@ -159,6 +160,7 @@ def _pair(text: str) -> tuple[str, Any]:
     """A key and a value; lists, mappings and null as JSON writes them, the rest is pydantic's to
     read."""
     key, equals, value = (part.strip() for part in text.partition("="))
+    key = _OLD_NAMES.get(key, key)
     if not equals:
         raise UsageError(f"--set: expected key=value, got '{text}'")
     if value == "null" or value[:1] in ("[", "{"):

@@ -1,5 +1,5 @@
 """A server in this process, on a real loopback socket, for the tests of the HTTP side: whole, or
-split into an engine and a front, which then share the event loop and nothing else."""
+split into an engine and an HTTP worker, which then share the event loop and nothing else."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from reference_engine.serve import Wired, wire_up
 from reference_engine.serving.build import Engine, build
 from reference_engine.serving.guard import Guard
 from reference_engine.serving.http_workers.engine_messages import Open
-from reference_engine.serving.http_workers.front_link import WorkerLink
 from reference_engine.serving.http_workers.worker_app import HttpWorker
+from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.serve_options import ServeOptions
 from reference_engine.serving.service import Service
 
@@ -104,7 +104,7 @@ async def serving(
     port = listener.getsockname()[1]
     if Form.is_split if is_split is None else is_split:
         epoch_ns = engine.clock.epoch_ns
-        behind = _front(wired, listener, chosen, api_key, epoch_ns)
+        behind = _split(wired, listener, chosen, api_key, epoch_ns)
     else:
         app = Guard(api_key, chosen.max_body_bytes).app(wired.routes)
         behind = _site(app, lambda runner: web.SockSite(runner, listener))
@@ -136,7 +136,7 @@ async def _site(
 
 
 @asynccontextmanager
-async def _front(
+async def _split(
     wired: Wired, listener: socket.socket, chosen: ServeOptions, api_key: str | None, epoch_ns: int
 ) -> AsyncIterator[None]:
     with TemporaryDirectory() as directory:
@@ -144,7 +144,7 @@ async def _front(
         app = Guard(None, chosen.max_body_bytes).app(wired.routes)
         async with _site(app, lambda runner: web.UnixSite(runner, path)):
             ours, theirs = socket.socketpair()
-            front = asyncio.create_task(HttpWorker(listener).run(theirs))
+            worker = asyncio.create_task(HttpWorker(listener).run(theirs))
             link = WorkerLink(wired.service, on_lost=lambda: pytest.fail("lost"))
             what = Open(
                 wired.about,
@@ -160,4 +160,4 @@ async def _front(
                 yield
             finally:
                 link.close()
-                assert await front
+                assert await worker

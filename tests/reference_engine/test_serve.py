@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loadgen.errors import UsageError
-from reference_engine.serve import n_fronts
+from reference_engine.serve import n_http_workers
 from reference_engine.serving.build import build
 from reference_engine.serving.serve_options import ServeOptions, choose
 from reference_engine.state.cost_model import StepShape
@@ -47,14 +47,14 @@ def complete(port: int, **body: object) -> dict[str, Any]:
     return answer
 
 
-FRONTS = pytest.mark.parametrize("fronts", ["0", "2"])
+HTTP_WORKERS = pytest.mark.parametrize("workers", ["0", "2"])
 
 
 @pytest.mark.e2e
-@FRONTS
+@HTTP_WORKERS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, fronts):
-    process, port = start("--device", "toy", "--fronts", fronts)
+def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, workers):
+    process, port = start("--device", "toy", "--http-workers", workers)
     assert complete(port)["usage"]["completion_tokens"] == 5
     busy = subprocess.run(
         [*ENGINE, "--device", "toy", "--port", str(port)], capture_output=True, text=True
@@ -91,10 +91,12 @@ def test_the_collector_does_not_look_at_what_was_loaded():
 
 
 @pytest.mark.e2e
-@FRONTS
-def test_a_server_ends_with_its_parent(fronts):
+@HTTP_WORKERS
+def test_a_server_ends_with_its_parent(workers):
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process, _ = start("--device", "toy", "--fronts", fronts, "--parent-pid", str(parent.pid))
+    process, _ = start(
+        "--device", "toy", "--http-workers", workers, "--parent-pid", str(parent.pid)
+    )
     parent.kill()
     assert process.wait(timeout=20) == 0
     parent.communicate()
@@ -112,9 +114,9 @@ def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
 
 
 @pytest.mark.e2e
-@FRONTS
-def test_a_second_signal_ends_the_draining_and_tells_the_stream(fronts):
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", fronts)
+@HTTP_WORKERS
+def test_a_second_signal_ends_the_draining_and_tells_the_stream(workers):
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", workers)
     answer = begun(port)
     process.terminate()
     assert process.stderr is not None
@@ -133,7 +135,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
     answers = [begun(port, max_tokens=60) for _ in range(4)]
     for pid in [*children(process), process.pid]:
         os.kill(pid, number)
@@ -146,20 +148,22 @@ def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("patience_s", "code", "words"),
-    [(30, 0, "does not end; killed"), (0.1, 4, "a front process does not begin within 0.1 s")],
+    [(30, 0, "does not end; killed"), (0.1, 4, "an HTTP worker does not begin within 0.1 s")],
 )
-def test_a_front_that_hangs_before_it_begins_does_not_keep_the_server(patience_s, code, words):
+def test_an_http_worker_that_hangs_before_it_begins_does_not_keep_the_server(
+    patience_s, code, words
+):
     program = (
         "from reference_engine.serving.http_workers import processes\n"
         f"processes._OPEN_S = {patience_s}\n"
         "import os, signal, sys; from reference_engine import serve; build = serve.build\n"
         "def stopped(options):\n"
-        "    front = open(f'/proc/self/task/{os.getpid()}/children').read().split()[0]\n"
-        "    os.kill(int(front), signal.SIGSTOP)\n"
+        "    worker = open(f'/proc/self/task/{os.getpid()}/children').read().split()[0]\n"
+        "    os.kill(int(worker), signal.SIGSTOP)\n"
         "    return build(options)\n"
         "serve.build = stopped; start = serve.Service.start\n"
         "serve.Service.start = lambda self: (start(self), print('opening', flush=True))[0]\n"
-        "sys.exit(serve.run(serve.ServeOptions(port=0, device='toy', fronts=1)))"
+        "sys.exit(serve.run(serve.ServeOptions(port=0, device='toy', http_workers=1)))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -179,8 +183,8 @@ def test_a_front_that_hangs_before_it_begins_does_not_keep_the_server(patience_s
 
 
 @pytest.mark.e2e
-def test_answers_of_several_fronts_have_ids_of_their_own():
-    process, port = start("--device", "toy", "--fronts", "2")
+def test_answers_of_several_http_workers_have_ids_of_their_own():
+    process, port = start("--device", "toy", "--http-workers", "2")
     ids = [complete(port)["id"] for _ in range(20)]
     process.terminate()
     process.communicate(timeout=20)
@@ -189,13 +193,24 @@ def test_answers_of_several_fronts_have_ids_of_their_own():
 
 
 @pytest.mark.e2e
-def test_fronts_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_path):
+def test_http_workers_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     (tmp_path / "tempfile.py").write_text("raise SystemExit('shadowed')")
     program = "import sys; from reference_engine.__main__ import main; sys.exit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, "--port", "0", "--device", "toy", "--fronts", "1"],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            program,
+            "--port",
+            "0",
+            "--device",
+            "toy",
+            "--http-workers",
+            "1",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -211,16 +226,16 @@ def test_fronts_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_front_that_dies_ends_the_server_which_says_so():
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+def test_an_http_worker_that_dies_ends_the_server_which_says_so():
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
     answers = [begun(port) for _ in range(6)]
     first, second = children(process)
     os.kill(first, signal.SIGKILL)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 4
-    assert f"front process {first} ended (signal 9)" in errors.splitlines()[-1]
+    assert f"HTTP worker {first} ended (signal 9)" in errors.splitlines()[-1]
     assert not Path(f"/proc/{second}").exists()
-    for answer in answers:  # told by the other front, or cut off with this one
+    for answer in answers:  # told by the other HTTP worker, or cut off with this one
         assert not rest(answer).endswith(b"[DONE]\n\n")
 
 
@@ -236,25 +251,25 @@ def rest(answer: http.client.HTTPResponse) -> bytes:
 
 
 @pytest.mark.e2e
-def test_an_engine_that_dies_is_told_to_every_stream_and_its_fronts_end(monkeypatch):
+def test_an_engine_that_dies_is_told_to_every_stream_and_its_http_workers_end(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         monkeypatch.setenv("TMPDIR", directory)
-        process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+        process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
         assert len(list(Path(directory).glob("*/engine.sock"))) == 1
         answer = begun(port)
         process.kill()
         assert b"the engine's process has ended" in rest(answer)
-        _, errors = process.communicate(timeout=20)  # until the fronts have closed it, too
+        _, errors = process.communicate(timeout=20)  # until the workers have closed it, too
         assert errors.count("the engine's process is gone") == 2
         assert list(Path(directory).iterdir()) == []
 
 
 @pytest.mark.e2e
-def test_a_signal_while_the_model_is_loading_ends_the_fronts_too():
+def test_a_signal_while_the_model_is_loading_ends_the_http_workers_too():
     program = (
         "import sys, time; from reference_engine import serve\n"
         "serve.build = lambda options: (print('loading', flush=True), time.sleep(60))\n"
-        "sys.exit(serve.run(serve.ServeOptions(port=0, fronts=1)))"
+        "sys.exit(serve.run(serve.ServeOptions(port=0, http_workers=1)))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -262,16 +277,16 @@ def test_a_signal_while_the_model_is_loading_ends_the_fronts_too():
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.terminate()
-    _, errors = process.communicate(timeout=20)  # the pipe of errors is the front's, too
+    _, errors = process.communicate(timeout=20)  # the pipe of errors is the HTTP worker's, too
     assert (process.returncode, errors) == (0, "")
 
 
 def test_a_gpu_is_left_to_the_engine_unless_told(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     found = {
-        (device, fronts): n_fronts(ServeOptions(device=device, fronts=fronts))
+        (device, workers): n_http_workers(ServeOptions(device=device, http_workers=workers))
         for device in ("cpu", "toy", "sim", "cuda")
-        for fronts in (None, 1)
+        for workers in (None, 1)
     }
     assert {key for key, n in found.items() if n == 0} == {
         ("cpu", None),
@@ -380,6 +395,33 @@ def test_knobs_are_found_by_name_wherever_they_belong():
     assert (options.kv_blocks, options.seed) == (100, 3)
     assert build(options).state.policy.model_dump()["watermark"] == 0.05
     assert choose(given, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+
+
+def test_the_old_setting_fronts_means_http_workers():
+    """Kept for one release, as a pair and as a flag."""
+    assert choose({"device": "toy"}, ["fronts=3"]).http_workers == 3
+    assert choose({"device": "toy", "fronts": "2"}).http_workers == 2
+    with pytest.raises(UsageError, match=r"options: http_workers: .*less than or equal to 64"):
+        choose({}, ["fronts=65"])
+
+
+@pytest.mark.e2e
+def test_the_old_flag_fronts_starts_http_workers():
+    process, port = start("--device", "toy", "--fronts", "1")
+    n_workers = len(children(process))
+    completion_id = complete(port)["id"]
+    process.terminate()
+    process.communicate(timeout=20)
+    assert n_workers == 1
+    assert completion_id == "cmpl-1-1"
+
+
+def test_the_old_flag_fronts_is_not_in_the_help():
+    from reference_engine.__main__ import _parser
+
+    help_text = _parser().format_help()
+    assert "--http-workers" in help_text
+    assert "fronts" not in help_text
 
 
 def test_a_simulated_device_has_the_memory_and_the_prices_of_its_hardware():

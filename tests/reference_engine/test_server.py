@@ -402,7 +402,7 @@ def test_a_reader_that_stops_reading_is_cut_off_and_counted():
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             stuck.sendall(head.encode() + body)
             # 2 000 tokens are more than its buffers hold; whoever writes sees so before the rest
-            # comes. A front that saw all of them at once would only see it with the next.
+            # comes. An HTTP worker that saw all of them at once would only see it with the next.
             while not held.is_there.is_set() and server.service.n_slow_readers == 0:
                 await server.get("/health")
             for _ in range(500):

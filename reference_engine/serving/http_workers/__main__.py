@@ -17,16 +17,16 @@ from reference_engine.serving.http_workers.worker_app import HttpWorker
 
 
 async def _run(channel: int, listener: int) -> int:
-    front = HttpWorker(socket.socket(fileno=listener))
+    worker = HttpWorker(socket.socket(fileno=listener))
     gc.freeze()  # what is there by now stays
-    if await front.run(socket.socket(fileno=channel)):
+    if await worker.run(socket.socket(fileno=channel)):
         return 0
     logging.getLogger("reference_engine").error("the engine's process is gone; leaving")
     return 1
 
 
 def main(arguments: list[str]) -> int:
-    # Who stops a server may signal all of its processes. A front has answers to bring to their
+    # Who stops a server may signal all of its processes. A worker has answers to bring to their
     # end, and leaves when its channel does.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The front's end of the channel to the engine: calls out, streams of text in."""
+"""The HTTP worker's end of the channel to the engine: calls out, streams of text in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GONE = "the engine's process has ended"
 
 
 class EngineLink:
-    """Stands for the service in a front. A stream whose reader falls `outbox` deltas behind is cut
+    """Stands for the service in a worker. A stream whose reader falls `outbox` deltas behind is cut
     off here, and the engine counts it."""
 
     def __init__(self, send: Callable[[Message], None], clock: Clock, outbox: int) -> None:

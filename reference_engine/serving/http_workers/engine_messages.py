@@ -1,11 +1,11 @@
-"""What a front and the engine tell each other, as MessagePack; a request has the number that its
-front gave it.
+"""What a worker and the engine tell each other, as MessagePack; a request has the number that its
+worker gave it.
 
-    front → engine   Listening · Submit · Closed · CutOff
-    engine → front   Open · Admitted · Refused · Broken · Step · Bye
+    worker → engine   Listening · Submit · Closed · CutOff
+    engine → worker   Open · Admitted · Refused · Broken · Step · Bye
 
 To a `Submit` the answer is Refused, or Admitted and then Steps; Broken may end it at any time.
-Whatever became of it, the front's last word on a number is Closed or CutOff.
+Whatever became of it, the HTTP worker's last word on a number is Closed or CutOff.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class CutOff(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """The engine is ready, accept connections. `front` counts from 1, `epoch_ns` is the
+    """The engine is ready, accept connections. `worker` counts from 1, `epoch_ns` is the
     engine's clock's, `engine_path` the Unix socket where it answers what is no completion."""
 
     about: ServerIdentity
-    front: int
+    worker: int
     epoch_ns: int
     engine_path: str
     outbox: int

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from loadgen.errors import SlobenchError
 from reference_engine.serving.http_workers.engine_messages import Open
-from reference_engine.serving.http_workers.front_link import WorkerLink
+from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.service import Service
 
 log = logging.getLogger("reference_engine")
@@ -62,7 +62,7 @@ class HttpWorkerProcess:
         try:
             self._process.wait(_LEAVE_S)
         except subprocess.TimeoutExpired:
-            log.warning("front process %d does not end; killed", self._process.pid)
+            log.warning("HTTP worker %d does not end; killed", self._process.pid)
             self.kill()
 
     def kill(self) -> None:
@@ -75,7 +75,7 @@ class HttpWorkerProcess:
         self.leave()
         code = self._process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"front process {self._process.pid} ended ({how}), and the server with it"
+        return f"HTTP worker {self._process.pid} ended ({how}), and the server with it"
 
 
 class HttpWorkers:
@@ -83,10 +83,10 @@ class HttpWorkers:
 
     def __init__(self, n: int, listener: socket.socket) -> None:
         self.is_one_lost = False
-        self._fronts = [HttpWorkerProcess(listener) for _ in range(n)]
+        self._workers = [HttpWorkerProcess(listener) for _ in range(n)]
 
     def __len__(self) -> int:
-        return len(self._fronts)
+        return len(self._workers)
 
     def __enter__(self) -> HttpWorkers:
         return self
@@ -97,45 +97,45 @@ class HttpWorkers:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        for front in self._fronts:
-            front.kill()
+        for worker in self._workers:
+            worker.kill()
 
     @asynccontextmanager
     async def answering(
         self, service: Service, app: web.Application, what: What, stopping: asyncio.Event
     ) -> AsyncIterator[None]:
-        """Completions by the fronts, and all else through them by `app`; `what` they are told,
-        given a front's number and the path of its socket. When one of them dies `stopping` is set
-        and the draining broken off, and FrontLost raised at the end."""
+        """Completions by the workers, and all else through them by `app`; `what` they are told,
+        given a worker's number and the path of its socket. When one of them dies `stopping` is set
+        and the draining broken off, and HttpWorkerLost raised at the end."""
 
         def lose() -> None:
             self.is_one_lost = True
             stopping.set()
             service.hurry()
 
-        links = [WorkerLink(service, lose) for _ in self._fronts]
+        links = [WorkerLink(service, lose) for _ in self._workers]
         with _private_directory() as directory:
             path = f"{directory}/engine.sock"
             async with _on_unix_socket(app, path):
                 try:
-                    pairs = zip(self._fronts, links, strict=True)
+                    pairs = zip(self._workers, links, strict=True)
                     opening = [
-                        link.open(front.end, what(number, path))
-                        for number, (front, link) in enumerate(pairs, start=1)
+                        link.open(worker.end, what(number, path))
+                        for number, (worker, link) in enumerate(pairs, start=1)
                     ]
                     await _unless(stopping, asyncio.gather(*opening))
-                    _check(self._fronts, links)
+                    _check(self._workers, links)
                     yield
                 finally:
                     for link in links:
                         link.close()
-                    leaving = [asyncio.to_thread(front.leave) for front in self._fronts]
+                    leaving = [asyncio.to_thread(worker.leave) for worker in self._workers]
                     await asyncio.gather(*leaving)
-        _check(self._fronts, links)
+        _check(self._workers, links)
 
 
 async def _unless(stopping: asyncio.Event, opening: asyncio.Future[list[None]]) -> None:
-    """Wait for the fronts to open, but not when the server stops before. Raises FrontLost when
+    """Wait for the workers to open, but not when the server stops. Raises HttpWorkerLost when
     one of them hangs."""
     stop = asyncio.ensure_future(stopping.wait())
     either: list[asyncio.Future[Any]] = [opening, stop]
@@ -147,7 +147,7 @@ async def _unless(stopping: asyncio.Event, opening: asyncio.Future[list[None]]) 
         for one in either:
             one.cancel()
     if not done:
-        raise HttpWorkerLost(f"a front process does not begin within {_OPEN_S:g} s")
+        raise HttpWorkerLost(f"an HTTP worker does not begin within {_OPEN_S:g} s")
 
 
 def _private_directory() -> tempfile.TemporaryDirectory[str]:
@@ -157,10 +157,10 @@ def _private_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="slobench-", dir=usual if is_short else "/tmp")
 
 
-def _check(fronts: Sequence[HttpWorkerProcess], links: Sequence[WorkerLink]) -> None:
-    for front, link in zip(fronts, links, strict=True):
+def _check(workers: Sequence[HttpWorkerProcess], links: Sequence[WorkerLink]) -> None:
+    for worker, link in zip(workers, links, strict=True):
         if link.is_lost:
-            raise HttpWorkerLost(front.fate())
+            raise HttpWorkerLost(worker.fate())
 
 
 @asynccontextmanager

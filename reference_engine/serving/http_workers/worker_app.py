@@ -1,4 +1,4 @@
-"""What runs in a front: HTTP on a listening socket that others may share, the engine at the other
+"""What runs in a worker: HTTP on a listening socket that others may share, the engine at the other
 end of a channel."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HttpWorker:
         async with session_to(what.engine_path) as session:
             app = Guard(what.api_key, what.max_body_bytes).app(
                 [
-                    *CompletionRoutes(self._link, what.about, f"{what.front}-").routes(),
+                    *CompletionRoutes(self._link, what.about, f"{what.worker}-").routes(),
                     *ForwardRoutes(session).routes(),
                 ]
             )
@@ -96,14 +96,14 @@ class HttpWorker:
 
 
 def _sweep_up(engine_socket: Path) -> None:
-    """What an engine that was killed could not remove; another front may be doing it, too."""
+    """What an engine that was killed could not remove; another HTTP worker may be doing it, too."""
     with suppress(FileNotFoundError):
         engine_socket.unlink()
         engine_socket.parent.rmdir()
 
 
 async def _accept(listener: socket.socket, server: web.Server) -> None:
-    """One connection a turn: of fronts that share the socket, the idle ones take more."""
+    """One connection a turn: of workers that share the socket, the idle ones take more."""
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
     while True:

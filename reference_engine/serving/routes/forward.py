@@ -1,4 +1,4 @@
-"""What a front does not answer itself is asked of the engine's process, over a Unix socket."""
+"""What a worker does not answer itself is asked of the engine's process, over a Unix socket."""
 
 from __future__ import annotations
 

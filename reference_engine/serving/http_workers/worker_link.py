@@ -1,4 +1,4 @@
-"""The engine's end of the channel to a front: its requests go to the service, and what their
+"""The engine's end of the channel to an HTTP worker: its requests go to the service, and what their
 answers get goes out as one message a step."""
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from reference_engine.state.sequence import Request
 
 log = logging.getLogger(__name__)
 
-# Some million tokens: a front that is so far behind hangs.
+# Some million tokens: an HTTP worker that is so far behind hangs.
 _MOST_UNSENT_BYTES = 1 << 26
 
 
 class WorkerLink:
-    """The engine never waits for a front: one that leaves more than `most_unsent` bytes lying has
+    """The engine never waits for a worker: one that leaves more than `most_unsent` bytes lying has
     its answers cut off, as a reader who is too slow has. `on_lost` is called when it is gone
     without having been asked."""
 
@@ -55,7 +55,7 @@ class WorkerLink:
         self._channel: Channel[FromWorker] = Channel(FromWorker, self._on_message, self._on_end)
 
     async def open(self, end: socket.socket, what: Open) -> None:
-        """Returns when the front accepts connections or is lost."""
+        """Returns when the HTTP worker accepts connections or is lost."""
         await self._channel.open(end)
         self.send(what)
         await self._is_settled.wait()
@@ -128,14 +128,14 @@ class WorkerLink:
 
 
 class Relay:
-    """The answer to one request on its way to a front."""
+    """The answer to one request on its way to an HTTP worker."""
 
     def __init__(
         self, number: int, link: WorkerLink, request: Request, close: Callable[[Sink], None]
     ) -> None:
         self.request: Request | StreamProgress = request
         self.is_over = self.is_closed = False
-        self.is_blocked = False  # the front sees to that
+        self.is_blocked = False  # the HTTP worker sees to that
         self._number, self._link, self._request, self._close = number, link, request, close
         self._is_begun = self._is_broken = False
 
@@ -149,7 +149,7 @@ class Relay:
         self._link.send(Admitted(self._number, StreamProgress.of(self._request)))
 
     def put(self, delta: StreamDelta) -> int:
-        """1 for the end, which the front has to tell its reader, else 0: it is on its way."""
+        """1 for the end, which the HTTP worker has to tell its reader, else 0: it is on its way."""
         self.is_over = delta.finish_reason is not None
         if self.is_over or not self._is_begun:
             self._is_begun = True

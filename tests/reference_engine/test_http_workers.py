@@ -1,4 +1,4 @@
-"""The engine and a front as two ends of a channel: what only the split form has."""
+"""The engine and an HTTP worker as two ends of a channel: what only the split form has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from reference_engine.serving.http_workers.engine_messages import (
     StepOutput,
     Submit,
 )
-from reference_engine.serving.http_workers.front_link import WorkerLink
+from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamBroken, StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
@@ -130,14 +130,14 @@ def test_every_call_that_is_read_can_be_sent(prompt, stop, seed):
 
 
 class Linked:
-    """A service with a front that only the test plays."""
+    """A service with an HTTP worker that only the test plays."""
 
     def __init__(self, most_unsent: int = 1 << 20, **options):
         self.service = toy_engine(**options).service()
         self.service.start()
         self.n_lost = 0
         self.link = WorkerLink(self.service, self._lose, most_unsent)
-        self.front = End(FromEngine)
+        self.worker = End(FromEngine)
 
     def _lose(self):
         self.n_lost += 1
@@ -146,8 +146,8 @@ class Linked:
         ours, self.theirs = socket.socketpair()
         opening = asyncio.create_task(self.link.open(ours, OPEN))
         if is_reading:
-            await self.front.channel.open(self.theirs)
-            self.front.channel.send(Listening())
+            await self.worker.channel.open(self.theirs)
+            self.worker.channel.send(Listening())
         else:
             self.theirs.sendall(frames([Listening()]))
         await opening
@@ -160,16 +160,16 @@ def test_a_request_is_admitted_then_stepped_through_and_counted_until_it_is_clos
     async def scene():
         linked = Linked()
         await linked.open()
-        came = linked.front.came
-        linked.front.channel.send(Submit(7, CALL, "run-1", linked.service.clock.now_s()))
+        came = linked.worker.came
+        linked.worker.channel.send(Submit(7, CALL, "run-1", linked.service.clock.now_s()))
         await until(lambda: came and isinstance(came[-1], StepOutput) and came[-1].deltas[-1][1][2])
         stopping = asyncio.create_task(linked.service.stop(drain_s=30))
         await asyncio.sleep(0)
         was_waiting = not stopping.done()
-        linked.front.channel.send(Closed(7))
+        linked.worker.channel.send(Closed(7))
         await stopping
         linked.link.close()
-        await until(lambda: linked.front.is_over)
+        await until(lambda: linked.worker.is_over)
         return came, was_waiting, linked.n_lost
 
     came, was_waiting, n_lost = asyncio.run(scene())
@@ -191,7 +191,7 @@ def printable(tokens):
     return "".join(chr(t if 32 <= t < 127 else 32 + t % 95) for t in tokens)
 
 
-def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
+def test_an_http_worker_that_does_not_read_is_cut_off_and_the_engine_goes_on():
     async def scene():
         # Steps that take time: else all tokens may be on their way before anybody looks.
         linked = Linked(most_unsent=1 << 12, max_num_seqs=64, executor_args={"step_s": 0.0005})
@@ -202,10 +202,10 @@ def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
         await until(lambda: linked.service.n_slow_readers == 64)
         used = await linked.n_blocks_used()
         # It wakes up: the answers are broken off, and a new one is whole.
-        came = linked.front.came
-        await linked.front.channel.open(linked.theirs)
+        came = linked.worker.came
+        await linked.worker.channel.open(linked.theirs)
         await until(lambda: sum(isinstance(message, Broken) for message in came) == 64)
-        linked.front.channel.send(Submit(99, CALL, None, 0.0))
+        linked.worker.channel.send(Submit(99, CALL, None, 0.0))
         await until(
             lambda: came and isinstance(came[-1], StepOutput) and came[-1].deltas[-1][0] == 99
         )
@@ -221,14 +221,14 @@ def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
     assert n_lost == 0
 
 
-def test_a_front_that_is_gone_is_told_once_and_its_blocks_are_free():
+def test_an_http_worker_that_is_gone_is_told_once_and_its_blocks_are_free():
     async def scene():
         linked = Linked(executor_args={"step_s": 0.0005})
         await linked.open()
         long = Call(model=None, prompt="abc", max_tokens=4000, sampling=Sampling())
-        linked.front.channel.send(Submit(1, long, None, 0.0))
-        await until(lambda: linked.front.came and isinstance(linked.front.came[-1], StepOutput))
-        linked.front.channel.close()
+        linked.worker.channel.send(Submit(1, long, None, 0.0))
+        await until(lambda: linked.worker.came and isinstance(linked.worker.came[-1], StepOutput))
+        linked.worker.channel.close()
         await until(lambda: linked.n_lost)
         used = await linked.n_blocks_used()
         await linked.service.stop()
@@ -272,7 +272,7 @@ def test_a_reader_who_is_blocked_and_behind_is_cut_off_and_the_engine_told():
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("HEAD", 200), ("DELETE", 405)])
-def test_what_a_front_forwards_is_answered_like_by_the_engine(method, status):
+def test_what_an_http_worker_forwards_is_answered_like_by_the_engine(method, status):
     async def scene():
         answers = []
         for is_split in (False, True):
@@ -310,10 +310,10 @@ def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(ca
         linked = Linked()
         await linked.open()
         monkeypatch.setattr(linked.service._intake, "_tokenizer", Tripping())
-        linked.front.channel.send(Submit(1, CALL, None, 0.0))
-        came = linked.front.came
+        linked.worker.channel.send(Submit(1, CALL, None, 0.0))
+        came = linked.worker.came
         await until(lambda: isinstance(came[-1], RequestRefused))
-        linked.front.channel.send(Closed(1))
+        linked.worker.channel.send(Closed(1))
         n_waiting = await linked.service.ask(lambda state: len(state.roster.waiting))
         await linked.service.stop()
         linked.link.close()
