@@ -26,14 +26,13 @@ from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.policies.base import Policy
 from reference_engine.serving.build import Engine, build
 from reference_engine.serving.guard import Guard
-from reference_engine.serving.http_workers.engine_messages import Open
+from reference_engine.serving.http_workers.channel import Open
 from reference_engine.serving.http_workers.processes import HttpWorkers
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.routes.debug import DebugRoutes
-from reference_engine.serving.routes.estimate_route import EstimateRoutes
-from reference_engine.serving.routes.identity_routes import AboutRoutes
-from reference_engine.serving.routes.loading import loading_routes
+from reference_engine.serving.routes.estimate import EstimateRoutes
+from reference_engine.serving.routes.identity_routes import AboutRoutes, loading_routes
 from reference_engine.serving.routes.operator import InterventionRoutes
 from reference_engine.serving.serve_options import ServeOptions, policy_of
 from reference_engine.serving.service import Service

@@ -20,8 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from reference_engine.metrics.gpu import GpuReading
-from reference_engine.metrics.histograms import Histogram
-from reference_engine.metrics.metrics import FINISHED, EngineMetrics
+from reference_engine.metrics.metrics import FINISHED, EngineMetrics, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Key = tuple[str, ...]  # label values

@@ -9,10 +9,11 @@ Source: edges of vLLM V1's Prometheus logger (`vllm/v1/metrics/loggers.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from math import exp
 
 from reference_engine.accounting.explain import Account
-from reference_engine.metrics.histograms import BoundedNames, Histogram, LabelledSums
 from reference_engine.smdp.lookup import UNVISITED
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import StepEvent, StepRecord
@@ -138,3 +139,81 @@ class EngineMetrics:
         self.e2e_s.observe(end_s - request.arrived_s)
         if request.n_output > 1:
             self.tpot_s.observe((end_s - first_s) / (request.n_output - 1))
+
+
+_MEMORY_S = 30.0
+
+
+class Departures:
+    """Ends of requests, each counting 1/e after 30 s."""
+
+    def __init__(self) -> None:
+        self._mass, self._at_s = 0.0, 0.0
+        self._since_s: float | None = None
+
+    def add(self, now_s: float) -> None:
+        if self._since_s is None:  # the first begins the watch, the second is the first seen
+            self._since_s = self._at_s = now_s
+            return
+        self._mass = self._faded(now_s) + 1.0
+        self._at_s = now_s
+
+    def wait_s(self, n_ahead: int, now_s: float) -> float | None:
+        """Time until `n_ahead` requests have left at the rate of late; None without a rate.
+
+        Source: Little (1961), with the departure rate in place of the arrival rate.
+        """
+        if self._since_s is None or not self._mass:
+            return None
+        seen_s = _MEMORY_S * (1.0 - exp(-(now_s - self._since_s) / _MEMORY_S))
+        return n_ahead * seen_s / self._faded(now_s)
+
+    def _faded(self, now_s: float) -> float:
+        return self._mass * exp((self._at_s - now_s) / _MEMORY_S)
+
+
+class Histogram:
+    """Observations by upper bucket edge (≤ edge), as Prometheus counts them."""
+
+    __slots__ = ("_counts", "edges", "sum")
+
+    def __init__(self, edges: Iterable[float]) -> None:
+        self.edges = tuple(sorted(set(edges)))
+        self._counts = [0] * (len(self.edges) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, n: int = 1) -> None:
+        """`n` observations of `value`."""
+        self._counts[bisect_left(self.edges, value)] += n
+        self.sum += value * n
+
+    def cumulative(self) -> list[int]:
+        """Observations at or below each edge, and last all of them."""
+        total, out = 0, []
+        for count in list(self._counts):
+            total += count
+            out.append(total)
+        return out
+
+
+class LabelledSums(dict[tuple[str, ...], float]):
+    """Sums by label values; unknown ones begin at 0."""
+
+    def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
+        self[labels] = self.get(labels, 0.0) + amount
+
+
+class BoundedNames:
+    """The first `most` names as they are, all later ones as `other`: names come from clients, and
+    a time series per name must not grow without bound."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most, self._known = most, set[str]()
+
+    def known(self, name: str) -> str:
+        if name in self._known:
+            return name
+        if len(self._known) >= self._most:
+            return "other"
+        self._known.add(name)
+        return name

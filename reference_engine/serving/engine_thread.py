@@ -21,9 +21,8 @@ from typing import NamedTuple
 from loadgen.clock import Clock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Launching
-from reference_engine.metrics.metrics import EngineMetrics
+from reference_engine.metrics.metrics import Departures, EngineMetrics
 from reference_engine.serving.active_request import ActiveRequest
-from reference_engine.serving.departures import Departures
 from reference_engine.serving.streams import Sink, StreamDelta
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request, State

@@ -20,10 +20,9 @@ from loadgen.errors import SlobenchError
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Executor
 from reference_engine.metrics.metrics import EngineMetrics
-from reference_engine.serving.active_request import ActiveRequest
+from reference_engine.serving.active_request import ActiveRequest, StopText
 from reference_engine.serving.engine_thread import Deltas, EngineThread, Listener, Verdict
 from reference_engine.serving.intake import Intake
-from reference_engine.serving.stops import StopText
 from reference_engine.serving.streams import Sink, StreamBroken, TokenStream, usage
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError

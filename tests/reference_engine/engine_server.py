@@ -20,8 +20,8 @@ from aiohttp import web
 from reference_engine.serve import Wired, wire_up
 from reference_engine.serving.build import Engine, build
 from reference_engine.serving.guard import Guard
-from reference_engine.serving.http_workers.engine_messages import Open
-from reference_engine.serving.http_workers.worker_app import HttpWorker
+from reference_engine.serving.http_workers.channel import Open
+from reference_engine.serving.http_workers.http_worker import HttpWorker
 from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.serve_options import ServeOptions
 from reference_engine.serving.service import Service

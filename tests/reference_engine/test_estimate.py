@@ -9,7 +9,7 @@ import pytest
 
 from reference_engine.policies.token_fair import TokenFair
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.serving.estimate import estimate
+from reference_engine.serving.routes.estimate import estimate
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import request, rig

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reference_engine.serving.http_workers.channel import Channel
-from reference_engine.serving.http_workers.engine_link import EngineLink
-from reference_engine.serving.http_workers.engine_messages import (
+from reference_engine.serving.http_workers.channel import (
     Admitted,
     Broken,
+    Channel,
     Closed,
     CutOff,
     FromEngine,
@@ -29,6 +28,7 @@ from reference_engine.serving.http_workers.engine_messages import (
     StepOutput,
     Submit,
 )
+from reference_engine.serving.http_workers.http_worker import EngineLink
 from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamBroken, StreamDelta, StreamProgress

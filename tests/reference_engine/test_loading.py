@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from reference_engine.serving.guard import Guard
-from reference_engine.serving.routes.loading import loading_routes
+from reference_engine.serving.routes.identity_routes import loading_routes
 
 
 def test_a_loading_server_is_alive_and_not_ready():

@@ -10,8 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reference_engine.metrics.exposition import Moment, page
-from reference_engine.metrics.histograms import BoundedNames, Histogram
-from reference_engine.metrics.metrics import EngineMetrics, one_two_five
+from reference_engine.metrics.metrics import BoundedNames, EngineMetrics, Histogram, one_two_five
 from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.states import N_STATES
 from reference_engine.state.sequence import State

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.serving.stops import StopText
+from reference_engine.serving.active_request import StopText
 
 texts = st.text("ab.", max_size=30)
 

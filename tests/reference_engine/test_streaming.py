@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.serving.routes.streaming import ChunkWriter
+from reference_engine.serving.routes.completions import ChunkWriter
 from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import parse_completion
 from reference_engine.serving.wire.response import Chosen, Encoder

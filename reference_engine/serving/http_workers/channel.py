@@ -10,6 +10,11 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from reference_engine.serving.identity import ServerIdentity
+from reference_engine.serving.streams import StreamDelta, StreamProgress
+from reference_engine.serving.wire.call import Call
+from reference_engine.serving.wire.wire_errors import WireError
+
 _LENGTH_BYTES = 4
 
 M = TypeVar("M")
@@ -67,3 +72,113 @@ class Channel(asyncio.Protocol, Generic[M]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_end()
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=True):
+    """One of them; the name of its class goes with it."""
+
+
+class Listening(Message, frozen=True):
+    """Connections are accepted."""
+
+
+class Submit(Message, frozen=True):
+    """`arrived_s` is an instant of the engine's clock."""
+
+    number: int
+    call: Call
+    request_id: str | None
+    arrived_s: float
+
+
+class Closed(Message, frozen=True):
+    """Nobody reads the answer any more: cancel what is not over."""
+
+    number: int
+
+
+class CutOff(Message, frozen=True):
+    """Its reader was too slow."""
+
+    number: int
+
+
+class Open(Message, frozen=True):
+    """The engine is ready, accept connections. `worker` counts from 1, `epoch_ns` is the
+    engine's clock's, `engine_path` the Unix socket where it answers what is no completion."""
+
+    about: ServerIdentity
+    worker: int
+    epoch_ns: int
+    engine_path: str
+    outbox: int
+    max_body_bytes: int
+    api_key: str | None
+
+
+class Admitted(Message, frozen=True):
+    """The engine has taken the request."""
+
+    number: int
+    told: StreamProgress
+
+
+class RequestRefused(Message, frozen=True):
+    """A `WireError`."""
+
+    number: int
+    message: str
+    param: str | None
+    code: str | None
+    status: int
+    type: str
+    more: dict[str, object]
+    retry_after_s: int | None
+
+    @classmethod
+    def of(cls, number: int, error: WireError) -> RequestRefused:
+        return cls(
+            number,
+            error.message,
+            error.param,
+            error.code,
+            error.status,
+            error.type,
+            error.more,
+            error.retry_after_s,
+        )
+
+    def error(self) -> WireError:
+        return WireError(
+            self.message,
+            param=self.param,
+            code=self.code,
+            status=self.status,
+            type_=self.type,
+            more=self.more,
+            retry_after_s=self.retry_after_s,
+        )
+
+
+class Broken(Message, frozen=True):
+    """A `StreamBroken`."""
+
+    number: int
+    why: str
+    status: int
+
+
+class StepOutput(Message, frozen=True):
+    """What a step brought to each number, and, to be known first, how far those requests are that
+    began or ended with it."""
+
+    told: list[tuple[int, StreamProgress]]
+    deltas: list[tuple[int, StreamDelta]]
+
+
+class Bye(Message, frozen=True):
+    """The server stops: every answer is said or broken off."""
+
+
+FromWorker = Listening | Submit | Closed | CutOff
+FromEngine = Open | Admitted | RequestRefused | Broken | StepOutput | Bye

@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from loadgen.errors import SlobenchError
-from reference_engine.serving.http_workers.engine_messages import Open
+from reference_engine.serving.http_workers.channel import Open
 from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.service import Service
 
@@ -48,7 +48,7 @@ class HttpWorkerProcess:
                     sys.executable,
                     "-P",
                     "-m",
-                    "reference_engine.serving.http_workers",
+                    "reference_engine.serving.http_workers.http_worker",
                     *map(str, inherited),
                 ],
                 pass_fds=inherited,

@@ -9,11 +9,11 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from reference_engine.serving.http_workers.channel import Channel
-from reference_engine.serving.http_workers.engine_messages import (
+from reference_engine.serving.http_workers.channel import (
     Admitted,
     Broken,
     Bye,
+    Channel,
     Closed,
     CutOff,
     FromWorker,

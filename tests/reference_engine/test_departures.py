@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reference_engine.serving.departures import Departures
+from reference_engine.metrics.metrics import Departures
 
 
 def test_a_steady_rate_gives_the_wait():
