@@ -147,7 +147,7 @@ async def _split(
             worker = asyncio.create_task(HttpWorker(listener).run(theirs))
             link = WorkerLink(wired.service, on_lost=lambda: pytest.fail("lost"))
             what = Open(
-                wired.about,
+                wired.identity,
                 1,
                 epoch_ns,
                 path,

@@ -138,20 +138,20 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
         (chat(messages=[]), "messages", "non-empty list"),
         (chat(messages=["x"]), "messages[0]", "must be an object"),
         (chat(messages=[{"role": "cat", "content": "x"}]), "messages[0].role", "'cat'"),
-        (chat(messages=[{"role": "user"}]), "messages[0].content", "must be text"),
+        (chat(messages=[{"role": "user"}]), "messages[0].content", "must be a string"),
         (
             chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
             "messages[0].content[0]",
-            "parts are supported",
+            "the only supported kind of part",
         ),
-        (chat(n=2), "n", "2 is not supported"),
+        (chat(n=2), "n", "2 is not supported by this engine, which accepts only null or 1"),
         (chat(logprobs=1), "logprobs", "true or false"),
         (chat(logprobs=True, top_logprobs=2), "top_logprobs", "2 is not supported"),
         (chat(ttft_slo_ms=0), "ttft_slo_ms", r"in \(0, 86400000\], got 0"),
         (chat(tpot_slo_ms="50"), "tpot_slo_ms", "got '50'"),
         (chat(deadline_ms=-1), "deadline_ms", "got -1"),
         (chat(tenant="a\nb"), "tenant", "printable"),
-        (chat(tenant="x" * 129), "tenant", "up to 128"),
+        (chat(tenant="x" * 129), "tenant", "up to 128 printable characters, got 'x{99}$"),
         (chat(tools=[{"type": "function"}]), "tools", "not supported"),
         (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
         (chat(frequency_penalty=0.5), "frequency_penalty", "not supported"),
@@ -162,8 +162,9 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
         (chat(temperature=-1), "temperature", r"in \[0, 2\], got -1"),
         (chat(temperature=float("nan")), "temperature", "got nan"),
         (chat(top_p=0), "top_p", r"in \(0, 1\], got 0"),
-        (chat(seed=1.5), "seed", "64 bits, got 1.5"),
-        (chat(stop=["a"] * 5), "stop", "up to 4"),
+        (chat(seed=1.5), "seed", "an integer of at least -9223372036854775808, got 1.5"),
+        (chat(seed=1 << 63), "seed", r"below 2\^63, got 9223372036854775808"),
+        (chat(stop=["a"] * 5), "stop", r"up to 4 non-empty strings, got \['a', 'a'"),
         (chat(stop=[""]), "stop", "non-empty"),
         (chat(stream="yes"), "stream", "true or false"),
         (chat(stream_options=[1]), "stream_options", "an object"),
@@ -226,7 +227,7 @@ def test_a_lone_surrogate_is_a_question_mark_and_no_stop():
 
 @pytest.mark.parametrize("token", [1 << 32, -(1 << 32), 1 << 100])
 def test_an_id_that_no_vocabulary_has_is_refused_at_once(token):
-    with pytest.raises(WireError, match="more than 32 bits") as caught:
+    with pytest.raises(WireError, match=f"token id {token} is above 32 bits") as caught:
         parse_completion(completion(prompt=[1, token]))
     assert caught.value.param == "prompt"
 
@@ -257,7 +258,7 @@ def test_a_chat_stream_on_the_wire():
         "model": "tiny",
         "object": "chat.completion.chunk",
     }
-    piece = encoder.pieces(5, 0, has_counts=False)
+    piece = encoder.text_writer(5, 0, has_counts=False)
     data = encoder.role() + piece('"é', 1) + encoder.event("", "stop") + encoder.end(USAGE)
     assert events(data) == [
         {
@@ -354,7 +355,7 @@ def test_an_event_of_text_alone_is_the_general_one_said_quickly(text, n_input, n
     for call in (parse_chat(chat(stream=True)), parse_completion(completion(stream=True))):
         encoder = Encoder(call, "id-1", "tiny", 3)
         plain, counted = (
-            encoder.pieces(n_input, n_cached, has_counts) for has_counts in (False, True)
+            encoder.text_writer(n_input, n_cached, has_counts) for has_counts in (False, True)
         )
         assert events(plain(text, n_output)) == events(encoder.event(text, None))
         assert events(counted(text, n_output)) == events(encoder.event(text, None, usage))
@@ -362,7 +363,7 @@ def test_an_event_of_text_alone_is_the_general_one_said_quickly(text, n_input, n
 
 def test_an_event_of_text_alone_to_the_byte():
     encoder = Encoder(parse_completion(completion(stream=True)), "cmpl-1", "tiny", 3)
-    assert encoder.pieces(5, 2, has_counts=True)('"é\n', 7).decode() == (
+    assert encoder.text_writer(5, 2, has_counts=True)('"é\n', 7).decode() == (
         'data: {"id": "cmpl-1", "created": 3, "model": "tiny", "object": "text_completion",'
         '"choices":[{"index":0,"text":"\\"é\\n","logprobs":null,"finish_reason":null}],'
         '"usage":{"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12, '

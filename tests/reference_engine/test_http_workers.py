@@ -97,7 +97,7 @@ def test_what_was_sent_before_closing_arrives_and_then_the_end():
                 [(1, StreamProgress("a", 3, 1, 2))],
                 [(1, StreamDelta("é", 1, None, Chosen("é", 0, -0.5)))],
             ),
-            RequestRefused(1, "no", "prompt", None, 400, "x", {"reason": "full", "n": None}, 3),
+            RequestRefused(1, "no", "prompt", None, 400, {"reason": "full", "n": None}, 3),
             Broken(1, "why", 500),
         ]
         for message in told:
@@ -153,7 +153,7 @@ class Linked:
         await opening
 
     async def n_blocks_used(self):
-        return await self.service.ask(lambda state: state.kv.n_blocks - state.kv.n_free)
+        return await self.service.between_steps(lambda state: state.kv.n_blocks - state.kv.n_free)
 
 
 def test_a_request_is_admitted_then_stepped_through_and_counted_until_it_is_closed():
@@ -175,12 +175,12 @@ def test_a_request_is_admitted_then_stepped_through_and_counted_until_it_is_clos
     came, was_waiting, n_lost = asyncio.run(scene())
     opened, admitted, *steps, _bye = came
     assert opened == OPEN
-    assert (admitted.number, admitted.told.id, admitted.told.n_prompt) == (7, "run-1", 3)
+    assert (admitted.number, admitted.progress.id, admitted.progress.n_prompt) == (7, "run-1", 3)
     deltas = [delta for step in steps for _, delta in step.deltas]
     assert "".join(delta.text for delta in deltas) == printable(toy_output(b"abc", 5))
     assert [delta.n_output for delta in deltas] == [1, 2, 3, 4, 5]
     assert [delta.finish_reason for delta in deltas] == [None] * 4 + ["length"]
-    told = [facts for step in steps for _, facts in step.told]
+    told = [facts for step in steps for _, facts in step.progress]
     assert len(told) == 2
     assert told[-1].finished_s > told[-1].first_token_s > told[-1].arrived_s
     assert was_waiting, "an answer counts until its reader has it"
@@ -242,7 +242,7 @@ def test_an_engine_that_is_gone_is_told_to_every_reader_and_every_later_caller()
     async def scene():
         link = EngineLink(lambda _: None, toy_engine().clock, outbox=8)
         begun, unbegun = (link.submit(CALL, None, 0.0) for _ in range(2))
-        link.take(Admitted(1, StreamProgress("a", 3)))
+        link.receive(Admitted(1, StreamProgress("a", 3)))
         await begun.admitted()
         link.lose()
         with pytest.raises(StreamBroken, match="process has ended"):
@@ -263,12 +263,12 @@ def test_a_reader_who_is_blocked_and_behind_is_cut_off_and_the_engine_told():
         link = EngineLink(sent.append, toy_engine().clock, outbox=3)
         stream = link.submit(CALL, None, 0.0)
         stream.is_blocked = True
-        link.take(StepOutput([], [(1, StreamDelta("x", n, None)) for n in range(1, 5)]))
+        link.receive(StepOutput([], [(1, StreamDelta("x", n, None)) for n in range(1, 5)]))
         stream.close()  # as its handler does in any case
-        link.take(StepOutput([], [(1, StreamDelta("x", 5, None))]))
-        return sent[1:], stream.outcome
+        link.receive(StepOutput([], [(1, StreamDelta("x", 5, None))]))
+        return sent[1:], stream.is_broken
 
-    assert asyncio.run(scene()) == ([CutOff(1)], "failed")
+    assert asyncio.run(scene()) == ([CutOff(1)], True)
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("HEAD", 200), ("DELETE", 405)])
@@ -314,7 +314,7 @@ def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(ca
         came = linked.worker.came
         await until(lambda: isinstance(came[-1], RequestRefused))
         linked.worker.channel.send(Closed(1))
-        n_waiting = await linked.service.ask(lambda state: len(state.roster.waiting))
+        n_waiting = await linked.service.between_steps(lambda state: len(state.roster.waiting))
         await linked.service.stop()
         linked.link.close()
         return came[-1], n_waiting, linked.n_lost

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reference_engine.metrics.exposition import Moment, page
-from reference_engine.metrics.metrics import BoundedNames, EngineMetrics, Histogram, one_two_five
+from reference_engine.metrics.metrics import EngineMetrics, Histogram, one_two_five
 from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.states import N_STATES
 from reference_engine.state.sequence import State
@@ -218,9 +218,11 @@ def test_sizes_go_up_to_the_context():
     assert one_two_five(1000)[-1] == 1000
 
 
-def test_tenants_beyond_the_first_few_are_others():
-    names = BoundedNames(most=2)
-    assert [names.known(name) for name in "abcab"] == ["a", "b", "other", "a", "b"]
+def test_tenants_beyond_the_first_few_are_counted_as_other():
+    metrics = EngineMetrics(1000, most_tenants=2)
+    for tenant, seconds in zip("abcabd", (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), strict=True):
+        metrics.on_event(StepEvent(0.0, 0, "jump", {"seconds": seconds}, "r", tenant))
+    assert metrics.displaced_s == {("a",): 9.0, ("b",): 18.0, ("other",): 36.0}
 
 
 def test_a_jump_is_charged_to_its_tenant_and_an_operator_is_counted():

@@ -148,7 +148,7 @@ def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("patience_s", "code", "words"),
-    [(30, 0, "does not end; killed"), (0.1, 4, "an HTTP worker does not begin within 0.1 s")],
+    [(30, 0, "does not end; killed"), (0.1, 4, "an HTTP worker did not start within 0.1 s")],
 )
 def test_an_http_worker_that_hangs_before_it_begins_does_not_keep_the_server(
     patience_s, code, words

@@ -520,7 +520,7 @@ def test_a_mode_is_switched_without_draining():
             found = await server.get("/debug/policy")
             status, answer = await running
             metrics = await server.text("/metrics")
-            events = await server.service.ask(lambda state: list(state.log.events))
+            events = await server.service.between_steps(lambda state: list(state.log.events))
             return switched, found, status, answer, metrics, events
 
     switched, found, status, answer, metrics, events = asyncio.run(scene())
@@ -550,7 +550,7 @@ def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
                 _, answer = await server.post(COMPLETIONS, body, **key)
                 cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
             refused, _ = await server.post("/reset_prefix_cache", {})
-            events = await server.service.ask(lambda state: list(state.log.events))
+            events = await server.service.between_steps(lambda state: list(state.log.events))
             return cached, emptied, refused, events
 
     cached, emptied, refused, events = asyncio.run(scene())
@@ -565,7 +565,7 @@ def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
     ("path", "body", "param", "words"),
     [
         ("/debug/policy", {"mode": "chunkd"}, "mode", "did you mean 'chunked'"),
-        ("/debug/policy", {}, "mode", "must name"),
+        ("/debug/policy", {}, "mode", "mode is missing; it must name a batching mode"),
         ("/debug/policy", {"mode": "chunked", "knobs": [1]}, "knobs", "must be an object"),
         (
             "/debug/policy",
@@ -574,7 +574,12 @@ def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
             "did you mean 'watermark'",
         ),
         ("/debug/requests/x/priority", {"priority": "high"}, "priority", "an integer"),
-        ("/debug/requests/x/priority", {}, "priority", "an integer"),
+        (
+            "/debug/requests/x/priority",
+            {},
+            "priority",
+            "priority is missing; it must be an integer",
+        ),
     ],
 )
 def test_an_intervention_that_cannot_be_names_the_field(path, body, param, words):
@@ -629,7 +634,8 @@ def test_a_missed_promise_is_attributed_and_a_tenant_has_its_account():
     (miss,) = misses["misses"]
     assert entry["misses"] == [miss]
     assert (miss["request_id"], miss["blame"]) == ("late", "request")
-    assert miss["promise"] == {"metric": "ttft", "seconds": 1e-6}
+    assert miss["slo"] == {"metric": "ttft", "seconds": 1e-6}
+    assert miss["promise"] == miss["slo"], "the former name, for one release"
     assert "even alone it takes 0.0" in miss["sentence"]
     assert tenants["tenants"]["red"]["n_finished"] == 2
     assert tenants["tenants"]["red"]["output_tokens"] == 10
@@ -715,7 +721,9 @@ def test_a_mode_that_cannot_explain_itself_goes_on_serving(caplog):
     async def scene():
         engine = toy_engine(executor_args={"step_s": 0.002})
         async with serving(engine) as server:
-            await server.service.ask(lambda state: interventions.switch_policy(state, Mute()))
+            await server.service.between_steps(
+                lambda state: interventions.switch_policy(state, Mute())
+            )
             body = {"prompt": "abc", "max_tokens": 200}
             asked = asyncio.create_task(server.post(COMPLETIONS, body, **{"x-request-id": "a"}))
             while (await server.get("/debug/engine"))[1]["running"] == 0:

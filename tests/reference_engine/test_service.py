@@ -84,7 +84,7 @@ def test_a_closed_stream_gets_no_more_and_frees_its_blocks():
         async for _ in stream:
             break
         stream.close()
-        free = await service.ask(lambda state: (state.kv.n_free, state.kv.n_blocks))
+        free = await service.between_steps(lambda state: (state.kv.n_free, state.kv.n_blocks))
         await service.stop()
         return free
 
@@ -155,8 +155,8 @@ def test_a_question_that_is_a_mistake_fails_alone():
     async def scene():
         service = await started()
         with pytest.raises(WireError, match="no such tenant"):
-            await service.ask(mistake)
-        n_steps = await service.ask(lambda state: state.counters.steps)
+            await service.between_steps(mistake)
+        n_steps = await service.between_steps(lambda state: state.counters.steps)
         await service.stop()
         return n_steps
 
@@ -306,7 +306,7 @@ def test_who_leaves_meanwhile_finds_all_told_and_booked():
         for stream in streams:
             await stream.admitted()
             stream.close()
-        counters = await service.ask(lambda state: state.counters)
+        counters = await service.between_steps(lambda state: state.counters)
         await service.stop()
         return counters, sum(metrics.finished.values())
 

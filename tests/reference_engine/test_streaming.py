@@ -61,14 +61,14 @@ class Bodies:
 
 def outlet(wire: Wire) -> ChunkWriter:
     call = parse_completion(b'{"prompt": "x", "stream": true}')
-    return ChunkWriter(wire, Encoder(call, "cmpl-1", "nano", 3).pieces(1, 0, has_counts=False))
+    return ChunkWriter(wire, Encoder(call, "cmpl-1", "nano", 3).text_writer(1, 0, has_counts=False))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()))))
 def test_whatever_the_text_each_piece_of_it_is_an_event_in_a_chunk(texts):
     wire = Wire()
     ours = outlet(wire)
-    assert all(ours.take(StreamDelta(text, n, None)) for n, text in enumerate(texts, 1))
+    assert all(ours.accept(StreamDelta(text, n, None)) for n, text in enumerate(texts, 1))
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     (body,) = Bodies(head + wire.data + b"0\r\n\r\n").found
     events = body.split(b"\n\n")[:-1]
@@ -90,7 +90,7 @@ def test_ends_logprobs_lost_clients_and_slow_readers_are_left_to_the_task(
 ):
     wire = Wire()
     wire.is_gone, wire.n_buffered = is_gone, n_buffered
-    assert not outlet(wire).take(delta)
+    assert not outlet(wire).accept(delta)
     assert wire.data == b""
 
 
@@ -108,7 +108,7 @@ def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
             async for deltas in stream:
                 fetched.append([delta.text for delta in deltas])
                 if fetched[-1] == ["a"]:
-                    stream.hand(take)
+                    stream.forward_to(take)
 
         reading = asyncio.create_task(read())
         n_unread = []
@@ -130,7 +130,7 @@ def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
 def test_nothing_is_handed_on_past_what_is_unread():
     stream = TokenStream(Request("a", [1], 9, 0.0), close=lambda _: None)
     stream.put(StreamDelta("a", 1, None))
-    stream.hand(lambda _: True)
+    stream.forward_to(lambda _: True)
     assert stream.put(StreamDelta("b", 2, None)) == 2
 
 

@@ -1,5 +1,11 @@
-"""What runs in a worker: HTTP on a listening socket that others may share, the engine at the other
-end of a channel."""
+"""The program of an HTTP worker process: HTTP on a listening socket that other workers may share,
+and a channel to the engine.
+
+    python -m reference_engine.serving.http_workers.http_worker CHANNEL LISTENER
+
+CHANNEL and LISTENER are inherited file descriptors. The engine's process starts the program
+(`processes`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, we
 from yarl import URL
 
 from loadgen.clock import Clock, MonotonicClock
-from reference_engine.serving.guard import Guard
+from reference_engine.serving.guard import Guard, running
 from reference_engine.serving.http_workers.channel import (
     Admitted,
     Broken,
@@ -40,15 +46,17 @@ from reference_engine.serving.streams import StreamBroken, StreamProgress, Token
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("reference_engine")
 
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S = 1.0
-_LEAVE_S = 1.0  # for answers to be told their end
+_GONE = "the engine's process has ended"
+_REQUEST_HEADERS = ("x-tenant", "x-actor")  # all that the engine's routes read
+_RESPONSE_HEADERS = ("Content-Type", "Content-Length", "Retry-After")
 
 
 class HttpWorker:
-    """Answers on `listener` from the engine's word that it is ready until its last."""
+    """Serves HTTP on `listener` from the engine's `Open` until its `Bye`."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -57,35 +65,34 @@ class HttpWorker:
         self._opened: asyncio.Future[Open | None] = loop.create_future()
         self._ended = asyncio.Event()
         self._link: EngineLink | None = None
-        self._is_told = False
+        self._has_bye = False
 
     async def run(self, end: socket.socket) -> bool:
-        """Whether the engine said that it stops; else its process is gone."""
+        """Serve until the channel ends. Returns whether the engine said goodbye; if not, its
+        process has died."""
         await self._channel.open(end)
-        what = await self._opened
-        if what is None:
+        opening = await self._opened
+        if opening is None:
             return False
-        async with self._answering(what):
+        async with self._answering(opening):
             self._channel.send(Listening())
             await self._ended.wait()
-        if not self._is_told:
-            _sweep_up(Path(what.engine_path))
-        return self._is_told
+        if not self._has_bye:
+            _clean_up(Path(opening.engine_path))
+        return self._has_bye
 
     @asynccontextmanager
-    async def _answering(self, what: Open) -> AsyncIterator[None]:
-        assert self._link is not None, "made of the same message"
-        async with session_to(what.engine_path) as session:
-            app = Guard(what.api_key, what.max_body_bytes).app(
-                [
-                    *CompletionRoutes(self._link, what.about, f"{what.worker}-").routes(),
-                    *ForwardRoutes(session).routes(),
-                ]
-            )
-            runner = web.AppRunner(
-                app, handler_cancellation=True, access_log=None, shutdown_timeout=_LEAVE_S
-            )
-            await runner.setup()
+    async def _answering(self, opening: Open) -> AsyncIterator[None]:
+        assert self._link is not None, "the link is made when Open arrives"
+        prefix = f"{opening.worker}-"
+        completions = CompletionRoutes(self._link, opening.identity, prefix)
+        guard = Guard(opening.api_key, opening.max_body_bytes)
+        # No limits on connections or time: a forwarded request may take as long as the engine does.
+        connector = UnixConnector(opening.engine_path, limit=0)
+        async with (
+            ClientSession(connector=connector, timeout=ClientTimeout(total=None)) as session,
+            running(guard.app([*completions.routes(), *forward_routes(session)])) as runner,
+        ):
             assert runner.server is not None, "setup makes it"
             accepting = asyncio.create_task(_accept(self._listener, runner.server))
             try:
@@ -94,7 +101,6 @@ class HttpWorker:
                 accepting.cancel()
                 with suppress(asyncio.CancelledError):
                     await accepting
-                await runner.cleanup()
 
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, Open):
@@ -102,9 +108,9 @@ class HttpWorker:
             self._link = EngineLink(self._channel.send, clock, message.outbox)
             self._opened.set_result(message)
         elif isinstance(message, Bye):
-            self._is_told = True
+            self._has_bye = True
         elif self._link is not None:
-            self._link.take(message)
+            self._link.receive(message)
 
     def _on_end(self) -> None:
         if self._link is not None:
@@ -114,33 +120,9 @@ class HttpWorker:
         self._ended.set()
 
 
-def _sweep_up(engine_socket: Path) -> None:
-    """What an engine that was killed could not remove; another HTTP worker may be doing it, too."""
-    with suppress(FileNotFoundError):
-        engine_socket.unlink()
-        engine_socket.parent.rmdir()
-
-
-async def _accept(listener: socket.socket, server: web.Server) -> None:
-    """One connection a turn: of workers that share the socket, the idle ones take more."""
-    loop = asyncio.get_running_loop()
-    listener.setblocking(False)
-    while True:
-        try:
-            connection, _ = await loop.sock_accept(listener)
-            await loop.connect_accepted_socket(server, connection)
-        except OSError as error:  # the next one may do better
-            if error.errno in _NO_ROOM:
-                log.warning("no connection can be accepted: %s", error.strerror)
-                await asyncio.sleep(_PAUSE_S)
-
-
-_GONE = "the engine's process has ended"
-
-
 class EngineLink:
-    """Stands for the service in a worker. A stream whose reader falls `outbox` deltas behind is cut
-    off here, and the engine counts it."""
+    """Takes the place of the service in an HTTP worker. A stream whose reader falls `outbox` deltas
+    behind is cut off here; the engine counts it."""
 
     def __init__(self, send: Callable[[Message], None], clock: Clock, outbox: int) -> None:
         self.clock = clock
@@ -150,10 +132,10 @@ class EngineLink:
         self._is_gone = False
 
     def submit(self, call: Call, request_id: str | None, arrived_s: float) -> TokenStream:
-        """Queue a call; whether the engine takes it is known when the stream is `admitted`. Raises
-        WireError where there is no engine any more."""
+        """Send a call to the engine; `TokenStream.admitted` returns once the engine has admitted
+        the request. Raises WireError if the engine is gone."""
         if self._is_gone:
-            raise WireError(_GONE, status=500, type_="server_error", code="engine_failed")
+            raise WireError(_GONE, status=500, code="engine_failed")
         self._n_submitted += 1
         number = self._n_submitted
         stream = TokenStream(StreamProgress(arrived_s=arrived_s), lambda _: self._close(number))
@@ -161,39 +143,39 @@ class EngineLink:
         self._send(Submit(number, call, request_id, arrived_s))
         return stream
 
-    def take(self, message: FromEngine) -> None:
-        """What the engine says of a request, unless nobody reads it any more."""
+    def receive(self, message: FromEngine) -> None:
+        """Pass a message to its streams; streams that are closed are skipped."""
         match message:
-            case StepOutput(told, deltas):
-                for number, facts in told:
+            case StepOutput(progress, deltas):
+                for number, request in progress:
                     if number in self._streams:
-                        self._streams[number].request = facts
+                        self._streams[number].request = request
                 for number, delta in deltas:
                     stream = self._streams.get(number)
                     if stream is None:
                         continue
                     n_unread = stream.put(delta)
-                    # As in the service: behind because of the socket, not because we are late.
+                    # A backlog counts only if the socket is full; this loop may be late itself.
                     if n_unread > self._outbox and stream.is_blocked:
                         self._cut_off(number, stream)
-            case Admitted(number, facts):
+            case Admitted(number, request):
                 if number in self._streams:
-                    self._streams[number].request = facts
+                    self._streams[number].request = request
                     self._streams[number].admit()
             case RequestRefused(number):
                 self._fail(number, message.error())
-            case Broken(number, why, status):
-                self._fail(number, StreamBroken(why, status))
+            case Broken(number, text, status):
+                self._fail(number, StreamBroken(text, status))
 
     def lose(self) -> None:
-        """The engine is gone: tell every reader."""
+        """Fail every stream, because the engine is gone."""
         self._is_gone = True
         for number in list(self._streams):
             self._fail(number, StreamBroken(_GONE))
 
-    def _fail(self, number: int, why: Exception) -> None:
+    def _fail(self, number: int, error: Exception) -> None:
         if number in self._streams:
-            self._streams[number].fail(why)
+            self._streams[number].fail(error)
 
     def _cut_off(self, number: int, stream: TokenStream) -> None:
         del self._streams[number]
@@ -205,60 +187,69 @@ class EngineLink:
             self._send(Closed(number))
 
 
-_ASKED = ("x-tenant", "x-actor")  # all that the engine looks at
-_TOLD = ("Content-Type", "Content-Length", "Retry-After")
+def forward_routes(session: ClientSession) -> list[web.RouteDef]:
+    """A route for all other requests, which forwards them to the engine's process."""
 
-
-class ForwardRoutes:
-    """Everything that has no route before it."""
-
-    def __init__(self, session: ClientSession) -> None:
-        self._session = session
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.route("*", "/{path:.*}", self.forward)]
-
-    async def forward(self, request: web.Request) -> web.Response:
+    async def forward(request: web.Request) -> web.Response:
         body = await request.read()
         url = URL(f"http://engine{request.rel_url.raw_path_qs}", encoded=True)
-        headers = {name: _text(name, request) for name in _ASKED if name in request.headers}
+        sent = {key: _printable(key, request) for key in _REQUEST_HEADERS if key in request.headers}
         try:
-            async with self._session.request(
-                request.method, url, data=body or None, headers=headers, allow_redirects=False
+            async with session.request(
+                request.method, url, data=body or None, headers=sent, allow_redirects=False
             ) as answer:
-                told = {name: answer.headers[name] for name in _TOLD if name in answer.headers}
-                return web.Response(body=await answer.read(), status=answer.status, headers=told)
+                headers = {k: answer.headers[k] for k in _RESPONSE_HEADERS if k in answer.headers}
+                content = await answer.read()
+                return web.Response(body=content, status=answer.status, headers=headers)
         except ClientError as error:
-            raise WireError(
-                f"the engine's process does not answer: {error}", status=500, type_="server_error"
-            ) from error
+            message = f"the engine's process does not respond: {error}"
+            raise WireError(message, status=500) from error
+
+    return [web.route("*", "/{path:.*}", forward)]
 
 
-def session_to(engine_path: str) -> ClientSession:
-    """For any number of questions at once, however long they take."""
-    connector = UnixConnector(engine_path, limit=0)
-    return ClientSession(connector=connector, timeout=ClientTimeout(total=None))
-
-
-def _text(name: str, request: web.Request) -> str:
+def _printable(name: str, request: web.Request) -> str:
     value = request.headers[name]
-    if not value.isprintable():  # bytes that are no UTF-8 come as lone surrogates
-        raise WireError(f"the header {name} must be printable", param=name)
+    if not value.isprintable():  # bytes that are not UTF-8 are lone surrogates here
+        raise WireError(f"the header {name} must be printable text", param=name)
     return value
+
+
+def _clean_up(engine_socket: Path) -> None:
+    """Remove the socket of an engine that was killed; another worker may do so at the same time."""
+    with suppress(FileNotFoundError):
+        engine_socket.unlink()
+        engine_socket.parent.rmdir()
+
+
+async def _accept(listener: socket.socket, server: web.Server) -> None:
+    """Accept connections, one per turn of the event loop, so that among the workers that share the
+    socket the idle ones take more."""
+    loop = asyncio.get_running_loop()
+    listener.setblocking(False)
+    while True:
+        try:
+            connection, _ = await loop.sock_accept(listener)
+            await loop.connect_accepted_socket(server, connection)
+        except OSError as error:  # of this connection only
+            if error.errno in _NO_ROOM:
+                log.warning("no connection can be accepted: %s", error.strerror)
+                await asyncio.sleep(_PAUSE_S)
 
 
 async def _run(channel: int, listener: int) -> int:
     worker = HttpWorker(socket.socket(fileno=listener))
-    gc.freeze()  # what is there by now stays
+    gc.freeze()  # what was imported lives as long as the process
     if await worker.run(socket.socket(fileno=channel)):
         return 0
-    logging.getLogger("reference_engine").error("the engine's process is gone; leaving")
+    log.error("the engine's process is gone; leaving")
     return 1
 
 
 def main(arguments: list[str]) -> int:
-    # Who stops a server may signal all of its processes. A worker has answers to bring to their
-    # end, and leaves when its channel does.
+    """Run until the channel ends; returns the exit code."""
+    # A service manager may signal every process of a server. A worker has answers to complete, and
+    # ends when its channel does.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(

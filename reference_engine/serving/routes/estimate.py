@@ -1,4 +1,4 @@
-"""What a request would cost and when it would answer, said before it is sent."""
+"""`POST /v1/estimate`: the predicted price and times of a request, which is not queued."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ _FEWEST_ERRORS = 8
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`virtual_tokens` is the price: `input_cost` per prompt token to be computed and `output_cost`
-    per token expected. `tokens_ahead` are computed first, at `tokens_per_s`. Times in seconds from
-    now, None where there is nothing to go by; `n_errors` earlier forecasts went into them. They
-    assume the order of the queue; `is_in_order` says whether the mode keeps to it."""
+    """The price and times of a request that would arrive now.
+
+    `virtual_tokens` is the price: `input_cost` per prompt token to be computed plus `output_cost`
+    per expected output token. `tokens_ahead` prompt tokens are computed first, at `tokens_per_s`.
+    Times are in seconds from now, None without data; they are corrected by the errors of
+    `n_errors` earlier forecasts. They assume that the queue is served in order; `is_in_order` is
+    false if the mode does not do so. `refusal` is the error with which the mode would refuse the
+    request now.
+    """
 
     input_tokens: int
     cached_tokens: int
@@ -47,10 +52,54 @@ class Estimate:
     n_waiting: int
     refusal: AdmissionError | None
 
+    def as_json(self) -> dict[str, Any]:
+        output, refusal = self.output_tokens, self.refusal
+        return {
+            "input_tokens": self.input_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": {"mean": output.mean, "p50": output.q50, "p90": output.q90},
+            "price": {
+                "virtual_tokens": self.virtual_tokens,
+                "input_cost": self.input_cost,
+                "output_cost": self.output_cost,
+            },
+            "tokens_ahead": self.tokens_ahead,
+            "tokens_per_s": self.tokens_per_s,
+            "predicted_start_ms": _ms(self.start_s),
+            "predicted_ttft_ms": {"p50": _ms(self.ttft_p50_s), "p90": _ms(self.ttft_p90_s)},
+            "n_errors": self.n_errors,
+            "is_in_order": self.is_in_order,
+            "running": self.n_running,
+            "waiting": self.n_waiting,
+            "refusal": refusal
+            and {
+                "message": str(refusal),
+                "reason": refusal.code,
+                "retry_after_ms": _ms(refusal.retry_after_s),
+            },
+        }
+
+
+class EstimateRoutes:
+    """The body is that of a chat or of a completion."""
+
+    def __init__(self, service: Service, identity: ServerIdentity) -> None:
+        self._service, self._identity = service, identity
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/estimate", self.estimate)]
+
+    async def estimate(self, request: web.Request) -> web.Response:
+        call = parse_either(await request.read(), request.headers.get("x-tenant"))
+        self._identity.check_model(call)
+        draft = self._service.draft(call)
+        found = await self._service.between_steps(lambda state: estimate(state, draft))
+        return web.json_response(found.as_json())
+
 
 def estimate(state: EngineState, request: Request) -> Estimate:
-    """The estimate for a request that is not sent (yet); leaves no trace in the engine: whoever
-    asks changes no later decision."""
+    """The estimate for a request that is not queued. Leaves the engine unchanged: an estimate must
+    not influence later decisions."""
     view = state.view()
     predictor = view.predictor
     if isinstance(predictor, QuantilePredictor):
@@ -62,30 +111,31 @@ def estimate(state: EngineState, request: Request) -> Estimate:
 
 
 def _estimate(state: EngineState, request: Request) -> Estimate:
-    foretold = state.forecast(request.n_prompt)
-    view = state.view()  # later than the forecast, so that "at once" is no wait
-    cached = state.kv.cached_tokens(request)
+    forecast = state.forecast(request.n_prompt)
+    # Read after the forecast: a start forecast for "at once" is then not in the future.
+    view = state.view()
+    n_cached = state.kv.cached_tokens(request)
     output = view.predictor.predict(request)
-    start_s = None if foretold.start_s is None else max(0.0, foretold.start_s - view.now_s)
-    read_s = _read_s(state, request.n_prompt, cached, foretold.tokens_per_s)
-    # A forecast of "at once" is not made wrong by a queue.
-    errors = sorted(state.books.pace.errors) if start_s else []
+    start_s = None if forecast.start_s is None else max(0.0, forecast.start_s - view.now_s)
+    prefill_s = _prefill_s(state, request.n_prompt, n_cached, forecast.tokens_per_s)
+    # The errors are those of forecasts made with a queue; without a queue there is none to correct.
+    errors_s = sorted(state.books.pace.errors) if start_s else []
     input_cost = float(getattr(state.policy, "input_cost", _INPUT_COST))
     output_cost = float(getattr(state.policy, "output_cost", _OUTPUT_COST))
-    p50_s, p90_s = (_ttft_s(start_s, read_s, errors, p) for p in (0.5, 0.9))
+    p50_s, p90_s = (_ttft_s(start_s, prefill_s, errors_s, p) for p in (0.5, 0.9))
     return Estimate(
         input_tokens=request.n_prompt,
-        cached_tokens=cached,
+        cached_tokens=n_cached,
         output_tokens=output,
         input_cost=input_cost,
         output_cost=output_cost,
-        virtual_tokens=input_cost * (request.n_prompt - cached) + output_cost * output.mean,
-        tokens_ahead=foretold.tokens_ahead,
-        tokens_per_s=foretold.tokens_per_s,
+        virtual_tokens=input_cost * (request.n_prompt - n_cached) + output_cost * output.mean,
+        tokens_ahead=forecast.tokens_ahead,
+        tokens_per_s=forecast.tokens_per_s,
         start_s=start_s,
         ttft_p50_s=p50_s,
         ttft_p90_s=p90_s,
-        n_errors=len(errors) if len(errors) >= _FEWEST_ERRORS else 0,
+        n_errors=len(errors_s) if len(errors_s) >= _FEWEST_ERRORS else 0,
         is_in_order=state.policy.is_in_order,
         n_running=len(state.roster.running),
         n_waiting=len(state.roster.waiting) + len(state.roster.held),
@@ -93,38 +143,38 @@ def _estimate(state: EngineState, request: Request) -> Estimate:
     )
 
 
-def _read_s(
-    state: EngineState, n_prompt: int, cached: int, tokens_per_s: float | None
+def _prefill_s(
+    state: EngineState, n_prompt: int, n_cached: int, tokens_per_s: float | None
 ) -> float | None:
-    """Time to compute a prompt: by the cost model, beside the requests that decode now, or at the
-    rate of late."""
+    """Time to compute a prompt in the same steps as the requests that decode now: by the cost
+    model, or, if that has no costs, at the recent rate."""
     view = state.view()
-    most = getattr(state.policy, "token_budget", None)
-    most = most if isinstance(most, int) else view.limits.max_step_tokens
+    budget = getattr(state.policy, "token_budget", None)
+    budget = budget if isinstance(budget, int) else view.limits.max_step_tokens
     n_decode = len(view.decoding)
-    most = max(1, most - n_decode)
-    seconds, done = 0.0, cached
-    while done < n_prompt:
-        n = min(most, n_prompt - done)
+    budget = max(1, budget - n_decode)
+    seconds, n_done = 0.0, n_cached
+    while n_done < n_prompt:
+        n = min(budget, n_prompt - n_done)
         seconds += view.cost.estimate(
-            StepShape(n_decode + 1, n, n * (done + n / 2), n_decode, view.decode_context_tokens)
+            StepShape(n_decode + 1, n, n * (n_done + n / 2), n_decode, view.decode_context_tokens)
         )
-        done += n
+        n_done += n
     if seconds > 0:
         return seconds
-    return (n_prompt - cached) / tokens_per_s if tokens_per_s else None
+    return (n_prompt - n_cached) / tokens_per_s if tokens_per_s else None
 
 
 def _ttft_s(
-    start_s: float | None, read_s: float | None, errors: Sequence[float], p: float
+    start_s: float | None, prefill_s: float | None, errors_s: Sequence[float], p: float
 ) -> float | None:
-    """Start, corrected by the p-quantile of what earlier forecasts missed, and reading."""
-    if start_s is None or read_s is None:
+    """The start, corrected by the p-quantile of earlier forecast errors (sorted), plus prefill."""
+    if start_s is None or prefill_s is None:
         return None
-    if len(errors) < _FEWEST_ERRORS:
-        return start_s + read_s
-    late_s = errors[ceil(p * len(errors)) - 1]
-    return max(0.0, start_s + late_s) + read_s
+    if len(errors_s) < _FEWEST_ERRORS:
+        return start_s + prefill_s
+    error_s = errors_s[ceil(p * len(errors_s)) - 1]
+    return max(0.0, start_s + error_s) + prefill_s
 
 
 def _refusal(state: EngineState, request: Request) -> AdmissionError | None:
@@ -133,53 +183,6 @@ def _refusal(state: EngineState, request: Request) -> AdmissionError | None:
     except AdmissionError as error:
         return error
     return None
-
-
-class EstimateRoutes:
-    """The body is a chat's or a completion's; nothing is queued."""
-
-    def __init__(self, service: Service, about: ServerIdentity) -> None:
-        self._service, self._about = service, about
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/estimate", self.estimate)]
-
-    async def estimate(self, request: web.Request) -> web.Response:
-        call = parse_either(await request.read(), request.headers.get("x-tenant"))
-        self._about.check_model(call)
-        asked = self._service.draft(call)
-        found = await self._service.ask(lambda state: estimate(state, asked))
-        return web.json_response(_json(found))
-
-
-def _json(found: Estimate) -> dict[str, Any]:
-    output = found.output_tokens
-    refusal = found.refusal
-    return {
-        "input_tokens": found.input_tokens,
-        "cached_tokens": found.cached_tokens,
-        "output_tokens": {"mean": output.mean, "p50": output.q50, "p90": output.q90},
-        "price": {
-            "virtual_tokens": found.virtual_tokens,
-            "input_cost": found.input_cost,
-            "output_cost": found.output_cost,
-        },
-        "tokens_ahead": found.tokens_ahead,
-        "tokens_per_s": found.tokens_per_s,
-        "predicted_start_ms": _ms(found.start_s),
-        "predicted_ttft_ms": {"p50": _ms(found.ttft_p50_s), "p90": _ms(found.ttft_p90_s)},
-        "n_errors": found.n_errors,
-        "is_in_order": found.is_in_order,
-        "running": found.n_running,
-        "waiting": found.n_waiting,
-        "refusal": None
-        if refusal is None
-        else {
-            "message": str(refusal),
-            "reason": refusal.code,
-            "retry_after_ms": _ms(refusal.retry_after_s),
-        },
-    }
 
 
 def _ms(seconds: float | None) -> float | None:
