@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from reference_engine.serving.routes.completions import request_id
-from reference_engine.serving.streams import StreamBroken
 from reference_engine.serving.wire.wire_errors import WireError, error_body
 
 log = logging.getLogger(__name__)
@@ -42,8 +41,6 @@ class Guard:
             return await handler(request)
         except WireError as error:
             return _error_response(error)
-        except StreamBroken as error:
-            return _error_response(WireError(str(error), status=error.status))
         except web.HTTPRequestEntityTooLarge:
             message = f"the body is above the limit of {self._max_body_bytes} bytes"
             return _error_response(WireError(message, status=413, code="body_too_large"))

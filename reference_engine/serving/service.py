@@ -24,7 +24,7 @@ from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.serving.active_request import ActiveRequest, StopText
 from reference_engine.serving.engine_thread import Admission, Deltas, EngineThread, Listener
 from reference_engine.serving.intake import Intake
-from reference_engine.serving.streams import Sink, StreamBroken, TokenStream, usage
+from reference_engine.serving.streams import Sink, TokenStream, usage
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Request
@@ -149,9 +149,10 @@ class Service:
 
     async def between_steps(self, function: Callable[[EngineState], T]) -> T:
         """Call `function` with the state on the engine thread, between two steps, and return its
-        result. Raises its SlobenchError or WireError, and StreamBroken if the engine has failed."""
+        result. Raises the function's SlobenchError or WireError, and WireError if the engine has
+        failed."""
         if self.failure is not None:
-            raise StreamBroken(self.failure)
+            raise WireError(self.failure, status=500)
         assert self._loop is not None, "the service was not started"
         result: asyncio.Future[T] = self._loop.create_future()
         self._results.add(result)
@@ -238,11 +239,11 @@ class Service:
         self._break_all(failure)
         for result in list(self._results):
             if not result.done():
-                result.set_exception(StreamBroken(failure))
+                result.set_exception(WireError(failure, status=500))
 
     def _break_all(self, message: str, status: int = 500) -> None:
         for stream in list(self._streams.values()):
-            stream.fail(StreamBroken(message, status))
+            stream.fail(WireError(message, status=status))
             self._forget(stream)
 
     def _call(self, function: Callable[[EngineState], T], result: asyncio.Future[T]) -> None:

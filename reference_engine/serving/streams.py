@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from reference_engine.serving.wire.response import Chosen, TokenUsage
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.forecast import StartForecast
 from reference_engine.state.sequence import Request
 
@@ -22,15 +23,6 @@ class StreamDelta(NamedTuple):
     n_output: int
     finish_reason: str | None
     chosen: Chosen | None = None
-
-
-class StreamBroken(Exception):
-    """No more deltas will come: the engine failed, the server is shutting down, or the reader was
-    cut off. `status` is the HTTP status if the status line has not been sent."""
-
-    def __init__(self, message: str, status: int = 500) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ class Sink(Protocol):
 
     def put(self, delta: StreamDelta) -> int: ...
 
-    def fail(self, error: Exception) -> None: ...
+    def fail(self, error: WireError) -> None: ...
 
     def cut_off(self) -> None: ...
 
@@ -108,8 +100,8 @@ class TokenStream:
         self._accept: Callable[[StreamDelta], bool] | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
-        self._refusal: Exception | None = None
-        self._error: Exception | None = None
+        self._refusal: WireError | None = None
+        self._error: WireError | None = None
 
     async def admitted(self) -> None:
         """Wait until the engine admits the request. Raises the error if it refuses the request."""
@@ -162,8 +154,8 @@ class TokenStream:
             self.is_over = True
         return len(deltas)
 
-    def fail(self, error: Exception) -> None:
-        """End the stream with an exception, unless it is over."""
+    def fail(self, error: WireError) -> None:
+        """End the stream with an error, unless it is over."""
         if not self.is_over:
             self._error, self.is_broken = error, True
             if not self._settled.is_set():
@@ -174,6 +166,6 @@ class TokenStream:
     def cut_off(self) -> None:
         """End the stream because its reader is too slow, and drop the connection."""
         self.is_over = False
-        self.fail(StreamBroken("the reader is too slow"))
+        self.fail(WireError("the reader is too slow", status=500))
         if self.on_cut_off is not None:
             self.on_cut_off()

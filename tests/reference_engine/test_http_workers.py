@@ -16,22 +16,21 @@ from hypothesis import strategies as st
 
 from reference_engine.serving.http_workers.channel import (
     Admitted,
-    Broken,
     Channel,
     Closed,
     CutOff,
+    Failed,
     FromEngine,
     FromWorker,
     Listening,
     Open,
-    RequestRefused,
     StepOutput,
     Submit,
 )
 from reference_engine.serving.http_workers.http_worker import EngineLink
 from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.identity import ServerIdentity
-from reference_engine.serving.streams import StreamBroken, StreamDelta, StreamProgress
+from reference_engine.serving.streams import StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
 from reference_engine.serving.wire.response import Chosen
 from reference_engine.serving.wire.wire_errors import WireError
@@ -97,8 +96,7 @@ def test_what_was_sent_before_closing_arrives_and_then_the_end():
                 [(1, StreamProgress("a", 3, 1, 2))],
                 [(1, StreamDelta("é", 1, None, Chosen("é", 0, -0.5)))],
             ),
-            RequestRefused(1, "no", "prompt", None, 400, {"reason": "full", "n": None}, 3),
-            Broken(1, "why", 500),
+            Failed(1, "no", "prompt", None, 400, {"reason": "full", "n": None}, 3),
         ]
         for message in told:
             ours.channel.send(message)
@@ -204,13 +202,13 @@ def test_an_http_worker_that_does_not_read_is_cut_off_and_the_engine_goes_on():
         # It wakes up: the answers are broken off, and a new one is whole.
         came = linked.worker.came
         await linked.worker.channel.open(linked.theirs)
-        await until(lambda: sum(isinstance(message, Broken) for message in came) == 64)
+        await until(lambda: sum(isinstance(message, Failed) for message in came) == 64)
         linked.worker.channel.send(Submit(99, CALL, None, 0.0))
         await until(
             lambda: came and isinstance(came[-1], StepOutput) and came[-1].deltas[-1][0] == 99
         )
         await until(lambda: came[-1].deltas[-1][1].finish_reason)
-        broken = {message.number for message in came if isinstance(message, Broken)}
+        broken = {message.number for message in came if isinstance(message, Failed)}
         await linked.service.stop()
         linked.link.close()
         return used, broken, linked.n_lost
@@ -245,10 +243,10 @@ def test_an_engine_that_is_gone_is_told_to_every_reader_and_every_later_caller()
         link.receive(Admitted(1, StreamProgress("a", 3)))
         await begun.admitted()
         link.lose()
-        with pytest.raises(StreamBroken, match="process has ended"):
+        with pytest.raises(WireError, match="process has ended"):
             async for _ in begun:
                 pass
-        with pytest.raises(StreamBroken, match="process has ended"):
+        with pytest.raises(WireError, match="process has ended"):
             await unbegun.admitted()
         with pytest.raises(WireError, match="process has ended") as refused:
             link.submit(CALL, None, 0.0)
@@ -312,7 +310,7 @@ def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(ca
         monkeypatch.setattr(linked.service._intake, "_tokenizer", Tripping())
         linked.worker.channel.send(Submit(1, CALL, None, 0.0))
         came = linked.worker.came
-        await until(lambda: isinstance(came[-1], RequestRefused))
+        await until(lambda: isinstance(came[-1], Failed))
         linked.worker.channel.send(Closed(1))
         n_waiting = await linked.service.between_steps(lambda state: len(state.roster.waiting))
         await linked.service.stop()

@@ -9,7 +9,6 @@ import pytest
 from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.serving.engine_thread import EngineThread
 from reference_engine.serving.service import Service
-from reference_engine.serving.streams import StreamBroken
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.kv import CHECKED
@@ -54,7 +53,7 @@ def test_what_does_not_finish_while_draining_is_broken_off():
         stream = service.submit(call(4000), None, service.clock.now_s())
         reading = asyncio.create_task(texts(stream))
         await service.stop(drain_s=0.01)
-        with pytest.raises(StreamBroken, match="shutting down") as broken:
+        with pytest.raises(WireError, match="shutting down") as broken:
             await reading
         assert broken.value.status == 503  # for who has no status line yet
 
@@ -117,7 +116,7 @@ def test_a_drain_in_a_hurry_ends_at_once():
         await asyncio.sleep(0)
         service.hurry()
         await asyncio.wait_for(stopping, 5)
-        with pytest.raises(StreamBroken, match="shutting down"):
+        with pytest.raises(WireError, match="shutting down"):
             await reading
 
     asyncio.run(scene())
@@ -332,7 +331,7 @@ def test_what_was_computed_before_a_failing_launch_is_told(caplog):
         short = streams[1]
         service.start()
         text = await texts(short)
-        with pytest.raises(StreamBroken, match="a broken kernel"):
+        with pytest.raises(WireError, match="a broken kernel"):
             await texts(streams[0])
         await service.stop()
         return text

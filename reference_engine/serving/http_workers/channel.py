@@ -2,10 +2,10 @@
 (big-endian), then MessagePack. A request is identified by a number that its HTTP worker assigns.
 
     worker → engine   Listening · Submit · Closed · CutOff
-    engine → worker   Open · Admitted · RequestRefused · Broken · StepOutput · Bye
+    engine → worker   Open · Admitted · StepOutput · Failed · Bye
 
-The engine responds to `Submit` with RequestRefused, or with Admitted followed by StepOutputs;
-Broken may end the answer at any time. In every case the worker finally sends Closed or CutOff.
+The engine responds to `Submit` with Admitted followed by StepOutputs. Failed may come instead or
+end the answer at any time. In every case the worker finally sends Closed or CutOff.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Admitted(Message, frozen=True):
     progress: StreamProgress
 
 
-class RequestRefused(Message, frozen=True):
-    """The fields of a `WireError`."""
+class Failed(Message, frozen=True):
+    """The request was refused, or its answer broken off, with a `WireError` of these fields."""
 
     number: int
     message: str
@@ -88,21 +88,13 @@ class RequestRefused(Message, frozen=True):
     retry_after_s: int | None
 
     @classmethod
-    def of(cls, number: int, error: WireError) -> RequestRefused:
+    def of(cls, number: int, error: WireError) -> Failed:
         return cls(number, **vars(error))
 
     def error(self) -> WireError:
         fields = msgspec.structs.asdict(self)
         del fields["number"]
         return WireError(**fields)
-
-
-class Broken(Message, frozen=True):
-    """The fields of a `StreamBroken`."""
-
-    number: int
-    message: str
-    status: int
 
 
 class StepOutput(Message, frozen=True):
@@ -118,7 +110,7 @@ class Bye(Message, frozen=True):
 
 
 FromWorker = Listening | Submit | Closed | CutOff
-FromEngine = Open | Admitted | RequestRefused | Broken | StepOutput | Bye
+FromEngine = Open | Admitted | StepOutput | Failed | Bye
 
 
 class Channel(asyncio.Protocol, Generic[M]):

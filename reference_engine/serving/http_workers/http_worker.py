@@ -28,21 +28,20 @@ from loadgen.clock import Clock, MonotonicClock
 from reference_engine.serving.guard import Guard, running
 from reference_engine.serving.http_workers.channel import (
     Admitted,
-    Broken,
     Bye,
     Channel,
     Closed,
     CutOff,
+    Failed,
     FromEngine,
     Listening,
     Message,
     Open,
-    RequestRefused,
     StepOutput,
     Submit,
 )
 from reference_engine.serving.routes.completions import CompletionRoutes
-from reference_engine.serving.streams import StreamBroken, StreamProgress, TokenStream
+from reference_engine.serving.streams import StreamProgress, TokenStream
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 
@@ -162,18 +161,16 @@ class EngineLink:
                 if number in self._streams:
                     self._streams[number].request = request
                     self._streams[number].admit()
-            case RequestRefused(number):
+            case Failed(number):
                 self._fail(number, message.error())
-            case Broken(number, text, status):
-                self._fail(number, StreamBroken(text, status))
 
     def lose(self) -> None:
         """Fail every stream, because the engine is gone."""
         self._is_gone = True
         for number in list(self._streams):
-            self._fail(number, StreamBroken(_GONE))
+            self._fail(number, WireError(_GONE, status=500))
 
-    def _fail(self, number: int, error: Exception) -> None:
+    def _fail(self, number: int, error: WireError) -> None:
         if number in self._streams:
             self._streams[number].fail(error)
 

@@ -11,21 +11,20 @@ from functools import partial
 
 from reference_engine.serving.http_workers.channel import (
     Admitted,
-    Broken,
     Bye,
     Channel,
     Closed,
     CutOff,
+    Failed,
     FromWorker,
     Listening,
     Message,
     Open,
-    RequestRefused,
     StepOutput,
     Submit,
 )
 from reference_engine.serving.service import Service
-from reference_engine.serving.streams import Sink, StreamBroken, StreamDelta, StreamProgress
+from reference_engine.serving.streams import Sink, StreamDelta, StreamProgress
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Request
 
@@ -83,7 +82,7 @@ class WorkerLink:
             return
         for number, relay in self._relays.items():
             self._service.cut_off(relay)
-            self.send(Broken(number, "the HTTP worker is too slow", 500))
+            self.send(Failed.of(number, WireError("the HTTP worker is too slow", status=500)))
         self._relays.clear()
 
     def _on_message(self, message: FromWorker) -> None:
@@ -107,10 +106,10 @@ class WorkerLink:
                 make_relay, message.call, message.request_id, message.arrived_s
             )
         except WireError as error:
-            self.send(RequestRefused.of(number, error))
+            self.send(Failed.of(number, error))
         except Exception:  # the request's boundary: a bug of the server, logged
             log.exception("request %s failed", message.request_id)
-            self.send(RequestRefused.of(number, WireError("internal error", status=500)))
+            self.send(Failed.of(number, WireError("internal error", status=500)))
 
     def _on_end(self) -> None:
         for relay in self._relays.values():
@@ -146,15 +145,10 @@ class Relay:
         self._link.put(self._number, delta, self._request if has_progress else None)
         return int(self.is_over)
 
-    def fail(self, error: Exception) -> None:
-        if self.is_over:
-            return
-        self.is_broken = True
-        if isinstance(error, WireError):
-            self._link.send(RequestRefused.of(self._number, error))
-        else:
-            status = error.status if isinstance(error, StreamBroken) else 500
-            self._link.send(Broken(self._number, str(error), status))
+    def fail(self, error: WireError) -> None:
+        if not self.is_over:
+            self.is_broken = True
+            self._link.send(Failed.of(self._number, error))
 
     def cut_off(self) -> None:
         self.is_over, self.is_broken = False, True

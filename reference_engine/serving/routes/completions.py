@@ -19,7 +19,7 @@ from aiohttp import ClientConnectionResetError, web
 
 from loadgen.clock import Clock
 from reference_engine.serving.identity import ServerIdentity
-from reference_engine.serving.streams import StreamBroken, StreamDelta, TokenStream
+from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
 from reference_engine.serving.wire.response import Encoder, WriteText
 from reference_engine.serving.wire.wire_errors import WireError, error_event
@@ -167,7 +167,7 @@ async def stream_answer(
         # Bodies of HTTP/1.0 have no chunks; its tokens all go through the task.
         is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
         await _write_events(response, call, stream, encoder, transport if is_chunked else None)
-    except StreamBroken as error:
+    except WireError as error:
         await _send_error(response, str(error))
     except ClientConnectionResetError:
         log.debug("request %s: the client disconnected", stream.request.id)
