@@ -29,7 +29,7 @@ _HELP = {
     "async_depth": "1 plans a step while the previous one runs",
     "max_queue": "most waiting requests; further requests get status 429",
     "outbox_tokens": "tokens that a reader may fall behind before its stream is cut off",
-    "http_workers": "processes for HTTP; 0 uses the engine's own (default 0; on cuda one per 4 "
+    "http_workers": "processes for HTTP; 0 uses the engine's own (default 0; on cuda 1 per 4 "
     "cores, up to 4)",
     "max_body_bytes": "largest request body, bytes",
     "seed": "seed of the random weights",
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, action="append", help=text, metavar=metavar)
     for flag, dest, text in (
         ("--no-prefix-cache", "prefix_cache", "do not reuse the KV of common prefixes"),
-        ("--no-printable", "printable", "random shapes generate raw bytes, not one printable "
+        ("--no-printable", "printable", "random shapes generate raw bytes instead of a printable "
          "character per token"),
     ):  # fmt: skip
         parser.add_argument(flag, dest=dest, action="store_false", help=text)

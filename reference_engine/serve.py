@@ -47,7 +47,7 @@ def run(options: ServeOptions) -> int:
     """Serve until SIGTERM, SIGINT or the end of the parent process; returns the exit code.
 
     Prints `READY http://host:port` to stdout when requests are accepted. Until then `/health`
-    returns 200 and every other path 503. An error before that is one line on stderr and exit
+    returns 200 and every other path 503. An error before that is a line on stderr and exit
     code 2.
     """
     signal.signal(signal.SIGTERM, _leave)  # until the event loop installs its own handlers
@@ -148,8 +148,9 @@ def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = Non
 
 
 def n_http_workers(options: ServeOptions) -> int:
-    """The number of HTTP workers. On a GPU the default is one per 4 cores, up to 4, so that HTTP
-    does not compete with the engine for the interpreter; a worker sends some 60 000 tokens/s."""
+    """The number of HTTP workers. On a GPU the default is a worker per 4 cores, up to 4, so that
+    HTTP does not compete with the engine for the interpreter; a worker sends some 60 000 tokens/s.
+    """
     if options.http_workers is not None:
         return options.http_workers
     n_cores = len(os.sched_getaffinity(0))

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Readings of one GPU at one moment; None where this GPU does not support a reading.
+    """Readings of a GPU at a moment; None where this GPU does not support a reading.
     `utilization` is the share of the last sampling period in which any kernel ran, 0 to 1, however
     little of the GPU it used."""
 
@@ -26,7 +26,7 @@ class GpuReading:
 
 
 class Gpu:
-    """One GPU, read through `nvml`, the module pynvml. A reading takes about a millisecond."""
+    """A GPU, read through `nvml`, the module pynvml. A reading takes about a millisecond."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml, self._uuid = nvml, uuid

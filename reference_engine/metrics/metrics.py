@@ -1,4 +1,4 @@
-"""Totals of one engine since its start, for `/metrics`.
+"""Totals of an engine since its start, for `/metrics`.
 
 The engine thread adds to them, at a few operations per step; `exposition` turns them into text when
 the page is requested. Bucket edges are vLLM's, so a dashboard made for vLLM finds every `le` it
@@ -57,7 +57,7 @@ def one_two_five(most: int) -> tuple[int, ...]:
 class Histogram:
     """Observations by upper bucket edge (≤ edge), as Prometheus counts them.
 
-    One thread writes without a lock. Other threads may read at any time: copying a list is one
+    One thread writes without a lock. Other threads may read at any time: copying a list is a single
     operation of the interpreter, and `cumulative` counts from that copy, so a reader sees
     consistent buckets; only `sum` may be of a slightly different moment.
     """
@@ -84,9 +84,9 @@ class Histogram:
 
 
 class EngineMetrics:
-    """Counters and histograms of one engine. One thread writes, any thread may read.
+    """Counters and histograms of an engine. One thread writes, any thread may read.
 
-    The first `most_tenants` tenants have time series of their own, later ones share `other`: the
+    The first `most_tenants` tenants have time series of their own, later tenants share `other`: the
     names come from clients, and the number of series must stay bounded.
     """
 

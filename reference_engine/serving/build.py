@@ -108,12 +108,12 @@ def build(options: ServeOptions) -> Engine:
 
 
 def _limits(options: ServeOptions, policy: Policy, max_model_len: int, vocab_size: int) -> Limits:
-    """The engine's limits, which stay when an operator switches to a mode with larger ones."""
+    """The engine's limits, which stay when an operator switches to a mode with larger limits."""
     budget = getattr(policy, "token_budget", None)
     if options.token_budget is not None and budget is None:
         raise UsageError(f"token_budget: the mode '{options.mode}' has none")
     max_num_seqs = options.max_num_seqs or max(_MAX_NUM_SEQS, getattr(policy, "max_num_seqs", 0))
-    # The mode applies its own budget; this limit sizes the memory for one step.
+    # The mode applies its own budget; this limit sizes the memory for a step.
     most_tokens = max(budget if isinstance(budget, int) else 0, max_model_len, _STEP_TOKENS)
     return Limits(max_num_seqs, most_tokens + max_num_seqs, max_model_len, vocab_size)
 
@@ -133,7 +133,7 @@ def _default_blocks(
     config: ModelConfig, max_model_len: int, simulated: ModelOnHardware | None
 ) -> int:
     """KV blocks: all of a simulated device's memory, else 1 GiB or 4 096 blocks, whichever is less;
-    at least one full context."""
+    at least a full context."""
     full = -(-max_model_len // BLOCK_TOKENS)
     if simulated is not None:
         return max(full, simulated.kv_tokens // BLOCK_TOKENS)

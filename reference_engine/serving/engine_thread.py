@@ -1,9 +1,9 @@
 """The thread that owns the engine: `EngineState`, detokenizers and stop strings.
 
-The event loop sends callables through a deque and wakes the thread. The thread makes one
-`call_soon_threadsafe` per step, with all tokens of the step, because one per token would wake the
-loop tens of thousands of times a second; and one for all requests admitted or refused between two
-steps. Otherwise the two share only constants and single numbers.
+The event loop sends callables through a deque and wakes the thread. The thread sends all tokens of
+a step in a single `call_soon_threadsafe`, because a call per token would wake the loop tens of
+thousands of times a second; the requests admitted or refused between two steps go in another call.
+Otherwise the two share only constants and single numbers.
 
 An exception in the thread ends it: it is logged and passed to the loop, which fails every stream.
 """
@@ -101,7 +101,7 @@ class EngineThread:
             self._on_finish(request)
 
     def check(self) -> bool:
-        """Check the engine's state until a job is posted; False if one was."""
+        """Check the engine's state until a job is posted; False if a job was."""
         return all(not self._wake.is_set() for _ in self._state.checks())
 
     # --- the thread
@@ -111,7 +111,7 @@ class EngineThread:
         try:
             while not self._is_stopped:
                 # Cleared before the inbox is read. A job posted in between only costs an empty turn
-                # of this loop; cleared afterwards, the job would wait until the next one comes.
+                # of this loop; cleared afterwards, the job would wait until the next job comes.
                 self._wake.clear()
                 self._run_jobs()
                 if self._state.has_work:

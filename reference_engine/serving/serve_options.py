@@ -30,7 +30,7 @@ DEVICES: Mapping[str, str] = {
 class ServeOptions(BaseModel):
     """The keys of `--engine`, of `slobench serve` and of `python -m reference_engine`.
 
-    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context, and on
+    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least a full context, and on
     a GPU the memory that is left. `max_num_seqs` and `token_budget` None use the mode's own. With
     `swap_blocks` of host memory, preempted requests may keep their KV there (`preempt`).
     `async_depth` 1 plans a step while the previous one runs. `step_delay` (`10%`, `2ms`) makes
@@ -79,7 +79,7 @@ _OLD_NAMES = {"fronts": "http_workers"}  # accepted for one release
 
 def choose(flags: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
     """Options from flags and from `key=value` pairs. A key of a pair is an option, a knob of the
-    mode or a knob of the executor. Raises UsageError naming the key and the most similar one."""
+    mode or a knob of the executor. Raises UsageError naming the key and the most similar name."""
     values = {_OLD_NAMES.get(key, key): value for key, value in flags.items()}
     pairs = [_pair(text) for text in knobs]
     options = [name for name in ServeOptions.model_fields if name not in _NOT_BY_NAME]
@@ -122,7 +122,7 @@ def _validated(
     shared: Mapping[str, Any] = MappingProxyType({}),
 ) -> M:
     """An instance from `values`, and from those `shared` values that it has a field for. Raises
-    UsageError with one line for the first invalid value; `source` names where it came from."""
+    UsageError with a line about the first invalid value, which begins with `source`."""
     fields = cls.model_fields
     applicable = {k: v for k, v in shared.items() if k in fields and v is not None}
     try:

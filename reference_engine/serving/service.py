@@ -37,8 +37,8 @@ S = TypeVar("S", bound=Sink)
 
 
 class Service:
-    """Runs `state` on `executor` in a thread of its own, for one event loop. At most `max_queue`
-    requests wait to be scheduled; further requests are refused."""
+    """Runs `state` on `executor` in a thread of its own, for a single event loop. At most
+    `max_queue` requests wait to be scheduled; further requests are refused."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Service:
         self._thread.start(self._loop, Listener(self._on_admissions, self._deliver, self._fail))
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, let running ones go on for up to `drain_s`, cancel the rest, and end
-        the thread."""
+        """Refuse new requests, let running requests go on for up to `drain_s`, cancel the rest, and
+        end the thread."""
         self.is_draining = True
         if drain_s > 0 and self.failure is None:
             try:
@@ -191,7 +191,7 @@ class Service:
     def _unused(self, client_id: str | None) -> str:
         """The client's id if no live request has it, else an id derived from it, so that a retry
         does not collide with its first attempt. Derived and generated ids are checked too, because
-        a client may use one of them."""
+        a client may use such an id itself."""
         self._n_submitted += 1
         name = f"req-{self._n_submitted}" if client_id is None else client_id
         while name in self._streams:

@@ -1,4 +1,4 @@
-"""The answer to one request on the event loop, between the service and its reader."""
+"""The answer to a request on the event loop, between the service and the reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reference_engine.state.sequence import Request
 
 
 class StreamDelta(NamedTuple):
-    """The text that one token, or the end of the request, adds. `n_output` counts all output tokens
+    """The text that a token, or the end of the request, adds. `n_output` counts all output tokens
     so far; `chosen` is set if the request has logprobs."""
 
     text: str
@@ -62,7 +62,7 @@ def usage(request: Request | StreamProgress, n_output: int, is_over: bool) -> To
 
 
 class Sink(Protocol):
-    """The place where a service puts the answer to one request; `TokenStream` describes the
+    """The place where a service puts the answer to a request; `TokenStream` describes the
     methods."""
 
     request: Request | StreamProgress
@@ -81,8 +81,8 @@ class Sink(Protocol):
 
 
 class TokenStream:
-    """The answer to one request. Iterating over it yields lists of deltas: all that arrived since
-    the last list. The reader must `close` it in any case.
+    """The answer to a request. Iterating over it yields lists of deltas: all that arrived since the
+    last list. The reader must `close` it in any case.
 
     A reader that has fetched everything may pass the following deltas to a function (`forward_to`),
     so that its task sleeps until the function returns False.
@@ -121,7 +121,7 @@ class TokenStream:
 
     def forward_to(self, accept: Callable[[StreamDelta], bool]) -> None:
         """Pass each new delta to `accept` at once, instead of waking the reader. The first delta
-        for which `accept` returns False, and all later ones, go to the reader again.
+        for which `accept` returns False, and all later deltas, go to the reader again.
 
         The reader calls this after it has processed the deltas it fetched. Deltas that arrived in
         the meantime must stay in order, so with any of them unread nothing is forwarded.

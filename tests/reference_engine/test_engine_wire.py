@@ -196,7 +196,7 @@ def test_stream_options_without_a_stream_are_refused_of_both_kinds_of_body():
 
 @pytest.mark.parametrize("prompt", [None, [], ["a", "b"], [[1], [2]], [1, "a"], [True], 5])
 def test_a_prompt_that_is_not_one_prompt_is_refused(prompt):
-    with pytest.raises(WireError, match="one string or one non-empty list") as caught:
+    with pytest.raises(WireError, match="a string or a non-empty list of token ids") as caught:
         parse_completion(completion(prompt=prompt))
     assert caught.value.param == "prompt"
 

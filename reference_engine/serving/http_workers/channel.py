@@ -98,7 +98,7 @@ class Failed(Message, frozen=True):
 
 
 class StepOutput(Message, frozen=True):
-    """The deltas of one step, by number. `progress` is that of requests that began or ended in the
+    """The deltas of a step, by number. `progress` is that of requests that began or ended in the
     step, and must be applied before the deltas."""
 
     progress: list[tuple[int, StreamProgress]]
@@ -114,7 +114,7 @@ FromEngine = Open | Admitted | StepOutput | Failed | Bye
 
 
 class Channel(asyncio.Protocol, Generic[M]):
-    """One end of a channel. Passes each message of `kinds` to `on_message`, and calls `on_end` when
+    """An end of a channel. Passes each message of `kinds` to `on_message`, and calls `on_end` when
     the other side has closed or died."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Channel(asyncio.Protocol, Generic[M]):
         self._transport: asyncio.Transport | None = None
 
     async def open(self, end: socket.socket) -> None:
-        """Start on one end of a socket pair, which the channel then owns."""
+        """Start on an end of a socket pair, which the channel then owns."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
 
     @property

@@ -220,8 +220,8 @@ def _clean_up(engine_socket: Path) -> None:
 
 
 async def _accept(listener: socket.socket, server: web.Server) -> None:
-    """Accept connections, one per turn of the event loop, so that among the workers that share the
-    socket the idle ones take more."""
+    """Accept a connection per turn of the event loop. Workers share the socket, and idle workers
+    turn faster, so they take more connections."""
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
     while True:

@@ -1,5 +1,5 @@
 """The HTTP worker processes of a server: started before the engine, opened when it is ready, ended
-before it ends. If one dies, the server ends."""
+before it ends. If a worker dies, the server ends."""
 
 from __future__ import annotations
 

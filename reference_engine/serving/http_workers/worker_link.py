@@ -1,5 +1,5 @@
 """The engine's end of the channel to an HTTP worker: passes the worker's requests to the service,
-and sends the answers back, one message per step."""
+and sends the answers back, a message per step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_UNSENT_BYTES = 1 << 26  # some million tokens: a worker so far behind does
 
 
 class WorkerLink:
-    """The link to one HTTP worker. The engine never waits for a worker: if it leaves more than
+    """The link to an HTTP worker. The engine never waits for a worker: if it leaves more than
     `most_unsent` bytes unread, its answers are cut off like those of slow readers. `on_lost` is
     called if the worker ends before `close`."""
 
@@ -71,7 +71,9 @@ class WorkerLink:
         step = self._step
         if request is not None:
             step.progress.append((number, StreamProgress.of(request)))
-        if not step.deltas:  # the service delivers all deltas of a step in one turn of the loop
+        if (
+            not step.deltas
+        ):  # the service delivers all deltas of a step in the same turn of the loop
             asyncio.get_running_loop().call_soon(self._send_step)
         step.deltas.append((number, delta))
 
@@ -122,7 +124,7 @@ class WorkerLink:
 
 
 class Relay:
-    """Sends the answer to one request to an HTTP worker; a `Sink`."""
+    """Sends the answer to a request to an HTTP worker; a `Sink`."""
 
     def __init__(
         self, number: int, link: WorkerLink, request: Request, close: Callable[[Sink], None]
@@ -137,8 +139,8 @@ class Relay:
         self._link.send(Admitted(self._number, StreamProgress.of(self._request)))
 
     def put(self, delta: StreamDelta) -> int:
-        """Send a delta. Returns 1 for the last one, which counts as unread until the worker closes
-        the request, else 0."""
+        """Send a delta. Returns 1 for the last delta, which counts as unread until the worker
+        closes the request, else 0."""
         self.is_over = delta.finish_reason is not None
         has_progress = self.is_over or not self._is_begun
         self._is_begun = True

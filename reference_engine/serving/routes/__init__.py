@@ -1,1 +1,1 @@
-"""The routes of the server, one module per subject; `serve` combines them."""
+"""The routes of the server, a module per subject; `serve` combines them."""

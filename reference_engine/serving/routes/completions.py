@@ -1,6 +1,6 @@
 """`/v1/chat/completions` and `/v1/completions`, whole or streamed.
 
-One task per streamed answer writes through aiohttp whatever is rare: the head, the first token, the
+A task per streamed answer writes through aiohttp whatever is rare: the head, the first token, the
 end, errors, and tokens that a slow reader has to wait for. Every other token goes from the wake-up
 of its step straight to the socket (`ChunkWriter`), without waking a task or awaiting anything.
 """
@@ -189,8 +189,8 @@ async def _write_events(
     encoder: Encoder,
     transport: asyncio.WriteTransport | None,
 ) -> None:
-    """Write the events of all deltas fetched together in one go, each as an event of its own.
-    Later deltas go straight to `transport`, if there is one."""
+    """Write each delta as an event, all deltas fetched together in a single write. Later deltas go
+    straight to `transport`, unless it is None."""
     events, n_output = [encoder.role()], 0
     write_text: WriteText | None = None
     async for deltas in stream:

@@ -29,7 +29,7 @@ from reference_engine.state.steps import StepRecord
 log = logging.getLogger(__name__)
 
 _N_STEPS, _MOST_STEPS = 100, 4096
-_MOST_SIMULATED = 60_000  # steps of all modes together: some ten seconds of one core
+_MOST_SIMULATED = 60_000  # steps of all modes together: some ten seconds of a core
 
 
 MakePolicy = Callable[[str, Mapping[str, Any]], Policy]

@@ -102,7 +102,7 @@ def parse_chat(body: bytes, tenant: str | None = None) -> Call:
 
 def parse_completion(body: bytes, tenant: str | None = None) -> Call:
     """Parse the body of `/v1/completions`, whose prompt is a string, a list of token ids, or a
-    list of one of these. Raises WireError naming the field."""
+    list that holds only such a prompt. Raises WireError naming the field."""
     data = parse_object(body)
     prompt, prompt_ids = _prompt(data)
     return _call(
@@ -256,5 +256,5 @@ def _prompt(data: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None
             if abs(token) >= _MOST_ID:
                 raise WireError(f"prompt: token id {token} is above 32 bits", param="prompt")
         return None, tuple(prompt)
-    expected = "one string or one non-empty list of token ids (no batches)"
+    expected = "a string or a non-empty list of token ids (no batches)"
     raise wrong_value("prompt", expected, prompt)

@@ -31,7 +31,7 @@ def valid_unicode(text: str) -> str:
 
 
 def is_int(value: object) -> bool:
-    """Whether `value` is an integer and not a bool, which Python counts as one."""
+    """Whether `value` is an integer and not a bool, which Python counts as an integer."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

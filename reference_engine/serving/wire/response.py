@@ -1,4 +1,4 @@
-"""Response bodies: one JSON object, or server-sent events of a stream."""
+"""Response bodies: a JSON object, or server-sent events of a stream."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
 
 
 class Encoder:
-    """Encodes the answer to one call; the constant parts are encoded once."""
+    """Encodes the answer to a call; the constant parts are encoded once."""
 
     def __init__(self, call: Call, response_id: str, model: str, created: int) -> None:
         self._call = call
