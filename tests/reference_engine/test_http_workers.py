@@ -1,4 +1,4 @@
-"""The engine and an HTTP worker as two ends of a channel: what only the split form has."""
+"""The channel between the engine and an HTTP worker, and both of its ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from reference_engine.serving.wire.call import Call, parse_chat, parse_completio
 from reference_engine.serving.wire.response import Chosen
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Sampling
+from reference_engine.state.tokenizer import ByteTokenizer
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
@@ -50,7 +52,7 @@ MESSAGES = [
 
 
 class End:
-    """One end of a channel, with what came."""
+    """An end of a channel that collects its messages."""
 
     def __init__(self, kinds):
         self.came: list[Any] = []
@@ -74,7 +76,7 @@ def frames(messages) -> bytes:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
-def test_messages_are_the_same_however_the_socket_cuts_them(sizes):
+def test_messages_do_not_depend_on_how_the_socket_splits_them(sizes):
     end, data = End(FromWorker), frames(MESSAGES)
     at = 0
     for size in sizes:
@@ -84,12 +86,12 @@ def test_messages_are_the_same_however_the_socket_cuts_them(sizes):
     assert end.came == MESSAGES
 
 
-def test_what_was_sent_before_closing_arrives_and_then_the_end():
+def test_messages_sent_before_closing_arrive_before_the_end():
     async def scene():
         ours, theirs = End(FromWorker), End(FromEngine)
-        for end, one in zip((ours, theirs), socket.socketpair(), strict=True):
-            await end.channel.open(one)
-        told = [
+        for end, pair_end in zip((ours, theirs), socket.socketpair(), strict=True):
+            await end.channel.open(pair_end)
+        sent = [
             OPEN,
             Admitted(1, StreamProgress("a", 3)),
             StepOutput(
@@ -98,12 +100,12 @@ def test_what_was_sent_before_closing_arrives_and_then_the_end():
             ),
             Failed(1, "no", "prompt", None, 400, {"reason": "full", "n": None}, 3),
         ]
-        for message in told:
+        for message in sent:
             ours.channel.send(message)
         ours.channel.close()
-        ours.channel.send(Listening())  # too late, and nothing
+        ours.channel.send(Listening())  # too late: ignored
         await until(lambda: theirs.is_over)
-        return theirs.came == told, ours.is_over
+        return theirs.came == sent, ours.is_over
 
     assert asyncio.run(scene()) == (True, True)
 
@@ -115,8 +117,8 @@ def test_what_was_sent_before_closing_arrives_and_then_the_end():
     stop=st.lists(st.text(st.characters(exclude_categories=()), min_size=1), max_size=2),
     seed=st.none() | st.integers(-(1 << 70), 1 << 70),
 )
-def test_every_call_that_is_read_can_be_sent(prompt, stop, seed):
-    """JSON holds lone surrogates and endless integers; MessagePack holds neither."""
+def test_every_parsed_call_can_be_encoded(prompt, stop, seed):
+    """JSON may hold lone surrogates and unlimited integers; MessagePack holds neither."""
     bodies = [{"prompt": prompt, "stop": stop, "seed": seed}]
     if isinstance(prompt, str):
         bodies.append({"messages": [{"role": "user", "content": prompt}], "stop": stop})
@@ -128,10 +130,10 @@ def test_every_call_that_is_read_can_be_sent(prompt, stop, seed):
 
 
 class Linked:
-    """A service with an HTTP worker that only the test plays."""
+    """A service linked to an HTTP worker that the test plays."""
 
-    def __init__(self, most_unsent: int = 1 << 20, **options):
-        self.service = toy_engine(**options).service()
+    def __init__(self, most_unsent: int = 1 << 20, engine=None, **options):
+        self.service = (engine or toy_engine(**options)).service()
         self.service.start()
         self.n_lost = 0
         self.link = WorkerLink(self.service, self._lose, most_unsent)
@@ -154,7 +156,7 @@ class Linked:
         return await self.service.between_steps(lambda state: state.kv.n_blocks - state.kv.n_free)
 
 
-def test_a_request_is_admitted_then_stepped_through_and_counted_until_it_is_closed():
+def test_a_request_counts_from_its_admission_until_it_is_closed():
     async def scene():
         linked = Linked()
         await linked.open()
@@ -178,9 +180,9 @@ def test_a_request_is_admitted_then_stepped_through_and_counted_until_it_is_clos
     assert "".join(delta.text for delta in deltas) == printable(toy_output(b"abc", 5))
     assert [delta.n_output for delta in deltas] == [1, 2, 3, 4, 5]
     assert [delta.finish_reason for delta in deltas] == [None] * 4 + ["length"]
-    told = [facts for step in steps for _, facts in step.progress]
-    assert len(told) == 2
-    assert told[-1].finished_s > told[-1].first_token_s > told[-1].arrived_s
+    first, last = [progress for step in steps for _, progress in step.progress]
+    assert first.id == last.id == "run-1"
+    assert last.finished_s > last.first_token_s > last.arrived_s
     assert was_waiting, "an answer counts until its reader has it"
     assert n_lost == 0
 
@@ -191,7 +193,7 @@ def printable(tokens):
 
 def test_an_http_worker_that_does_not_read_is_cut_off_and_the_engine_goes_on():
     async def scene():
-        # Steps that take time: else all tokens may be on their way before anybody looks.
+        # With instant steps all tokens might be sent before the backlog is checked.
         linked = Linked(most_unsent=1 << 12, max_num_seqs=64, executor_args={"step_s": 0.0005})
         await linked.open(is_reading=False)
         linked.theirs.setblocking(True)
@@ -199,7 +201,7 @@ def test_an_http_worker_that_does_not_read_is_cut_off_and_the_engine_goes_on():
         linked.theirs.sendall(frames([Submit(n, long, None, 0.0) for n in range(64)]))
         await until(lambda: linked.service.n_slow_readers == 64)
         used = await linked.n_blocks_used()
-        # It wakes up: the answers are broken off, and a new one is whole.
+        # It reads again: the answers are broken off, and a new request is answered whole.
         came = linked.worker.came
         await linked.worker.channel.open(linked.theirs)
         await until(lambda: sum(isinstance(message, Failed) for message in came) == 64)
@@ -219,7 +221,7 @@ def test_an_http_worker_that_does_not_read_is_cut_off_and_the_engine_goes_on():
     assert n_lost == 0
 
 
-def test_an_http_worker_that_is_gone_is_told_once_and_its_blocks_are_free():
+def test_a_lost_http_worker_is_reported_once_and_its_blocks_are_free():
     async def scene():
         linked = Linked(executor_args={"step_s": 0.0005})
         await linked.open()
@@ -236,7 +238,7 @@ def test_an_http_worker_that_is_gone_is_told_once_and_its_blocks_are_free():
     assert asyncio.run(scene()) == (0, 1, True)
 
 
-def test_an_engine_that_is_gone_is_told_to_every_reader_and_every_later_caller():
+def test_a_lost_engine_fails_every_stream_and_every_later_call():
     async def scene():
         link = EngineLink(lambda _: None, toy_engine().clock, outbox=8)
         begun, unbegun = (link.submit(CALL, None, 0.0) for _ in range(2))
@@ -255,7 +257,7 @@ def test_an_engine_that_is_gone_is_told_to_every_reader_and_every_later_caller()
     assert asyncio.run(scene()) == 500
 
 
-def test_a_reader_who_is_blocked_and_behind_is_cut_off_and_the_engine_told():
+def test_a_blocked_reader_that_falls_behind_is_cut_off_with_a_message_to_the_engine():
     async def scene():
         sent: list[Any] = []
         link = EngineLink(sent.append, toy_engine().clock, outbox=3)
@@ -270,7 +272,7 @@ def test_a_reader_who_is_blocked_and_behind_is_cut_off_and_the_engine_told():
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("HEAD", 200), ("DELETE", 405)])
-def test_what_an_http_worker_forwards_is_answered_like_by_the_engine(method, status):
+def test_a_forwarded_request_gets_the_engines_own_response(method, status):
     async def scene():
         answers = []
         for is_split in (False, True):
@@ -279,8 +281,8 @@ def test_what_an_http_worker_forwards_is_answered_like_by_the_engine(method, sta
                 server.session.request(method, "/debug/policy?x=%2F%C3%A9") as response,
             ):
                 headers = response.headers
-                kept = headers["Content-Type"], headers["Content-Length"]
-                answers.append((response.status, kept, await response.read()))
+                shown = headers["Content-Type"], headers["Content-Length"]
+                answers.append((response.status, shown, await response.read()))
         return answers
 
     whole, split = asyncio.run(scene())
@@ -288,7 +290,7 @@ def test_what_an_http_worker_forwards_is_answered_like_by_the_engine(method, sta
     assert whole[0] == status
 
 
-def test_a_header_that_is_no_text_is_refused_where_it_is_forwarded():
+def test_a_forwarded_header_that_is_not_text_is_refused():
     async def scene():
         async with serving(is_split=True) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -301,13 +303,12 @@ def test_a_header_that_is_no_text_is_refused_where_it_is_forwarded():
     assert asyncio.run(scene()).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(caplog, monkeypatch):
-    """A chat template may raise whatever its author wrote."""
+def test_a_call_that_raises_is_an_internal_error_of_that_call_alone(caplog):
+    """A chat template may raise any exception."""
 
     async def scene():
-        linked = Linked()
+        linked = Linked(engine=replace(toy_engine(), tokenizer=Tripping(printable=True)))
         await linked.open()
-        monkeypatch.setattr(linked.service._intake, "_tokenizer", Tripping())
         linked.worker.channel.send(Submit(1, CALL, None, 0.0))
         came = linked.worker.came
         await until(lambda: isinstance(came[-1], Failed))
@@ -323,6 +324,6 @@ def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(ca
     assert "roles must alternate" in caplog.text
 
 
-class Tripping:
+class Tripping(ByteTokenizer):
     def encode(self, text):
         raise LookupError("roles must alternate")

@@ -71,7 +71,7 @@ def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, workers):
 
 
 @pytest.mark.e2e
-def test_the_collector_does_not_look_at_what_was_loaded():
+def test_objects_loaded_before_serving_are_not_garbage_collected():
     """A full collection in a serving process would stop every stream for as long as it takes."""
     program = (
         "import gc, sys; from reference_engine.__main__ import main; sys.argv[0] = 'engine'\n"
@@ -86,8 +86,8 @@ def test_the_collector_does_not_look_at_what_was_loaded():
     assert process.stdout is not None
     assert process.stdout.readline().startswith("READY")
     process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=20)
-    assert int(told.split()[-1]) > 10_000
+    output, _ = process.communicate(timeout=20)
+    assert int(output.split()[-1]) > 10_000
 
 
 @pytest.mark.e2e
@@ -104,7 +104,7 @@ def test_a_server_ends_with_its_parent(workers):
 
 
 def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
-    """A long answer of which something has come."""
+    """A long answer whose first byte has arrived."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     text = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True})
     connection.request("POST", "/v1/completions", text, {"Connection": "close"})
@@ -115,7 +115,7 @@ def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
 
 @pytest.mark.e2e
 @HTTP_WORKERS
-def test_a_second_signal_ends_the_draining_and_tells_the_stream(workers):
+def test_a_second_signal_ends_the_draining_with_an_error_in_the_stream(workers):
     process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", workers)
     answer = begun(port)
     process.terminate()
@@ -193,7 +193,7 @@ def test_answers_of_several_http_workers_have_ids_of_their_own():
 
 
 @pytest.mark.e2e
-def test_http_workers_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_path):
+def test_http_workers_accept_a_long_tmpdir_and_import_nothing_from_the_cwd(tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     (tmp_path / "tempfile.py").write_text("raise SystemExit('shadowed')")
@@ -226,7 +226,7 @@ def test_http_workers_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_pa
 
 
 @pytest.mark.e2e
-def test_an_http_worker_that_dies_ends_the_server_which_says_so():
+def test_a_dead_http_worker_ends_the_server_with_a_message():
     process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
     answers = [begun(port) for _ in range(6)]
     first, second = children(process)
@@ -235,12 +235,12 @@ def test_an_http_worker_that_dies_ends_the_server_which_says_so():
     assert process.returncode == 4
     assert f"HTTP worker {first} ended (signal 9)" in errors.splitlines()[-1]
     assert not Path(f"/proc/{second}").exists()
-    for answer in answers:  # told by the other HTTP worker, or cut off with this one
+    for answer in answers:  # ended by the other HTTP worker, or cut off with this worker
         assert not rest(answer).endswith(b"[DONE]\n\n")
 
 
 def rest(answer: http.client.HTTPResponse) -> bytes:
-    """All that still comes, be it cut off or not."""
+    """The rest of a body, complete or cut off."""
     with answer:
         try:
             return answer.read()
@@ -251,7 +251,7 @@ def rest(answer: http.client.HTTPResponse) -> bytes:
 
 
 @pytest.mark.e2e
-def test_an_engine_that_dies_is_told_to_every_stream_and_its_http_workers_end(monkeypatch):
+def test_a_dead_engine_ends_every_stream_with_an_error_and_its_http_workers_end(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         monkeypatch.setenv("TMPDIR", directory)
         process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
@@ -259,7 +259,7 @@ def test_an_engine_that_dies_is_told_to_every_stream_and_its_http_workers_end(mo
         answer = begun(port)
         process.kill()
         assert b"the engine's process has ended" in rest(answer)
-        _, errors = process.communicate(timeout=20)  # until the workers have closed it, too
+        _, errors = process.communicate(timeout=20)  # after the workers have closed it, too
         assert errors.count("the engine's process is gone") == 2
         assert list(Path(directory).iterdir()) == []
 
@@ -281,19 +281,19 @@ def test_a_signal_while_the_model_is_loading_ends_the_http_workers_too():
     assert (process.returncode, errors) == (0, "")
 
 
-def test_a_gpu_is_left_to_the_engine_unless_told(monkeypatch):
+def test_the_default_number_of_http_workers_is_0_except_on_a_gpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    found = {
+    n_workers = {
         (device, workers): n_http_workers(ServeOptions(device=device, http_workers=workers))
         for device in ("cpu", "toy", "sim", "cuda")
         for workers in (None, 1)
     }
-    assert {key for key, n in found.items() if n == 0} == {
+    assert {key for key, n in n_workers.items() if n == 0} == {
         ("cpu", None),
         ("toy", None),
         ("sim", None),
     }
-    assert (found["cuda", None], found["cuda", 1], found["toy", 1]) == (4, 1, 1)
+    assert (n_workers["cuda", None], n_workers["cuda", 1], n_workers["toy", 1]) == (4, 1, 1)
 
 
 @pytest.mark.e2e
@@ -308,7 +308,7 @@ def test_the_torch_engine_answers_like_any_server():
 
 
 @pytest.mark.e2e
-def test_without_torch_one_line_says_what_to_install():
+def test_without_torch_a_line_names_the_package_to_install():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from reference_engine.__main__ import main; sys.exit(main(['--port', '0']))"
@@ -352,12 +352,12 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(flags, words, capsys):
 
 
 @pytest.mark.parametrize(
-    ("mode", "budget", "asked"),
+    ("mode", "budget", "expected"),
     [("chunked", None, 2048), ("split_fuse", None, 512), ("chunked", "slo", "slo")],
 )
-def test_a_mode_keeps_its_own_token_budget_unless_told(mode, budget, asked):
+def test_a_mode_has_its_own_token_budget_unless_the_option_is_set(mode, budget, expected):
     engine = build(ServeOptions(device="toy", shape="nano", mode=mode, token_budget=budget))
-    assert engine.state.policy.model_dump()["token_budget"] == asked
+    assert engine.state.policy.model_dump()["token_budget"] == expected
     assert engine.limits.max_step_tokens >= 4096  # a whole prompt
 
 
@@ -385,16 +385,16 @@ def test_options_reach_the_policy_and_the_limits():
     assert engine.state.kv.n_blocks == 100
 
 
-def test_knobs_are_found_by_name_wherever_they_belong():
-    given = {"device": "toy", "shape": "nano"}
-    options = choose(given, ["watermark=0.05", "step-s=0.25", "kv_blocks=100", "seed=3"])
+def test_knobs_reach_the_mode_or_the_executor_by_name():
+    flags = {"device": "toy", "shape": "nano"}
+    options = choose(flags, ["watermark=0.05", "step-s=0.25", "kv_blocks=100", "seed=3"])
     assert (options.policy_args, options.executor_args) == (
         {"watermark": "0.05"},
         {"step_s": "0.25"},
     )
     assert (options.kv_blocks, options.seed) == (100, 3)
     assert build(options).state.policy.model_dump()["watermark"] == 0.05
-    assert choose(given, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+    assert choose(flags, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
 
 
 def test_the_old_setting_fronts_means_http_workers():
@@ -435,13 +435,13 @@ def test_a_simulated_device_has_the_memory_and_the_prices_of_its_hardware():
 
 
 def test_host_memory_and_planning_ahead_reach_the_engine():
-    given = {"device": "toy", "shape": "nano"}
-    state = build(choose(given, ["swap_blocks=9", "preempt=swap", "async_depth=1"])).state
+    flags = {"device": "toy", "shape": "nano"}
+    state = build(choose(flags, ["swap_blocks=9", "preempt=swap", "async_depth=1"])).state
     assert (state.host.n_blocks, state.preempt, state.async_depth) == (9, "swap", 1)
     assert not state.is_strict
 
 
-def test_what_is_not_said_is_left_to_the_mode():
+def test_limits_that_are_not_set_are_the_modes():
     engine = build(ServeOptions(device="toy", shape="nano"))
     assert engine.state.policy.model_dump()["token_budget"] == 2048
     assert engine.limits.max_num_seqs == 256
@@ -452,7 +452,7 @@ def test_a_simulated_device_brings_its_own_memory_context_and_prices():
     assert engine.limits.max_model_len == 32_768
     # 0.9 · 160 GB − 16.06 GB of weights, at 131 072 bytes of KV per token and 16 tokens per block
     assert engine.state.kv.n_blocks == pytest.approx(127.9e9 / 131_072 / 16, rel=1e-3)
-    # one decode reads 15 GB of weights at 2 · 0.88 · 3.35 TB/s, and there is some overhead
+    # a decode reads 15 GB of weights at 2 · 0.88 · 3.35 TB/s, and there is some overhead
     alone_s = engine.state.view().cost.estimate(StepShape(1, n_decode=1))
     assert 2.5e-3 < alone_s < 6e-3
     with pytest.raises(UsageError, match="did you mean 'h200'"):
@@ -481,7 +481,7 @@ def test_default_kv_is_a_gibibyte_at_most_and_a_full_context_at_least():
 
 
 @pytest.mark.e2e
-def test_an_environment_key_is_asked_for(monkeypatch):
+def test_the_api_key_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("ENGINE_TEST_KEY", "secret")
     process, port = start("--device", "toy", "--api-key-env", "ENGINE_TEST_KEY")
     answer = complete(port)
