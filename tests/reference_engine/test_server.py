@@ -376,17 +376,19 @@ def test_a_client_that_hangs_up_in_the_queue_is_never_run():
 
 
 class Held:
-    """Waits before its 2 000th step until `go_on` is set."""
+    """Waits for `go_on` before its 2 000th step, and for `finish` before its 2 100th."""
 
     def __init__(self, inner):
         self.inner, self.n_steps, self.caps = inner, 0, inner.caps
-        self.is_there, self.go_on = threading.Event(), threading.Event()
+        self.is_there, self.go_on, self.finish = (threading.Event() for _ in range(3))
 
     def execute(self, batch):
         self.n_steps += 1
         if self.n_steps == 2000:
             self.is_there.set()
             assert self.go_on.wait(60)
+        if self.n_steps == 2100:
+            assert self.finish.wait(60)
         return self.inner.execute(batch)
 
 
@@ -410,8 +412,9 @@ def test_a_reader_that_stops_reading_is_cut_off_and_counted():
                     break
                 await server.get("/health")
             held.go_on.set()
-            while (await server.get("/debug/engine"))[1]["slow_readers"] == 0:
-                pass
+            while server.service.n_slow_readers == 0:
+                await server.get("/health")
+            held.finish.set()  # not earlier: the request must not be over before it is cut off
             other, _ = await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 3})
             sizes = await server.idle()
             stuck.close()
