@@ -35,8 +35,9 @@ _SSE_HEADERS = {
 _MOST_BUFFERED_BYTES = 1 << 14
 
 
-class Backend(Protocol):
-    """Accepts calls: a `Service`, or the link to a service in another process."""
+class AnswerSource(Protocol):
+    """Accepts calls and returns their answers: a `Service`, or the link to a service in another
+    process."""
 
     @property
     def clock(self) -> Clock: ...
@@ -48,8 +49,8 @@ class CompletionRoutes:
     """The routes. Completion ids are numbered; `id_prefix` keeps the ids of several HTTP workers
     apart."""
 
-    def __init__(self, backend: Backend, identity: ServerIdentity, id_prefix: str = "") -> None:
-        self._backend, self._identity, self._id_prefix = backend, identity, id_prefix
+    def __init__(self, source: AnswerSource, identity: ServerIdentity, id_prefix: str = "") -> None:
+        self._source, self._identity, self._id_prefix = source, identity, id_prefix
         self._n_answers = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -63,10 +64,10 @@ class CompletionRoutes:
     ) -> web.StreamResponse:
         body = await request.read()
         # A request arrives with its last byte, so time spent sending it is not time in the queue.
-        arrived_s = self._backend.clock.now_s()
+        arrived_s = self._source.clock.now_s()
         call = parse(body, request.headers.get("x-tenant"))
         self._identity.check_model(call)
-        stream = self._backend.submit(call, request_id(request), arrived_s)
+        stream = self._source.submit(call, request_id(request), arrived_s)
         encoder = Encoder(call, self._answer_id(call), self._identity.model, int(time.time()))
         try:
             await stream.admitted()
