@@ -1,4 +1,4 @@
-"""The engine and a front as two ends of a channel: what only the split form has."""
+"""The channel between the engine and an HTTP worker, and both of its ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,28 +15,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reference_engine.serving.http_workers.channel import Channel
-from reference_engine.serving.http_workers.engine_link import EngineLink
-from reference_engine.serving.http_workers.engine_messages import (
+from reference_engine.serving.http_workers.channel import (
     Admitted,
-    Broken,
+    Channel,
     Closed,
     CutOff,
+    Failed,
     FromEngine,
     FromWorker,
     Listening,
     Open,
-    RequestRefused,
     StepOutput,
     Submit,
 )
-from reference_engine.serving.http_workers.front_link import WorkerLink
+from reference_engine.serving.http_workers.http_worker import EngineLink
+from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.identity import ServerIdentity
-from reference_engine.serving.streams import StreamBroken, StreamDelta, StreamProgress
+from reference_engine.serving.streams import StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
 from reference_engine.serving.wire.response import Chosen
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Sampling
+from reference_engine.state.tokenizer import ByteTokenizer
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
@@ -51,7 +52,7 @@ MESSAGES = [
 
 
 class End:
-    """One end of a channel, with what came."""
+    """An end of a channel that collects its messages."""
 
     def __init__(self, kinds):
         self.came: list[Any] = []
@@ -75,7 +76,7 @@ def frames(messages) -> bytes:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
-def test_messages_are_the_same_however_the_socket_cuts_them(sizes):
+def test_messages_do_not_depend_on_how_the_socket_splits_them(sizes):
     end, data = End(FromWorker), frames(MESSAGES)
     at = 0
     for size in sizes:
@@ -85,27 +86,26 @@ def test_messages_are_the_same_however_the_socket_cuts_them(sizes):
     assert end.came == MESSAGES
 
 
-def test_what_was_sent_before_closing_arrives_and_then_the_end():
+def test_messages_sent_before_closing_arrive_before_the_end():
     async def scene():
         ours, theirs = End(FromWorker), End(FromEngine)
-        for end, one in zip((ours, theirs), socket.socketpair(), strict=True):
-            await end.channel.open(one)
-        told = [
+        for end, pair_end in zip((ours, theirs), socket.socketpair(), strict=True):
+            await end.channel.open(pair_end)
+        sent = [
             OPEN,
             Admitted(1, StreamProgress("a", 3)),
             StepOutput(
                 [(1, StreamProgress("a", 3, 1, 2))],
                 [(1, StreamDelta("é", 1, None, Chosen("é", 0, -0.5)))],
             ),
-            RequestRefused(1, "no", "prompt", None, 400, "x", {"reason": "full", "n": None}, 3),
-            Broken(1, "why", 500),
+            Failed(1, "no", "prompt", None, 400, {"reason": "full", "n": None}, 3),
         ]
-        for message in told:
+        for message in sent:
             ours.channel.send(message)
         ours.channel.close()
-        ours.channel.send(Listening())  # too late, and nothing
+        ours.channel.send(Listening())  # too late: ignored
         await until(lambda: theirs.is_over)
-        return theirs.came == told, ours.is_over
+        return theirs.came == sent, ours.is_over
 
     assert asyncio.run(scene()) == (True, True)
 
@@ -117,8 +117,8 @@ def test_what_was_sent_before_closing_arrives_and_then_the_end():
     stop=st.lists(st.text(st.characters(exclude_categories=()), min_size=1), max_size=2),
     seed=st.none() | st.integers(-(1 << 70), 1 << 70),
 )
-def test_every_call_that_is_read_can_be_sent(prompt, stop, seed):
-    """JSON holds lone surrogates and endless integers; MessagePack holds neither."""
+def test_every_parsed_call_can_be_encoded(prompt, stop, seed):
+    """JSON may hold lone surrogates and unlimited integers; MessagePack holds neither."""
     bodies = [{"prompt": prompt, "stop": stop, "seed": seed}]
     if isinstance(prompt, str):
         bodies.append({"messages": [{"role": "user", "content": prompt}], "stop": stop})
@@ -130,14 +130,14 @@ def test_every_call_that_is_read_can_be_sent(prompt, stop, seed):
 
 
 class Linked:
-    """A service with a front that only the test plays."""
+    """A service linked to an HTTP worker that the test plays."""
 
-    def __init__(self, most_unsent: int = 1 << 20, **options):
-        self.service = toy_engine(**options).service()
+    def __init__(self, most_unsent: int = 1 << 20, engine=None, **options):
+        self.service = (engine or toy_engine(**options)).service()
         self.service.start()
         self.n_lost = 0
         self.link = WorkerLink(self.service, self._lose, most_unsent)
-        self.front = End(FromEngine)
+        self.worker = End(FromEngine)
 
     def _lose(self):
         self.n_lost += 1
@@ -146,43 +146,43 @@ class Linked:
         ours, self.theirs = socket.socketpair()
         opening = asyncio.create_task(self.link.open(ours, OPEN))
         if is_reading:
-            await self.front.channel.open(self.theirs)
-            self.front.channel.send(Listening())
+            await self.worker.channel.open(self.theirs)
+            self.worker.channel.send(Listening())
         else:
             self.theirs.sendall(frames([Listening()]))
         await opening
 
     async def n_blocks_used(self):
-        return await self.service.ask(lambda state: state.kv.n_blocks - state.kv.n_free)
+        return await self.service.between_steps(lambda state: state.kv.n_blocks - state.kv.n_free)
 
 
-def test_a_request_is_admitted_then_stepped_through_and_counted_until_it_is_closed():
+def test_a_request_counts_from_its_admission_until_it_is_closed():
     async def scene():
         linked = Linked()
         await linked.open()
-        came = linked.front.came
-        linked.front.channel.send(Submit(7, CALL, "run-1", linked.service.clock.now_s()))
+        came = linked.worker.came
+        linked.worker.channel.send(Submit(7, CALL, "run-1", linked.service.clock.now_s()))
         await until(lambda: came and isinstance(came[-1], StepOutput) and came[-1].deltas[-1][1][2])
         stopping = asyncio.create_task(linked.service.stop(drain_s=30))
         await asyncio.sleep(0)
         was_waiting = not stopping.done()
-        linked.front.channel.send(Closed(7))
+        linked.worker.channel.send(Closed(7))
         await stopping
         linked.link.close()
-        await until(lambda: linked.front.is_over)
+        await until(lambda: linked.worker.is_over)
         return came, was_waiting, linked.n_lost
 
     came, was_waiting, n_lost = asyncio.run(scene())
     opened, admitted, *steps, _bye = came
     assert opened == OPEN
-    assert (admitted.number, admitted.told.id, admitted.told.n_prompt) == (7, "run-1", 3)
+    assert (admitted.number, admitted.progress.id, admitted.progress.n_prompt) == (7, "run-1", 3)
     deltas = [delta for step in steps for _, delta in step.deltas]
     assert "".join(delta.text for delta in deltas) == printable(toy_output(b"abc", 5))
     assert [delta.n_output for delta in deltas] == [1, 2, 3, 4, 5]
     assert [delta.finish_reason for delta in deltas] == [None] * 4 + ["length"]
-    told = [facts for step in steps for _, facts in step.told]
-    assert len(told) == 2
-    assert told[-1].finished_s > told[-1].first_token_s > told[-1].arrived_s
+    first, last = [progress for step in steps for _, progress in step.progress]
+    assert first.id == last.id == "run-1"
+    assert last.finished_s > last.first_token_s > last.arrived_s
     assert was_waiting, "an answer counts until its reader has it"
     assert n_lost == 0
 
@@ -191,9 +191,9 @@ def printable(tokens):
     return "".join(chr(t if 32 <= t < 127 else 32 + t % 95) for t in tokens)
 
 
-def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
+def test_an_http_worker_that_does_not_read_is_cut_off_and_the_engine_goes_on():
     async def scene():
-        # Steps that take time: else all tokens may be on their way before anybody looks.
+        # With instant steps all tokens might be sent before the backlog is checked.
         linked = Linked(most_unsent=1 << 12, max_num_seqs=64, executor_args={"step_s": 0.0005})
         await linked.open(is_reading=False)
         linked.theirs.setblocking(True)
@@ -201,16 +201,16 @@ def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
         linked.theirs.sendall(frames([Submit(n, long, None, 0.0) for n in range(64)]))
         await until(lambda: linked.service.n_slow_readers == 64)
         used = await linked.n_blocks_used()
-        # It wakes up: the answers are broken off, and a new one is whole.
-        came = linked.front.came
-        await linked.front.channel.open(linked.theirs)
-        await until(lambda: sum(isinstance(message, Broken) for message in came) == 64)
-        linked.front.channel.send(Submit(99, CALL, None, 0.0))
+        # It reads again: the answers are broken off, and a new request is answered whole.
+        came = linked.worker.came
+        await linked.worker.channel.open(linked.theirs)
+        await until(lambda: sum(isinstance(message, Failed) for message in came) == 64)
+        linked.worker.channel.send(Submit(99, CALL, None, 0.0))
         await until(
             lambda: came and isinstance(came[-1], StepOutput) and came[-1].deltas[-1][0] == 99
         )
         await until(lambda: came[-1].deltas[-1][1].finish_reason)
-        broken = {message.number for message in came if isinstance(message, Broken)}
+        broken = {message.number for message in came if isinstance(message, Failed)}
         await linked.service.stop()
         linked.link.close()
         return used, broken, linked.n_lost
@@ -221,14 +221,14 @@ def test_a_front_that_does_not_read_is_cut_off_and_the_engine_goes_on():
     assert n_lost == 0
 
 
-def test_a_front_that_is_gone_is_told_once_and_its_blocks_are_free():
+def test_a_lost_http_worker_is_reported_once_and_its_blocks_are_free():
     async def scene():
         linked = Linked(executor_args={"step_s": 0.0005})
         await linked.open()
         long = Call(model=None, prompt="abc", max_tokens=4000, sampling=Sampling())
-        linked.front.channel.send(Submit(1, long, None, 0.0))
-        await until(lambda: linked.front.came and isinstance(linked.front.came[-1], StepOutput))
-        linked.front.channel.close()
+        linked.worker.channel.send(Submit(1, long, None, 0.0))
+        await until(lambda: linked.worker.came and isinstance(linked.worker.came[-1], StepOutput))
+        linked.worker.channel.close()
         await until(lambda: linked.n_lost)
         used = await linked.n_blocks_used()
         await linked.service.stop()
@@ -238,17 +238,17 @@ def test_a_front_that_is_gone_is_told_once_and_its_blocks_are_free():
     assert asyncio.run(scene()) == (0, 1, True)
 
 
-def test_an_engine_that_is_gone_is_told_to_every_reader_and_every_later_caller():
+def test_a_lost_engine_fails_every_stream_and_every_later_call():
     async def scene():
         link = EngineLink(lambda _: None, toy_engine().clock, outbox=8)
         begun, unbegun = (link.submit(CALL, None, 0.0) for _ in range(2))
-        link.take(Admitted(1, StreamProgress("a", 3)))
+        link.receive(Admitted(1, StreamProgress("a", 3)))
         await begun.admitted()
         link.lose()
-        with pytest.raises(StreamBroken, match="process has ended"):
+        with pytest.raises(WireError, match="process has ended"):
             async for _ in begun:
                 pass
-        with pytest.raises(StreamBroken, match="process has ended"):
+        with pytest.raises(WireError, match="process has ended"):
             await unbegun.admitted()
         with pytest.raises(WireError, match="process has ended") as refused:
             link.submit(CALL, None, 0.0)
@@ -257,22 +257,22 @@ def test_an_engine_that_is_gone_is_told_to_every_reader_and_every_later_caller()
     assert asyncio.run(scene()) == 500
 
 
-def test_a_reader_who_is_blocked_and_behind_is_cut_off_and_the_engine_told():
+def test_a_blocked_reader_that_falls_behind_is_cut_off_with_a_message_to_the_engine():
     async def scene():
         sent: list[Any] = []
         link = EngineLink(sent.append, toy_engine().clock, outbox=3)
         stream = link.submit(CALL, None, 0.0)
         stream.is_blocked = True
-        link.take(StepOutput([], [(1, StreamDelta("x", n, None)) for n in range(1, 5)]))
+        link.receive(StepOutput([], [(1, StreamDelta("x", n, None)) for n in range(1, 5)]))
         stream.close()  # as its handler does in any case
-        link.take(StepOutput([], [(1, StreamDelta("x", 5, None))]))
-        return sent[1:], stream.outcome
+        link.receive(StepOutput([], [(1, StreamDelta("x", 5, None))]))
+        return sent[1:], stream.is_broken
 
-    assert asyncio.run(scene()) == ([CutOff(1)], "failed")
+    assert asyncio.run(scene()) == ([CutOff(1)], True)
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("HEAD", 200), ("DELETE", 405)])
-def test_what_a_front_forwards_is_answered_like_by_the_engine(method, status):
+def test_a_forwarded_request_gets_the_engines_own_response(method, status):
     async def scene():
         answers = []
         for is_split in (False, True):
@@ -281,8 +281,8 @@ def test_what_a_front_forwards_is_answered_like_by_the_engine(method, status):
                 server.session.request(method, "/debug/policy?x=%2F%C3%A9") as response,
             ):
                 headers = response.headers
-                kept = headers["Content-Type"], headers["Content-Length"]
-                answers.append((response.status, kept, await response.read()))
+                shown = headers["Content-Type"], headers["Content-Length"]
+                answers.append((response.status, shown, await response.read()))
         return answers
 
     whole, split = asyncio.run(scene())
@@ -290,7 +290,7 @@ def test_what_a_front_forwards_is_answered_like_by_the_engine(method, status):
     assert whole[0] == status
 
 
-def test_a_header_that_is_no_text_is_refused_where_it_is_forwarded():
+def test_a_forwarded_header_that_is_not_text_is_refused():
     async def scene():
         async with serving(is_split=True) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -303,18 +303,17 @@ def test_a_header_that_is_no_text_is_refused_where_it_is_forwarded():
     assert asyncio.run(scene()).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(caplog, monkeypatch):
-    """A chat template may raise whatever its author wrote."""
+def test_a_call_that_raises_is_an_internal_error_of_that_call_alone(caplog):
+    """A chat template may raise any exception."""
 
     async def scene():
-        linked = Linked()
+        linked = Linked(engine=replace(toy_engine(), tokenizer=Tripping(printable=True)))
         await linked.open()
-        monkeypatch.setattr(linked.service._intake, "_tokenizer", Tripping())
-        linked.front.channel.send(Submit(1, CALL, None, 0.0))
-        came = linked.front.came
-        await until(lambda: isinstance(came[-1], RequestRefused))
-        linked.front.channel.send(Closed(1))
-        n_waiting = await linked.service.ask(lambda state: len(state.roster.waiting))
+        linked.worker.channel.send(Submit(1, CALL, None, 0.0))
+        came = linked.worker.came
+        await until(lambda: isinstance(came[-1], Failed))
+        linked.worker.channel.send(Closed(1))
+        n_waiting = await linked.service.between_steps(lambda state: len(state.roster.waiting))
         await linked.service.stop()
         linked.link.close()
         return came[-1], n_waiting, linked.n_lost
@@ -325,6 +324,6 @@ def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(ca
     assert "roles must alternate" in caplog.text
 
 
-class Tripping:
+class Tripping(ByteTokenizer):
     def encode(self, text):
         raise LookupError("roles must alternate")

@@ -1,5 +1,5 @@
-"""The engine's end of the channel to a front: its requests go to the service, and what their
-answers get goes out as one message a step."""
+"""The engine's end of the channel to an HTTP worker: passes the worker's requests to the service,
+and sends the answers back, a message per step."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from reference_engine.serving.http_workers.channel import Channel
-from reference_engine.serving.http_workers.engine_messages import (
+from reference_engine.serving.http_workers.channel import (
     Admitted,
-    Broken,
     Bye,
+    Channel,
     Closed,
     CutOff,
+    Failed,
     FromWorker,
     Listening,
     Message,
     Open,
-    RequestRefused,
     StepOutput,
     Submit,
 )
 from reference_engine.serving.service import Service
-from reference_engine.serving.streams import Sink, StreamBroken, StreamDelta, StreamProgress
+from reference_engine.serving.streams import Sink, StreamDelta, StreamProgress
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Request
 
 log = logging.getLogger(__name__)
 
-# Some million tokens: a front that is so far behind hangs.
-_MOST_UNSENT_BYTES = 1 << 26
+_MOST_UNSENT_BYTES = 1 << 26  # some million tokens: a worker so far behind does not respond
 
 
 class WorkerLink:
-    """The engine never waits for a front: one that leaves more than `most_unsent` bytes lying has
-    its answers cut off, as a reader who is too slow has. `on_lost` is called when it is gone
-    without having been asked."""
+    """The link to an HTTP worker. The engine never waits for a worker: if it leaves more than
+    `most_unsent` bytes unread, its answers are cut off like those of slow readers. `on_lost` is
+    called if the worker ends before `close`."""
 
     def __init__(
         self,
@@ -54,10 +52,10 @@ class WorkerLink:
         self._step = StepOutput([], [])
         self._channel: Channel[FromWorker] = Channel(FromWorker, self._on_message, self._on_end)
 
-    async def open(self, end: socket.socket, what: Open) -> None:
-        """Returns when the front accepts connections or is lost."""
+    async def open(self, end: socket.socket, message: Open) -> None:
+        """Send `message`, and return when the worker accepts connections or is lost."""
         await self._channel.open(end)
-        self.send(what)
+        self.send(message)
         await self._is_settled.wait()
 
     def close(self) -> None:
@@ -68,15 +66,16 @@ class WorkerLink:
     def send(self, message: Message) -> None:
         self._channel.send(message)
 
-    def tell(self, number: int, request: Request) -> None:
-        """How far a request is, with the deltas of this step."""
-        self._step.told.append((number, StreamProgress.of(request)))
-
-    def put(self, number: int, delta: StreamDelta) -> None:
-        deltas = self._step.deltas
-        if not deltas:  # the service hands all of a step over before the loop goes on
+    def put(self, number: int, delta: StreamDelta, request: Request | None) -> None:
+        """Send a delta with the message of this step, with the progress of `request` if given."""
+        step = self._step
+        if request is not None:
+            step.progress.append((number, StreamProgress.of(request)))
+        if (
+            not step.deltas
+        ):  # the service delivers all deltas of a step in the same turn of the loop
             asyncio.get_running_loop().call_soon(self._send_step)
-        deltas.append((number, delta))
+        step.deltas.append((number, delta))
 
     def _send_step(self) -> None:
         step, self._step = self._step, StepOutput([], [])
@@ -85,7 +84,7 @@ class WorkerLink:
             return
         for number, relay in self._relays.items():
             self._service.cut_off(relay)
-            self.send(Broken(number, "the process that answers is too slow", 500))
+            self.send(Failed.of(number, WireError("the HTTP worker is too slow", status=500)))
         self._relays.clear()
 
     def _on_message(self, message: FromWorker) -> None:
@@ -93,29 +92,26 @@ class WorkerLink:
             case Submit():
                 self._submit(message)
             case Closed(number):
-                relay = self._relays.pop(number, None)
-                if relay is not None:
+                if (relay := self._relays.pop(number, None)) is not None:
                     relay.close()
             case CutOff(number):
-                relay = self._relays.pop(number, None)
-                if relay is not None:
+                if (relay := self._relays.pop(number, None)) is not None:
                     self._service.cut_off(relay)
             case Listening():
                 self._is_settled.set()
 
     def _submit(self, message: Submit) -> None:
         number = message.number
-        sink = partial(Relay, number, self)
+        make_relay = partial(Relay, number, self)
         try:
             self._relays[number] = self._service.submit_to(
-                sink, message.call, message.request_id, message.arrived_s
+                make_relay, message.call, message.request_id, message.arrived_s
             )
         except WireError as error:
-            self.send(RequestRefused.of(number, error))
-        except Exception:  # the request's boundary: a bug of ours, told and kept
+            self.send(Failed.of(number, error))
+        except Exception:  # the request's boundary: a bug of the server, logged
             log.exception("request %s failed", message.request_id)
-            bug = WireError("internal error", status=500, type_="server_error")
-            self.send(RequestRefused.of(number, bug))
+            self.send(Failed.of(number, WireError("internal error", status=500)))
 
     def _on_end(self) -> None:
         for relay in self._relays.values():
@@ -128,47 +124,36 @@ class WorkerLink:
 
 
 class Relay:
-    """The answer to one request on its way to a front."""
+    """Sends the answer to a request to an HTTP worker; a `Sink`."""
 
     def __init__(
         self, number: int, link: WorkerLink, request: Request, close: Callable[[Sink], None]
     ) -> None:
         self.request: Request | StreamProgress = request
-        self.is_over = self.is_closed = False
-        self.is_blocked = False  # the front sees to that
+        self.is_over = self.is_closed = self.is_broken = False
+        self.is_blocked = False  # the worker detects slow readers itself
         self._number, self._link, self._request, self._close = number, link, request, close
-        self._is_begun = self._is_broken = False
-
-    @property
-    def outcome(self) -> str:
-        if self._is_broken:
-            return "failed"
-        return "ok" if self.is_over else "disconnected"
+        self._is_begun = False
 
     def admit(self) -> None:
         self._link.send(Admitted(self._number, StreamProgress.of(self._request)))
 
     def put(self, delta: StreamDelta) -> int:
-        """1 for the end, which the front has to tell its reader, else 0: it is on its way."""
+        """Send a delta. Returns 1 for the last delta, which counts as unread until the worker
+        closes the request, else 0."""
         self.is_over = delta.finish_reason is not None
-        if self.is_over or not self._is_begun:
-            self._is_begun = True
-            self._link.tell(self._number, self._request)
-        self._link.put(self._number, delta)
+        has_progress = self.is_over or not self._is_begun
+        self._is_begun = True
+        self._link.put(self._number, delta, self._request if has_progress else None)
         return int(self.is_over)
 
-    def fail(self, why: Exception) -> None:
-        if self.is_over:
-            return
-        self._is_broken = True
-        if isinstance(why, WireError):
-            self._link.send(RequestRefused.of(self._number, why))
-        else:
-            status = why.status if isinstance(why, StreamBroken) else 500
-            self._link.send(Broken(self._number, str(why), status))
+    def fail(self, error: WireError) -> None:
+        if not self.is_over:
+            self.is_broken = True
+            self._link.send(Failed.of(self._number, error))
 
     def cut_off(self) -> None:
-        self.is_over, self._is_broken = False, True
+        self.is_over, self.is_broken = False, True
 
     def close(self) -> None:
         self._close(self)
