@@ -16,10 +16,8 @@ import time
 from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps
-from reference_engine.policies.queue_state import QueueState
-from reference_engine.policies.smdp_table import SmdpTable, look
-from reference_engine.smdp.decision_table import load_table
-from reference_engine.smdp.lookup import Lookup
+from reference_engine.policies.smdp_table import QueueState, SmdpTable, look
+from reference_engine.smdp.decision_table import Lookup, load_table
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits

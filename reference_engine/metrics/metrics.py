@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from reference_engine.accounting.explain import Account
 from reference_engine.metrics.histograms import BoundedNames, Histogram, LabelledSums
-from reference_engine.smdp.lookup import UNVISITED
+from reference_engine.smdp.decision_table import UNVISITED
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import StepEvent, StepRecord
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
-from reference_engine.policies.slo_budget import prefill_within
 from reference_engine.policies.step_budget import Reserve, StepBudget, admit_in_order
+from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, View
 
 _LEAST_PREFILL = 16
@@ -63,3 +63,32 @@ class Chunked(Policy):
             return self.tpot_slo
         asked = (r.tpot_slo_s for r in view.decoding if r.tpot_slo_s is not None)
         return min(asked, default=_DEFAULT_TPOT_S)
+
+
+def prefill_within(view: View, tpot_s: float, most: int, least: int) -> int:
+    """The largest n in [`least`, `most`] such that a step of n prompt tokens beside all decodes
+    takes at most `tpot_s` by the cost model; `least` where none does, so that prompts are read at
+    all. Without decodes there is nobody to wait: `most`.
+
+    The prompt tokens are priced as the continuation of the prompt being read now.
+    Source: Sarathi-Serve (OSDI'24) §4.3, the token budget from profiling and the TBT SLO.
+    """
+    n_decode = len(view.decoding)
+    if not n_decode:
+        return most
+    before = next((request.n_computed for request in view.prefilling), 0)
+    low, high = least, max(least, most)
+    while low < high:
+        n = (low + high + 1) // 2
+        shape = StepShape(
+            n_seqs=n_decode + 1,
+            prefill_tokens=n,
+            prefill_attention=n * (before + n / 2),
+            n_decode=n_decode,
+            context_tokens=view.decode_context_tokens,
+        )
+        if view.cost.estimate(shape) <= tpot_s:
+            low = n
+        else:
+            high = n - 1
+    return low

@@ -9,8 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
-from reference_engine.policies.batching_window import wait_for_more
-from reference_engine.policies.gang import FinishedRows, Gang, Pad
+from reference_engine.policies.gang import FinishedRows, Gang, Pad, wait_for_more
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord

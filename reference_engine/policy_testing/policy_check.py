@@ -17,9 +17,9 @@ from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
-from reference_engine.policy_testing.policy_traffic import WorkloadClient
 from reference_engine.policy_testing.policy_workloads import (
     Workload,
+    WorkloadClient,
     flood,
     smaller,
     total_tokens,

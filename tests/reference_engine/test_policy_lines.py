@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.policies.scored_queue import ScoredQueue, Stretch
-from reference_engine.policies.sorted_queue import Ranking, SortedQueue
+from reference_engine.policies.sorted_queue import Ranking, ScoredQueue, SortedQueue, Stretch
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits, View
 from reference_engine.state.queues import Roster

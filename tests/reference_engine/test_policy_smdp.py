@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from reference_engine.smdp.decision_table import digest, load_table, pick, table_of
-from reference_engine.smdp.lookup import ArrivalRate
+from reference_engine.smdp.decision_table import ArrivalRate, digest, load_table, pick, table_of
 from reference_engine.smdp.states import FEATURES, N_STATES, Action, MacroState, state_of
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Cause, Why
