@@ -16,7 +16,7 @@ import time
 from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps
-from reference_engine.policies.smdp_table import QueueState, SmdpTable, look
+from reference_engine.policies.smdp_table import QueueState, SmdpTable
 from reference_engine.smdp.decision_table import Lookup, load_table
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.kv import KvPool
@@ -46,14 +46,14 @@ def main() -> int:
         request = Request(f"r{k}", [k % 256] * n_prompt, 400, arrived_s=0.0)
         state.admit(request)
         queue.put(request)
-        lookup.pace.arrive(0.0)
+        lookup.arrival_rate.arrive(0.0)
     for _ in range(100):
         step(state, Instant())
     view = state.view()
     took_ns = []
     for _ in range(asked.lookups):
         started_ns = time.perf_counter_ns()
-        lookup.decide(look(queue, queue.head(view), view), view.cost, view.now_s)
+        lookup.decide(queue.macro_state(queue.head(view), view), view.cost, view.now_s)
         took_ns.append(time.perf_counter_ns() - started_ns)
     took_ns.sort()
     p50, p99, p999 = (took_ns[int(q * len(took_ns))] / 1e3 for q in (0.5, 0.99, 0.999))

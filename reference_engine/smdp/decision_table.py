@@ -1,8 +1,8 @@
-"""Decision tables as files: an action for every macro-state, per range of load.
+"""Decision tables: files with an action for every macro-state, per range of load, and the look-up.
 
-A table is written by hand, as rules of which the first that applies decides, or solved, as a list
-of 1 080 actions with the visits it was estimated from. It holds for the cost model it was made
-with, if it names one, and for the loads it names.
+A table is either a list of rules written by hand, of which the first that applies decides, or
+solved: a list of 1 080 actions with the visit counts it was estimated from. It is valid for the
+cost model and the loads it names; without a name, for all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ from reference_engine.state.cost_model import CostModel
 _ACTIONS = tuple(Action)
 _HYSTERESIS = 0.1
 
+FALLBACK = Action.prefill_fcfs
+"""The action where no table is valid."""
+UNVISITED = "unvisited"
+"""The reason for the fallback where the table never saw the state; the step's action ends with
+it."""
+
 
 class Knobs(Block):
-    """What the states and actions mean in tokens: prompts from `long_tokens` on are long; the
-    prompt tokens of a step; `tight_share` of its TTFT SLO left makes a request's slack tight."""
+    """Token counts behind the states and actions. Prompts from `long_tokens` on are long;
+    `*_budget` are the prompt tokens of a step; slack is tight below the share `tight_share` of the
+    TTFT SLO."""
 
     long_tokens: int = Field(default=2048, ge=1)
     short_budget: int = Field(default=512, ge=1)
@@ -41,24 +48,22 @@ class Knobs(Block):
 
 
 class Rule(Block):
-    """Levels of features, all of which must hold, and what to do then. Without `when` it always
-    applies."""
+    """The action `do` for states in which every feature in `when` has one of its listed levels.
+    Without `when` the rule always applies."""
 
     name: str = ""
     when: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     do: Action
 
     @model_validator(mode="after")
-    def _levels_exist(self) -> Self:
+    def _check_levels(self) -> Self:
         for feature, levels in self.when.items():
             if feature not in FEATURES:
                 raise ValueError(f"unknown feature '{feature}'; {nearest(feature, list(FEATURES))}")
             for level in levels:
                 if level not in FEATURES[feature]:
                     known = ", ".join(FEATURES[feature])
-                    raise ValueError(
-                        f"feature '{feature}' has no level '{level}' (it has: {known})"
-                    )
+                    raise ValueError(f"feature '{feature}' has no level '{level}' (known: {known})")
         return self
 
     def applies(self, words: dict[str, str]) -> bool:
@@ -68,8 +73,8 @@ class Rule(Block):
 class Sheet(Block):
     """The actions for a range of arrivals per second (None: any), as rules or one per state.
 
-    `visits` counts how often each state was seen in the estimation, 0 is a guess; `q_gap` is how
-    much the action is better than the next best, in the solver's cost."""
+    `visits` counts how often the estimation saw each state (0: the action is a guess). `q_gap` is
+    the advantage of the action over the second best, in the solver's cost."""
 
     load_per_s: tuple[float, float] | None = None
     rules: tuple[Rule, ...] = ()
@@ -78,7 +83,7 @@ class Sheet(Block):
     q_gap: tuple[float, ...] = ()
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_sizes(self) -> Self:
         if bool(self.rules) == bool(self.actions):
             raise ValueError("give either rules or actions")
         if self.rules and self.rules[-1].when:
@@ -95,8 +100,9 @@ class Sheet(Block):
 
 
 class TableFile(Block):
-    """A file of tables. `states` and `actions` are written out, so that a file made for other
-    boxes is refused and not misread. `cost_model` is the digest of the one it was solved with."""
+    """A file of tables. It spells out `states` and `actions`, so that a file made for other
+    macro-states is rejected and not misread. `cost_model` is the digest of the cost model that the
+    tables were solved with."""
 
     schema_: Literal[1] = Field(alias="schema")
     name: str
@@ -108,7 +114,7 @@ class TableFile(Block):
     tables: tuple[Sheet, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _is_ours(self) -> Self:
+    def _check_version(self) -> Self:
         if list(self.states.items()) != list(FEATURES.items()):
             raise ValueError(f"states are not those of this version: {dict(FEATURES)}")
         if self.actions != _ACTIONS:
@@ -118,7 +124,8 @@ class TableFile(Block):
 
 @dataclass(frozen=True, slots=True)
 class DecisionTable:
-    """A sheet made for looking up: one action, visit count and gap per state."""
+    """A sheet in the form for look-ups, with one entry per state. `is_known` is False for states
+    that the estimation never saw."""
 
     load_per_s: tuple[float, float] | None
     actions: Sequence[Action]
@@ -126,7 +133,7 @@ class DecisionTable:
     q_gap: Sequence[float | None]
 
     def covers(self, rate_per_s: float, slack: float = 0.0) -> bool:
-        """Whether it was made for this load, give or take a share of it."""
+        """Whether the table is for this load. `slack` widens its range by a share on both sides."""
         if self.load_per_s is None:
             return True
         low, high = self.load_per_s
@@ -134,7 +141,7 @@ class DecisionTable:
 
 
 def table_of(sheet: Sheet) -> DecisionTable:
-    """Rules spelt out, numbers as actions."""
+    """The table of a sheet: rules are applied to every state, numbers become actions."""
     if sheet.actions:
         actions = [_ACTIONS[number] for number in sheet.actions]
     else:
@@ -149,15 +156,18 @@ def table_of(sheet: Sheet) -> DecisionTable:
 
 
 def pick(tables: Sequence[DecisionTable], rate_per_s: float, current: int | None) -> int | None:
-    """The table for a load: the current one until the load is 10 % outside its range, else the
-    first that covers it; None where none does."""
+    """The index of the table for a load: the current one until the load is 10 % outside its range,
+    else the first that covers the load; None where none does."""
     if current is not None and tables[current].covers(rate_per_s, _HYSTERESIS):
         return current
     return next((i for i, table in enumerate(tables) if table.covers(rate_per_s)), None)
 
 
 def load_table(name: str) -> TableFile:
-    """A shipped table by name, or a file. Raises UsageError that names the file and the key."""
+    """A shipped table by name, or a table file by path.
+
+    Raises UsageError that names the file and the key.
+    """
     shipped = resources.files("reference_engine.smdp") / "tables"
     names = sorted(entry.name.removesuffix(".json") for entry in shipped.iterdir())
     if name in names:
@@ -180,20 +190,14 @@ def load_table(name: str) -> TableFile:
 
 
 def digest(cost: CostModel) -> str:
-    """Of a cost model's kind and coefficients; equal models have equal digests."""
+    """A digest of a cost model's kind and coefficients, equal for equal models."""
     fields = asdict(cost) if is_dataclass(cost) else None
     text = json.dumps([type(cost).__name__, fields], sort_keys=True, default=str)
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-FALLBACK = Action.prefill_fcfs
-"""What is done where no table says anything."""
-UNVISITED = "unvisited"
-"""Why, where the table for the load never saw the state; a step's action ends with it."""
-
-
 class ArrivalRate:
-    """Arrivals per second; those of `window_s` ago count a third."""
+    """Arrivals per second. An arrival of t seconds ago has the weight e^(-t/`window_s`)."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s, self._rate, self._at_s = window_s, 0.0, 0.0
@@ -206,23 +210,24 @@ class ArrivalRate:
 
 
 class Lookup:
-    """The tables of a file, with the one for the present load. `tallies` counts the decisions no
-    table made, by reason: `unvisited`, `out_of_load`, `other_cost_model`."""
+    """Look-up of actions in the tables of a file, in the one for the present load. `fallbacks`
+    counts the decisions that no table made, by reason: `unvisited`, `out_of_load`,
+    `other_cost_model`."""
 
     def __init__(self, file: TableFile, window_s: float) -> None:
-        self.file, self.tallies = file, Counter[str]()
-        self.pace = ArrivalRate(window_s)
+        self.file, self.fallbacks = file, Counter[str]()
+        self.arrival_rate = ArrivalRate(window_s)
         self._tables = [table_of(sheet) for sheet in file.tables]
-        self._fits_cost: bool | None = None  # until it is known which cost model is in use
+        self._fits_cost: bool | None = None  # None until the first decision names the cost model
         self._current: int | None = None
 
     def decide(self, state: MacroState, cost: CostModel, now_s: float) -> tuple[Action, str]:
-        """The action, and why it is the fallback ("" where a table says so)."""
+        """The action, and the reason if it is the fallback ("" if it is from a table)."""
         if self._fits_cost is None:
             self._fits_cost = self.file.cost_model in (None, digest(cost))
         if not self._fits_cost:
             return self._fall_back("other_cost_model")
-        self._current = pick(self._tables, self.pace.per_s(now_s), self._current)
+        self._current = pick(self._tables, self.arrival_rate.per_s(now_s), self._current)
         table = self.table
         if table is None:
             return self._fall_back("out_of_load")
@@ -232,9 +237,9 @@ class Lookup:
 
     @property
     def table(self) -> DecisionTable | None:
-        """The one the last decision was looked up in; None where none was for its load."""
+        """The table of the last decision; None where none covered the load."""
         return None if self._current is None else self._tables[self._current]
 
     def _fall_back(self, reason: str) -> tuple[Action, str]:
-        self.tallies[reason] += 1
+        self.fallbacks[reason] += 1
         return FALLBACK, reason

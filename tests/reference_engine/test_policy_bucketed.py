@@ -46,20 +46,20 @@ def test_buckets_split_in_the_middle_where_the_short_ones_are_and_merge_when_idl
     reqs = prompts(10, 20, 900)
     for req in reqs[:2]:
         buckets.put(req, 9.0)
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-1024"]  # two are not more than two
     buckets.put(reqs[2], 9.0)
-    new = buckets.adjust(n_reading=0)
+    new = buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-512", "512-1024"] == [bucket.name for bucket in new]
     assert [len(bucket) for bucket in buckets.all] == [2, 1]
     buckets.put(prompts(1, 2, 3, 30)[3], 9.0)
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-32", "32-64", "64-128", "128-256", "256-512", "512-1024"]
     for req in reqs:
         buckets.drop(req.id)
-    buckets.adjust(n_reading=1)  # one waits and one is read: two are active
+    buckets.adjust(n_prefills=1)  # one waits and one is read: two are active
     assert len(buckets.all) == 6
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-1024"]
 
 
@@ -67,7 +67,7 @@ def test_a_bucket_of_mostly_long_prompts_does_not_split():
     buckets = Buckets(longest=1023, split_above=1, split_share=0.5)
     for req in prompts(10, 900, 950):
         buckets.put(req, 9.0)
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-1024"]
 
 
@@ -83,15 +83,15 @@ def test_everybody_is_in_the_one_bucket_of_its_length(lengths, split_above, spli
     reqs = prompts(*lengths)
     for req in reqs:
         buckets.put(req, 9.0)
-        buckets.adjust(n_reading=0)
+        buckets.adjust(n_prefills=0)
     for k in leaving & set(range(len(reqs))):
         buckets.drop(reqs[k].id)
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     lows = [bucket.low for bucket in buckets.all]
     highs = [bucket.high for bucket in buckets.all]
     assert lows[0] == 0
     assert highs == [*lows[1:], 1024]  # no gap, no overlap
-    held = {req.id: bucket for bucket in buckets.all for _, req in bucket.line.entries()}
+    held = {req.id: bucket for bucket in buckets.all for _, req in bucket.queue.entries()}
     assert held.keys() == {req.id for k, req in enumerate(reqs) if k not in leaving}
     for name, bucket in held.items():
         n_tokens = int(name.split("-")[1])

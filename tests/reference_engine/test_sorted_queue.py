@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.policies.sorted_queue import Ranking, ScoredQueue, SortedQueue, Stretch
+from reference_engine.policies.ranked import Ranking
+from reference_engine.policies.sorted_queue import ScoredQueue, ScoreSegment, SortedQueue
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits, View
 from reference_engine.state.queues import Roster
@@ -85,20 +86,20 @@ def test_lanes_keep_the_order_of_scores_that_bend(curves, instants):
             before = min(t, bend)
         return total
 
-    def stretch(req, now_s: float) -> Stretch:
+    def segment(req, now_s: float) -> ScoreSegment:
         k = int(req.id[1:])
         _, bends, slopes = curves[k]
         i = sum(bend <= now_s for bend in bends)
         until_s = float(bends[i]) if i < len(bends) else float("inf")
-        return Stretch(score(k, now_s) - slopes[i] * now_s, float(slopes[i]), until_s)
+        return ScoreSegment(score(k, now_s) - slopes[i] * now_s, float(slopes[i]), until_s)
 
     view, roster = queue(len(curves))
-    lanes = ScoredQueue(stretch)
+    lanes = ScoredQueue(segment)
     for req in roster.waiting.values():
         lanes.put(req, 0.0)
     for t in instants:
         view.now_s = float(t)
-        lanes.turn(view)
+        lanes.refile(view)
         walked = [(-rank[0], req.id) for rank, req in lanes.walk(view)]
         assert len(walked) == len(curves)
         assert [s for s, _ in walked] == sorted((s for s, _ in walked), reverse=True)
