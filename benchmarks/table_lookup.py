@@ -17,7 +17,7 @@ from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps
 from reference_engine.policies.smdp_table import QueueState, SmdpTable
-from reference_engine.smdp.decision_table import Lookup, load_table
+from reference_engine.smdp.decision_table import Knobs, Lookup, load_table
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--lookups", type=int, default=100_000)
     asked = parser.parse_args()
     state = EngineState(Limits(200, 4096, 8192, 320), KvPool(8192), VirtualClock(), SmdpTable())
-    queue, lookup = QueueState(2048, 0.5, 1.0), Lookup(load_table("hand_made"), 30.0)
+    queue, lookup = QueueState(Knobs(), 1.0), Lookup(load_table("hand_made"), 30.0)
     for k in range(1200):
         n_prompt = 3000 if k % 50 == 49 else 20 + k % 100
         request = Request(f"r{k}", [k % 256] * n_prompt, 400, arrived_s=0.0)

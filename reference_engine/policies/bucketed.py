@@ -12,7 +12,7 @@ from reference_engine.policies.fixed_batch import Pad
 from reference_engine.policies.length_buckets import Bucket, Buckets
 from reference_engine.policies.ranked import plan_by_rank
 from reference_engine.policies.step_budget import Causes, TokenBudgetPolicy
-from reference_engine.state.cost_model import NO_PADDING, Padding
+from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
 
@@ -86,11 +86,10 @@ class Bucketed(TokenBudgetPolicy):
         plan = plan_by_rank(budget, view, prefills, waiting)
         self._admitted = budget.admitted
         segments, until_s = self._unready_causes(unready, view)
-        n_padding = budget.padding_tokens if is_padded else 0
         return plan._replace(
             segments=segments,
             wait_until_s=None if budget.items or view.decoding else until_s,
-            padding=Padding(prefill_tokens=n_padding) if n_padding else NO_PADDING,
+            padding=Padding(prefill_tokens=budget.padding_tokens if is_padded else 0),
         )
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:

@@ -41,9 +41,12 @@ class Chunked(Policy):
     watermark: float = Field(default=0.01, ge=0, lt=1)
 
     def plan(self, view: View) -> Plan:
-        tokens = self._tokens(view)
-        budget = StepBudget.after_decodes(
-            view, tokens=tokens, max_num_seqs=self.max_num_seqs, watermark=self.watermark
+        budget = StepBudget(
+            view,
+            tokens=self._tokens(view),
+            max_num_seqs=self.max_num_seqs,
+            watermark=self.watermark,
+            is_after_decodes=True,
         )
         budget.continue_prefills(self.long_prefill_tokens)
         causes, rest = admit_in_order(

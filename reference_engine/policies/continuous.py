@@ -58,11 +58,12 @@ class Orca(Policy):
 
 def plan_whole_prompts(view: View, max_num_seqs: int, reserve: Reserve, watermark: float) -> Plan:
     """A plan of all running requests and of whole prompts, first come first served."""
-    budget = StepBudget.after_decodes(
+    budget = StepBudget(
         view,
         tokens=view.limits.max_step_tokens,
         max_num_seqs=max_num_seqs,
         watermark=watermark,
+        is_after_decodes=True,
     )
     budget.continue_prefills()
     causes, rest = admit_in_order(budget, view.waiting, is_whole=True, reserve=reserve)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from loadgen.units import Seconds
-from reference_engine.policies.base import Policy
-from reference_engine.policies.fixed_batch import FinishedRows, FixedBatch, Pad
+from reference_engine.policies.fixed_batch import FinishedRows, FixedBatch, FixedBatchPolicy, Pad
 from reference_engine.state.plan import Plan, View
-from reference_engine.state.sequence import Request
-from reference_engine.state.steps import StepRecord
 
 
-class Dynamic(Policy):
+class Dynamic(FixedBatchPolicy):
     """A batch begins as soon as `max_batch_size` requests wait, as many wait as one of
     `preferred_sizes`, or the oldest has waited `max_delay` (seconds). It runs until its last
     request ends. With `max_delay: 0s` each batch takes all requests that wait when the engine
@@ -28,23 +25,15 @@ class Dynamic(Policy):
     """
 
     kind: ClassVar[str] = "dynamic"
-    is_in_order: ClassVar[bool] = True
 
     max_batch_size: int = Field(default=16, ge=1)
     max_delay: Annotated[Seconds, Field(ge=0)] = 0.1
     preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
     finished_rows: FinishedRows = FinishedRows.masked
     pad: Pad = Pad.batch_max
-    _batch: FixedBatch = PrivateAttr()
 
     def model_post_init(self, context: object) -> None:
         self._batch = FixedBatch(self.finished_rows, self.pad)
 
     def plan(self, view: View) -> Plan:
         return self._batch.plan(view, self.max_batch_size, self.max_delay, self.preferred_sizes)
-
-    def on_step_end(self, record: StepRecord, view: View) -> None:
-        self._batch.on_step_end(record)
-
-    def on_finish(self, request: Request, view: View) -> None:
-        self._batch.on_finish(request, view)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import islice
+from typing import ClassVar
 
+from pydantic import PrivateAttr
+
+from reference_engine.policies.base import Policy
 from reference_engine.policies.step_budget import Reserve, reserved_tokens
-from reference_engine.state.cost_model import NO_PADDING, Padding
+from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Cause, Item, Plan, View, Why
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
@@ -83,7 +87,8 @@ class FixedBatch:
 
     def on_step_end(self, record: StepRecord) -> None:
         """Lengthen each masked row by the token of a decode step."""
-        if record.padding_tokens and record.n_decode:
+        # Without masked rows, the padding is a row planned before its request was seen to end.
+        if self._masked_rows and record.n_decode:
             self._masked_context += record.padding_tokens
 
     def _form(self, candidates: Sequence[Request], view: View) -> None:
@@ -124,15 +129,27 @@ class FixedBatch:
             items.append(Item(name, n_tokens, reserved_tokens(member, Reserve.max, view)))
             tokens -= n_tokens
         if not items:
-            masked = NO_PADDING
-            if self._masked_rows:
-                masked = Padding(
-                    decode_rows=self._masked_rows, decode_context_tokens=self._masked_context
-                )
-            return Plan(decode_all=True, rest=rest, group=self._number, padding=masked)
+            padding = Padding(
+                decode_rows=self._masked_rows, decode_context_tokens=self._masked_context
+            )
+            return Plan(decode_all=True, rest=rest, group=self._number, padding=padding)
         padding, self._padding_tokens = Padding(prefill_tokens=self._padding_tokens), 0
         return Plan(tuple(items), rest=rest, group=self._number, padding=padding)
 
 
 def _tokens_left(request: Request) -> int:
     return request.n_remaining + request.max_tokens - request.n_output
+
+
+class FixedBatchPolicy(Policy):
+    """A mode that runs each batch to completion; its subclasses set `_batch`."""
+
+    is_in_order: ClassVar[bool] = True
+
+    _batch: FixedBatch = PrivateAttr()
+
+    def on_step_end(self, record: StepRecord, view: View) -> None:
+        self._batch.on_step_end(record)
+
+    def on_finish(self, request: Request, view: View) -> None:
+        self._batch.on_finish(request, view)

@@ -110,10 +110,10 @@ def prefill_s(n_tokens: int, cost: CostModel) -> float:
 class Ranking:
     """Live requests by rank: overdue ones first, then by the key they were filed under."""
 
-    __slots__ = ("_keys", "_queue", "overdue")
+    __slots__ = ("_keys", "_overdue", "_queue")
 
     def __init__(self) -> None:
-        self.overdue = OverdueQueue()
+        self._overdue = OverdueQueue()
         self._queue = SortedQueue()
         self._keys: dict[str, Key] = {}
 
@@ -125,7 +125,7 @@ class Ranking:
         """File a waiting request under `key`, overdue from the instant `overdue_s` on."""
         self._keys[request.id] = key
         self._queue.put(request, key)
-        self.overdue.put(request, overdue_s)
+        self._overdue.put(request, overdue_s)
 
     def move(self, request_id: str, key: Key) -> None:
         """Change the key of a running request."""
@@ -134,22 +134,22 @@ class Ranking:
     def drop(self, request_id: str) -> None:
         self._keys.pop(request_id, None)
         self._queue.drop(request_id)
-        self.overdue.drop(request_id)
+        self._overdue.drop(request_id)
 
     def key(self, request_id: str) -> Key:
         return self._keys[request_id]
 
     def overdue_s(self, request_id: str) -> float:
         """The instant at which the request becomes overdue."""
-        return self.overdue.overdue_s(request_id)
+        return self._overdue.overdue_s(request_id)
 
     def rank(self, request_id: str, now_s: float) -> Key:
         """The rank of a waiting or running request at this instant."""
-        return self.overdue.rank(request_id, self._keys[request_id], now_s)
+        return self._overdue.rank(request_id, self._keys[request_id], now_s)
 
     def waiting(self, view: View) -> Iterator[Ranked]:
         """The waiting requests with their ranks, lowest first."""
-        return self.overdue.overdue_first(self._queue.walk(view), view)
+        return self._overdue.overdue_first(self._queue.walk(view), view)
 
     def prefills(self, view: View) -> list[Ranked]:
         """The running requests in prefill with their ranks, lowest first."""

@@ -12,7 +12,7 @@ from reference_engine.policies.base import Policy
 from reference_engine.policies.ranked import plan_by_rank
 from reference_engine.policies.sorted_queue import Key, Ranked, SortedQueue, ranked_prefills
 from reference_engine.policies.step_budget import StepBudget
-from reference_engine.smdp.decision_table import FALLBACK, Lookup, load_table
+from reference_engine.smdp.decision_table import FALLBACK, Knobs, Lookup, load_table
 from reference_engine.smdp.states import FEATURES, Action, MacroState, state_of
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
@@ -58,7 +58,7 @@ class SmdpTable(Policy):
     def model_post_init(self, context: object) -> None:
         file = load_table(self.table)
         self._lookup = Lookup(file, self.load_window)
-        self._queue = QueueState(file.knobs.long_tokens, file.knobs.tight_share, self.ttft_slo)
+        self._queue = QueueState(file.knobs, self.ttft_slo)
 
     def on_arrival(self, request: Request, view: View) -> None:
         self._lookup.arrival_rate.arrive(view.now_s)
@@ -131,13 +131,11 @@ class QueueState:
     """Waiting requests by arrival, all together and short and long prompts apart, and by the
     instant at which the first token is due.
 
-    A prompt is long from `long_tokens` tokens on. A request's slack is tight when less than the
-    share `tight_share` of its TTFT SLO (default `ttft_slo_s`) is left.
+    `knobs` define long prompts and tight slack; requests without a TTFT SLO get `ttft_slo_s`.
     """
 
-    def __init__(self, long_tokens: int, tight_share: float, ttft_slo_s: float) -> None:
-        self._long_tokens, self._tight_share = long_tokens, tight_share
-        self._ttft_slo_s = ttft_slo_s
+    def __init__(self, knobs: Knobs, ttft_slo_s: float) -> None:
+        self._knobs, self._ttft_slo_s = knobs, ttft_slo_s
         self._all, self._due = SortedQueue(), SortedQueue()
         self._short, self._long = SortedQueue(), SortedQueue()
 
@@ -188,7 +186,7 @@ class QueueState:
         return ranked_prefills(view, rank)
 
     def _is_long(self, request: Request) -> bool:
-        return request.n_tokens >= self._long_tokens
+        return request.n_tokens >= self._knobs.long_tokens
 
     def _slack(self, view: View) -> int:
         """The slack of the request whose first token is due first, as a position in
@@ -200,7 +198,7 @@ class QueueState:
         left_s = due_s - view.now_s
         if left_s < 0:
             return _LATE
-        return _TIGHT if left_s < self._tight_share * self._slo_s(request) else _OK
+        return _TIGHT if left_s < self._knobs.tight_share * self._slo_s(request) else _OK
 
     def _slo_s(self, request: Request) -> float:
         return request.ttft_slo_s or self._ttft_slo_s

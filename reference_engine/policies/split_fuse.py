@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reference_engine.policies.step_budget import TokenBudgetPolicy, admit_in_order
-from reference_engine.state.cost_model import NO_PADDING, Padding
+from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Plan, View
 
 
@@ -32,5 +32,5 @@ class SplitFuse(TokenBudgetPolicy):
         budget.continue_prefills()
         causes, rest = admit_in_order(budget, view.waiting)
         n_left = max(0, budget.tokens) if self.pad == "budget" else 0
-        padding = Padding(prefill_tokens=n_left) if n_left else NO_PADDING
+        padding = Padding(prefill_tokens=n_left)
         return Plan(tuple(budget.items), decode_all=True, causes=causes, rest=rest, padding=padding)

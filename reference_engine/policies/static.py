@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from loadgen.units import Seconds
-from reference_engine.policies.base import Policy
-from reference_engine.policies.fixed_batch import FinishedRows, FixedBatch, Pad
+from reference_engine.policies.fixed_batch import FinishedRows, FixedBatch, FixedBatchPolicy, Pad
 from reference_engine.state.plan import Plan, View
-from reference_engine.state.sequence import Request
-from reference_engine.state.steps import StepRecord
 
 
-class Static(Policy):
+class Static(FixedBatchPolicy):
     """`batch_size` requests are prefilled together, padded to the longest prompt, and decoded
     together until the last of them ends. Only then is the next batch formed. TPOT is the lowest
     possible and TTFT includes the wait for a whole batch. On average the share
@@ -29,22 +26,14 @@ class Static(Policy):
     """
 
     kind: ClassVar[str] = "static"
-    is_in_order: ClassVar[bool] = True
 
     batch_size: int = Field(default=32, ge=1)
     fill_timeout: Annotated[Seconds, Field(ge=0)] = 0.1
     finished_rows: FinishedRows = FinishedRows.masked
     pad: Pad = Pad.batch_max
-    _batch: FixedBatch = PrivateAttr()
 
     def model_post_init(self, context: object) -> None:
         self._batch = FixedBatch(self.finished_rows, self.pad)
 
     def plan(self, view: View) -> Plan:
         return self._batch.plan(view, self.batch_size, self.fill_timeout)
-
-    def on_step_end(self, record: StepRecord, view: View) -> None:
-        self._batch.on_step_end(record)
-
-    def on_finish(self, request: Request, view: View) -> None:
-        self._batch.on_finish(request, view)

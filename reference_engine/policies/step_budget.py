@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
-from typing import Self
 
 from pydantic import Field
 
@@ -52,7 +51,8 @@ class StepBudget:
     The step computes at most `tokens`, and at most `max_num_seqs` requests run. An admission
     leaves the share `watermark` of all KV blocks free for running requests to grow into
     (`spare_blocks`), unless nothing else is scheduled: it would then protect no request and could
-    block for ever. With `is_padded`, each prefill row costs as many tokens as the longest one.
+    block for ever. With `is_padded`, each prefill row costs as many tokens as the longest one. With
+    `is_after_decodes`, one token for each decoding request is set aside first.
     """
 
     def __init__(
@@ -61,9 +61,12 @@ class StepBudget:
         *,
         tokens: int,
         max_num_seqs: int,
-        watermark: float = 0.0,
+        watermark: float,
         is_padded: bool = False,
+        is_after_decodes: bool = False,
     ) -> None:
+        if is_after_decodes:  # with more requests than tokens, some of them could not decode
+            max_num_seqs = min(max_num_seqs, tokens)
         self.items: list[Item] = []
         self.admitted: list[Request] = []
         self.tokens = min(tokens, view.limits.max_step_tokens)
@@ -72,28 +75,8 @@ class StepBudget:
         self.spare_blocks = watermark * view.kv.n_blocks
         self._view, self._is_padded = view, is_padded
         self._is_busy = False  # whether the step computes anything yet
-
-    @classmethod
-    def after_decodes(
-        cls,
-        view: View,
-        *,
-        tokens: int,
-        max_num_seqs: int,
-        watermark: float = 0.0,
-        is_padded: bool = False,
-    ) -> Self:
-        """The budget that is left after one token for each decoding request. At most `tokens`
-        requests may run: with more, some of them could not decode."""
-        budget = cls(
-            view,
-            tokens=tokens,
-            max_num_seqs=min(max_num_seqs, tokens),
-            watermark=watermark,
-            is_padded=is_padded,
-        )
-        budget.decode_all()
-        return budget
+        if is_after_decodes:
+            self.decode_all()
 
     def decode_all(self) -> None:
         """Set aside one token, and its KV block if one is needed, for each decoding request."""
@@ -196,12 +179,13 @@ class TokenBudgetPolicy(Policy):
     watermark: float = Field(default=0.01, ge=0, lt=1)
 
     def budget_after_decodes(self, view: View, *, is_padded: bool = False) -> StepBudget:
-        return StepBudget.after_decodes(
+        return StepBudget(
             view,
             tokens=self.token_budget,
             max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
             is_padded=is_padded,
+            is_after_decodes=True,
         )
 
 

@@ -71,7 +71,8 @@ class Tenancy:
         name, budget = budget_of(self._budgets, request.tenant, request.priority)
         queue = tenant.queues.get(name)
         if queue is None:
-            queue = tenant.queues[name] = BudgetQueue(name, budget, view.now_s)
+            bucket = None if budget is None else budget.bucket(view.now_s)
+            queue = tenant.queues[name] = BudgetQueue(name, budget, bucket)
         before = self._queues.get(request.id)
         if before is not None and before is not queue:  # its priority was changed
             before.requests.drop(request.id)

@@ -16,6 +16,7 @@ from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
 
 Weight = Annotated[float, Field(gt=0)]
+FromText = BeforeValidator(mapping_of_text)
 
 
 class TokenFair(TokenBudgetPolicy):
@@ -40,12 +41,8 @@ class TokenFair(TokenBudgetPolicy):
 
     input_cost: float = Field(default=1.0, gt=0)
     output_cost: float = Field(default=2.0, gt=0)
-    weights: Annotated[dict[str, Weight], BeforeValidator(mapping_of_text)] = Field(
-        default_factory=dict
-    )
-    budgets: Annotated[dict[str, Budget], BeforeValidator(mapping_of_text)] = Field(
-        default_factory=dict
-    )
+    weights: Annotated[dict[str, Weight], FromText] = Field(default_factory=dict)
+    budgets: Annotated[dict[str, Budget], FromText] = Field(default_factory=dict)
 
     _tenancy: Tenancy = PrivateAttr()
 

@@ -7,6 +7,7 @@ entry whose counter has grown is put back at its new place when it reaches the t
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
 from reference_engine.policies.budgets import Budget, TokenBucket
@@ -17,30 +18,28 @@ from reference_engine.state.sequence import Request
 _MOST_IDLE = 4096  # clients choose the tenant names; the tenant that is idle longest is forgotten
 
 
+@dataclass(slots=True, eq=False)
 class BudgetQueue:
     """The waiting requests that are paid from one budget of a tenant, first come first served."""
 
-    __slots__ = ("blocked_until_s", "bucket", "budget", "name", "requests")
-
-    def __init__(self, name: str, budget: Budget | None, now_s: float) -> None:
-        self.name, self.budget = name, budget
-        self.bucket: TokenBucket | None = None if budget is None else budget.bucket(now_s)
-        self.requests = SortedQueue()
-        self.blocked_until_s: float | None = None
+    name: str
+    budget: Budget | None
+    bucket: TokenBucket | None  # None without a budget
+    requests: SortedQueue = field(default_factory=SortedQueue)
+    blocked_until_s: float | None = None  # instant at which the bucket can pay the head
 
 
+@dataclass(slots=True, eq=False)
 class TenantCounter:
     """The service a tenant has received, divided by its `weight`. A tenant is active while it has
     a request that waits and can be paid."""
 
-    __slots__ = ("counter", "is_active", "n_live", "name", "queues", "weight")
-
-    def __init__(self, name: str, weight: float) -> None:
-        self.name, self.weight = name, weight
-        self.counter = 0.0
-        self.queues: dict[str, BudgetQueue] = {}
-        self.is_active = False
-        self.n_live = 0
+    name: str
+    weight: float
+    counter: float = 0.0
+    queues: dict[str, BudgetQueue] = field(default_factory=dict)
+    is_active: bool = False
+    n_live: int = 0
 
     def serve(self, cost: float) -> None:
         self.counter += cost / self.weight

@@ -145,12 +145,9 @@ def table_of(sheet: Sheet) -> DecisionTable:
     if sheet.actions:
         actions = [_ACTIONS[number] for number in sheet.actions]
     else:
-        actions = [
-            next(rule.do for rule in sheet.rules if rule.applies(words))
-            for words in (
-                dict(zip(FEATURES, levels, strict=True)) for levels in product(*FEATURES.values())
-            )
-        ]
+        states = product(*FEATURES.values())  # in the order of `MacroState.number`
+        words_of = [dict(zip(FEATURES, levels, strict=True)) for levels in states]
+        actions = [next(r.do for r in sheet.rules if r.applies(words)) for words in words_of]
     is_known = [count > 0 for count in sheet.visits] or [True] * N_STATES
     return DecisionTable(sheet.load_per_s, actions, is_known, sheet.q_gap or [None] * N_STATES)
 

@@ -159,13 +159,13 @@ class Hoarder(Simple):
         (Circles, "progress", "not done after"),
         (Meddler, "read-only", "on_arrival() changed r"),
         (Forgiver, "read-only", "ttft_slo_s was 0.5, is None"),
-        (Hoarder, "no leak", "the engine's books no longer agree: block 3: "),
+        (Hoarder, "no leak", "the engine's state is inconsistent: block 3: "),
         (Cheat, "no oracle", "plan() reads request.oracle_output_tokens (test_policy_check.py:"),
-        (Fickle, "determinism", "the same workload again made another plan in step"),
-        (Unordered, "determinism", "order sets before use"),
-        (Idler, "work conservation", "claims is_work_conserving and idles at"),
+        (Fickle, "determinism", "the same workload gave two different plans in step"),
+        (Unordered, "determinism", "sort sets before use"),
+        (Idler, "work conservation", "claims is_work_conserving but is idle at"),
         (Clumsy, "plans", "on_finish() raised KeyError: "),
-        (Shortest, "aging", "it claims is_aged, with a patience of 2 s, and let a long"),
+        (Shortest, "aging", "it claims is_aged with starvation 2 s, but a long request"),
     ],
 )
 def test_a_broken_policy_is_found_and_told(policy, rule, message):

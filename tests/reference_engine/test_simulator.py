@@ -196,8 +196,8 @@ class WaitsForever(Policy):
 
 
 def test_waiting_for_ever_is_an_error_that_names_policy_and_requests():
-    told = "policy 'for_ever' waits for ever at 1 s while r0 wait"
-    with pytest.raises(SimulationStuck, match=told):
+    message = "policy 'for_ever' waits for ever at 1 s: r0 wait"
+    with pytest.raises(SimulationStuck, match=message):
         simulate(one_step_requests([1.0]), WaitsForever())
 
 
