@@ -1,8 +1,8 @@
 """Simulator of the engine in virtual time: the core, policies and KV pool of a live engine, with
 steps that only advance the clock.
 
-A single engine needs no event queue. While it works, time advances by steps; while it is idle,
-time jumps to the next instant at which a client acts.
+A single engine needs no event queue. While it works, time advances by steps; while it is idle, time
+jumps to the next instant at which a client acts.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Simulator:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The result of a simulation: the finished requests, with their times; the rejected ones; the
-    steps; and the accounts of the waits, in the order of `finished`."""
+    """The result of a simulation: the finished requests, with their times; the rejected requests;
+    the steps; and the accounts of the waits, in the order of `finished`."""
 
     finished: tuple[Request, ...]
     rejected: tuple[Request, ...]

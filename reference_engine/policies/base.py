@@ -19,8 +19,8 @@ class Policy(Plugin, ABC):
 
     A policy is deterministic: it reads no clock, draws no random numbers and imports no torch.
     Equal views give equal plans, so a live run can be replayed in the simulator. State that lasts
-    from step to step is kept in pydantic `PrivateAttr`s. An engine plans with a `fresh` copy, so
-    one instance can be passed to several engines.
+    from step to step is kept in pydantic `PrivateAttr`s. An engine plans with a `fresh` copy, so an
+    instance can be passed to several engines.
 
     Three class variables are claims about the order of service. `is_work_conserving`: no step is
     idle while a request could run. `is_aged`: a request that has waited `starvation` (a field,
@@ -66,8 +66,8 @@ class Policy(Plugin, ABC):
         needs.
 
         The core takes as many as it needs and skips those that may not be preempted. If they are
-        not enough, it continues with the requests admitted after `request`, the last one first;
-        by default it takes only those.
+        not enough, it continues with the requests admitted after `request`, last admitted first; by
+        default it takes only those.
         """
         return ()
 

@@ -1,4 +1,4 @@
-"""Bucketed batching: prompts of similar length share a step, short ones first."""
+"""Bucketed batching: prompts of similar length share a step, short prompts first."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from reference_engine.state.sequence import Request
 
 
 class Bucketed(TokenBudgetPolicy):
-    """All decodes, then prompts, one bucket of prompt lengths after the other, first come first
-    served within a bucket. `order: short_first` begins with the bucket of the shortest prompts,
-    `oldest_first` with the one whose oldest request has waited longest. A request that has waited
+    """All decodes, then prompts, bucket by bucket of prompt lengths, first come first served within
+    a bucket. `order: short_first` begins with the bucket of the shortest prompts, `oldest_first`
+    with the bucket whose oldest request has waited longest. A request that has waited
     `max_bucket_wait` (seconds) goes before all that arrived later, whatever its bucket.
 
-    While fewer than `split_above` requests wait or are in prefill there is one bucket. From then
-    on a bucket with more requests splits in the middle of its range if at least the share
+    While fewer than `split_above` requests wait or are in prefill there is one bucket. From then on
+    a bucket with more requests splits in the middle of its range if at least the share
     `split_share` of them is below it. The range ends at `max_prompt_tokens` (0: the context
     length). A bucket with fewer than `min_batch` waiting requests is left out until its oldest
     request has waited `max_bucket_wait`.
 
-    With `pad: none` prompts are packed, and what one bucket leaves of `token_budget` goes to the
-    next. With `pad: batch_max` a step takes prompts of one bucket only, and each row costs as much
-    as the longest of the step, as in kernels without packing. Packed prompts gain nothing from
-    larger buckets, so buckets split early; with padding, `split_above` trades rows per step
-    against padding. `max_num_seqs` and `watermark` are as in `chunked`. The KV memory bounds every
-    batch, and decodes never wait for one.
+    With `pad: none` prompts are packed, and tokens that a bucket leaves go to the next bucket. With
+    `pad: batch_max` a step takes prompts of a single bucket, and each row costs as much as the
+    longest row of the step, as in kernels without packing. Packed prompts gain nothing from larger
+    buckets, so buckets split early; with padding, `split_above` trades rows per step against
+    padding. `max_num_seqs` and `watermark` are as in `chunked`. The KV memory bounds every batch,
+    and decodes never wait for a batch.
 
     Source: BucketServe (arXiv 2507.17120) §4, which forms such batches for separate prefill
     instances. The ageing is an addition: without it a long prompt could wait for ever.
@@ -130,7 +130,8 @@ class Bucketed(TokenBudgetPolicy):
         return [bucket for bucket in ordered if bucket not in unready], unready
 
     def _unready_causes(self, unready: list[Bucket], view: View) -> tuple[Causes, float | None]:
-        """The cause per bucket that must fill up, and the first instant at which one is ready."""
+        """The cause per bucket that must fill up, and the first instant at which a bucket is
+        ready."""
         causes, until_s = [], inf
         for bucket in unready:
             ready_s = _oldest_s(bucket, view) + self.max_bucket_wait
@@ -143,6 +144,6 @@ class Bucketed(TokenBudgetPolicy):
 
 
 def _oldest_s(bucket: Bucket, view: View) -> float:
-    """The arrival of the oldest waiting request of a bucket; infinity for an empty one."""
+    """The arrival of the oldest waiting request of a bucket; infinity if it is empty."""
     first = bucket.queue.first(view)
     return inf if first is None else first[1].arrived_s

@@ -45,8 +45,8 @@ class Budget(Block):
 
 
 class TokenBucket:
-    """A bucket that holds up to `burst` units and gains `rate` units a second. A cost above
-    `burst` can be paid when the bucket is full, and leaves it in debt."""
+    """A bucket that holds up to `burst` units and gains `rate` units a second. A cost above `burst`
+    can be paid when the bucket is full, and leaves it in debt."""
 
     def __init__(self, rate: float, burst: float, now_s: float) -> None:
         self._rate, self._burst = rate, burst

@@ -19,7 +19,8 @@ _DEFAULT_TPOT_S = 0.05
 class Chunked(Policy):
     """Each step computes one token of every decoding request. The rest of `token_budget` goes to
     unfinished prompts in order of admission, then to new requests, first come first served. The
-    last prompt is cut to what is left. No request is admitted in a step that must preempt.
+    last prompt is cut to the tokens that are left. No request is admitted in a step that must
+    preempt.
 
     `token_budget: slo` computes as many prompt tokens as keep the step within `tpot_slo` (seconds)
     by the cost model. Without `tpot_slo`, the strictest TPOT SLO of the decoding requests counts,
@@ -75,6 +76,7 @@ def _prefill_tokens(view: View, tpot_s: float, most: int, least: int) -> int:
     nothing decodes, `most`.
 
     The n tokens are priced as a continuation of the first prompt in prefill.
+
     Source: Sarathi-Serve (OSDI'24) §4.3, the token budget from profiling and the TBT SLO.
     """
     n_decode = len(view.decoding)

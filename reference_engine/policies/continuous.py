@@ -17,10 +17,9 @@ class Continuous(Policy):
     token budget: a long prompt delays the next token of all other requests by the time of its
     prefill. (A prompt longer than the engine's largest step is prefilled in several steps.)
 
-    `max_num_seqs` limits the running requests. KV is paged: `reserve` is the room that an
-    admission takes at once; further room is taken as the request grows, by preempting the last
-    admitted request when no block is free. Admissions leave the share `watermark` of the blocks
-    free.
+    `max_num_seqs` limits the running requests. KV is paged: `reserve` is the room that an admission
+    takes at once; further room is taken as the request grows, by preempting the last admitted
+    request when no block is free. Admissions leave the share `watermark` of the blocks free.
 
     Source: Orca (OSDI'22) §3.1 iteration-level scheduling; PagedAttention (SOSP'23) §4.
     """
@@ -41,8 +40,8 @@ class Orca(Policy):
     generate. Nothing is ever preempted, and fewer requests run: when outputs stop early, most of
     the reserved room is never used. `max_num_seqs` limits the running requests.
 
-    Selective batching (Orca §3.2: linear layers over all tokens at once, attention per sequence)
-    is done by the torch executors for every mode.
+    Selective batching (Orca §3.2: linear layers over all tokens at once, attention per sequence) is
+    done by the torch executors for every mode.
 
     Source: Orca (OSDI'22) §3.1, §4.2; the `orca` schedulers of Sarathi-Serve and Vidur.
     """

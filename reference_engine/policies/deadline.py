@@ -16,15 +16,15 @@ from reference_engine.state.sequence import Request
 
 
 class Deadline(RankedPolicy):
-    """All decodes, then prompts by deadline. The deadline of a request is its `deadline_s`, for
-    the last token. Without one it is the TTFT SLO (or else `ttft_slo`, seconds) after arrival, for
-    the first token.
+    """All decodes, then prompts by deadline. The deadline of a request is its `deadline_s`, for the
+    last token, or else its TTFT SLO after arrival, for the first token. Requests without either get
+    `ttft_slo` (seconds).
 
-    Each deadline has a latest start: the deadline less the time of the prefill by the cost model
+    Each request has a latest start: its deadline less the time of its prefill by the cost model
     and, for a last token, of the median predicted output at the step time of the batch at arrival.
-    When the prompts in prefill will take until after its latest start, a request can no longer
-    meet its deadline. It then goes behind all that can, in order of arrival, so that it costs no
-    other request a deadline. A request that has waited `starvation` (seconds) goes before all that
+    When the prompts in prefill will take until after its latest start, a request can no longer meet
+    its deadline. It then goes behind all that can, in order of arrival, so that it costs no other
+    request a deadline. A request that has waited `starvation` (seconds) goes before all that
     arrived later, whether it can meet its deadline or not. `token_budget`, `max_num_seqs` and
     `watermark` are as in `chunked`.
 

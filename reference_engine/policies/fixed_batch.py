@@ -53,7 +53,7 @@ class FixedBatch:
     def plan(
         self, view: View, max_size: int, delay_s: float, preferred_sizes: Iterable[int] = ()
     ) -> Plan:
-        """The next step of the batch, or the first of a new one.
+        """The next step of the batch, or the first step of a new batch.
 
         A new batch is formed when `max_size` requests wait, when as many wait as one of
         `preferred_sizes`, when the oldest has waited `delay_s`, or when no more will arrive. Until
@@ -110,7 +110,7 @@ class FixedBatch:
             self._padding_tokens = max(lengths) * len(lengths) - sum(lengths)
 
     def _step(self, view: View) -> Plan:
-        """Prefill what is left of the prompts, then decode. All others wait for the slowest row."""
+        """Prefill the rest of the prompts, then decode. All others wait for the slowest row."""
         slowest = max(view.running, key=_tokens_left, default=None)
         rest = Cause(Why.static_group_running, "" if slowest is None else slowest.id)
         tokens = view.limits.max_step_tokens

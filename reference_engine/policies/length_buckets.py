@@ -77,12 +77,12 @@ class Buckets:
         self.overdue.drop(request_id)
 
     def bucket_for(self, n_tokens: int) -> Bucket:
-        """The bucket for a prompt; the last one also takes prompts beyond its range."""
+        """The bucket for a prompt; the last bucket also takes longer prompts."""
         return self.all[bisect_right(self.all, n_tokens, key=attrgetter("low")) - 1]
 
     def adjust(self, n_prefills: int) -> list[Bucket]:
-        """Split or merge; returns the new buckets. `n_prefills` requests are active besides the
-        waiting ones."""
+        """Split or merge; returns the new buckets. `n_prefills` requests are active in addition to
+        those that wait."""
         if len(self._lengths) + n_prefills < self._split_above:
             return self._merge() if len(self.all) > 1 else []
         new = []
@@ -105,7 +105,7 @@ class Buckets:
         return self.all
 
     def _halves(self, bucket: Bucket) -> list[Bucket]:
-        """The two halves of a bucket that must split; empty for one that must not."""
+        """The two halves of a bucket that must split; empty if it must not."""
         middle = (bucket.low + bucket.high) // 2
         if len(bucket) <= self._split_above or bucket.high - bucket.low < 2 * _NARROWEST:
             return []
@@ -127,7 +127,7 @@ class Buckets:
         return self.overdue.overdue_first(by_bucket, view)
 
     def prefills(self, ordered: Sequence[Bucket], view: View) -> list[Ranked]:
-        """The running requests in prefill, ranked like the waiting ones."""
+        """The running requests in prefill, ranked like those that wait."""
 
         def rank(request: Request) -> Key:
             place = ordered.index(self.bucket_for(request.n_tokens))

@@ -24,12 +24,12 @@ from reference_engine.state.steps import StepRecord
 
 class Mlfq(RankedPolicy):
     """Level i has a quantum of `base_quantum` (seconds) · `ratio`^i of step time; there are
-    `n_levels`. A request joins the first level whose quantum is enough for its prefill
+    `n_levels`. A request joins the first level with a quantum long enough for its prefill
     (skip-join). Each time it has used up its quantum it goes to the end of the next lower level.
     All decodes run; prompts are continued and requests admitted by level, within a level in the
     order of joining it. Only the time of a prefill is predicted.
 
-    With `preempt`, a blocked request preempts decoding ones of lower levels, the lowest level
+    With `preempt`, a blocked request preempts decoding requests of lower levels, lowest level
     first; their KV is swapped or recomputed, whichever is cheaper. A request that has waited
     `starvation` (seconds) in the queue goes first, and starts at the top level again.
     `token_budget`, `max_num_seqs` and `watermark` are as in `chunked`.
@@ -120,11 +120,11 @@ class _Stay:
 
 
 class Levels:
-    """The level of each request, and the running requests whose quantum is used up.
+    """Levels of live requests, and the quanta of those that run.
 
     Level i has a quantum of `base_s` · `ratio`^i seconds. Requests of a level are in the order in
     which they joined it, and `ranking` holds level and position as their key. All running requests
-    are served at one rate, so the end of a quantum is an instant on a clock that adds up step
+    are served at the same rate, so the end of a quantum is an instant on a clock that adds up step
     durations, `served_s`: a step costs only the requests whose quantum it ends.
     """
 
@@ -147,7 +147,7 @@ class Levels:
         return None if stay is None else stay.end_s - self.served_s
 
     def enter(self, request: Request, prefill_time_s: float, overdue_s: float) -> None:
-        """Put a new request on the first level whose quantum is enough for its prefill."""
+        """Put a new request on the first level with a quantum long enough for its prefill."""
         fits = (
             level for level, quantum_s in enumerate(self.quanta_s) if quantum_s >= prefill_time_s
         )
@@ -160,8 +160,8 @@ class Levels:
         self._ranking.put(request, self._end_of(self._level_of[request.id]), overdue_s)
 
     def begin(self, request: Request, prefill_time_s: float, is_at_top: bool) -> None:
-        """Start the quantum of an admitted request, at least its prefill time; `is_at_top` moves
-        it to the first level."""
+        """Start the quantum of an admitted request, at least its prefill time; `is_at_top` moves it
+        to the first level."""
         if is_at_top:
             self._level_of[request.id] = 0
         level = self._level_of[request.id]
@@ -177,8 +177,8 @@ class Levels:
         self._level_of.pop(request_id, None)
 
     def serve(self, duration_s: float, skipped: Iterable[str]) -> None:
-        """Charge a step to all running requests but the skipped ones. Those that have used up
-        their quantum go to the end of the next level."""
+        """Charge a step to all running requests except `skipped`. Requests that have used up their
+        quantum go to the end of the next level."""
         for request_id in skipped:
             if request_id in self._stays:
                 self._stays[request_id].end_s += duration_s

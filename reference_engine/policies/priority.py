@@ -1,4 +1,4 @@
-"""Priority batching: age, length, class and deadline in one score, each term from 0 to about 1."""
+"""Priority batching: age, length, class and deadline as terms of a score, each from 0 to 1."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Priority(TokenBudgetPolicy):
         }
 
     def candidates(self, view: View, blocked: BlockedRequest) -> Iterator[Request]:
-        """Decoding requests that are worth preempting for the blocked one, lowest score first."""
+        """Decoding requests that are worth preempting for `blocked`, lowest score first."""
         now_s, head, scores, overdue = view.now_s, blocked.request, self._scores, self._overdue
         own = scores.waiting(head, now_s)
         lower = []
@@ -200,8 +200,8 @@ class Scores:
         return score + weights.deadline_weight * max(0.0, min(1.0, urgency))
 
     def worth_s(self, difference: float, request: Request) -> float:
-        """Seconds of waiting that raise the score of `request` by `difference`; infinity if
-        waiting has no weight."""
+        """Seconds of waiting that raise the score of `request` by `difference`; infinity if waiting
+        has no weight."""
         wait = self._weights.wait_weight
         return difference / wait * self.slo_s(request) if wait else inf
 

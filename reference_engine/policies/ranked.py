@@ -1,4 +1,4 @@
-"""Planning by rank: all decodes, then prefills and waiting requests in one order."""
+"""Planning by rank: all decodes, then prefills and waiting requests in a common order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BlockedRequest(NamedTuple):
 
 
 Candidates = Callable[[View, BlockedRequest], Iterable[Request]]
-"""Decoding requests that may be preempted for a blocked one, the first to go first."""
+"""Decoding requests that may be preempted for a blocked request, in the order of preemption."""
 
 
 def plan_by_rank(
@@ -39,12 +39,12 @@ def plan_by_rank(
     waiting: Iterable[Ranked],
     candidates: Candidates | None = None,
 ) -> Plan:
-    """All decodes, and the rest of `budget` in order of rank to `prefills` and `waiting`, both
-    sorted, lowest rank first.
+    """A plan of all decodes that gives the rest of `budget` in order of rank to `prefills` and
+    `waiting`, both sorted, lowest rank first.
 
-    No waiting request overtakes another: once one cannot be admitted, none behind it is, and the
-    rest of the budget goes to prefills. If the blocked request lacks a slot or KV blocks,
-    `candidates` are preempted for it.
+    No waiting request overtakes another: once a request cannot be admitted, it blocks all behind
+    it, and the rest of the budget goes to prefills. If it lacks a slot or KV blocks, as many of its
+    `candidates` as it needs are preempted.
     """
     blocked = _share_out(budget, prefills, waiting)
     plan = Plan(tuple(budget.items), decode_all=True, rest=NO_TOKENS)
@@ -81,8 +81,8 @@ def _share_out(
 def _preemptions(
     budget: StepBudget, view: View, blocked: BlockedRequest, candidates: Iterable[Request]
 ) -> tuple[Preemption, ...]:
-    """Preemptions of as many candidates as the blocked request needs. None if all of them would
-    not be enough, or if no request would be left to compute.
+    """Preemptions of as many candidates as the blocked request needs. None if all of them would not
+    be enough, or if no request would be left to compute.
 
     The core admits nothing in a step that preempts, so a step that admits preempts nothing.
     """
@@ -108,7 +108,7 @@ def prefill_s(n_tokens: int, cost: CostModel) -> float:
 
 
 class Ranking:
-    """Live requests by rank: overdue ones first, then by the key they were filed under."""
+    """Live requests by rank: overdue requests first, then by the key they were filed under."""
 
     __slots__ = ("_keys", "_overdue", "_queue")
 
@@ -156,7 +156,7 @@ class Ranking:
         return ranked_prefills(view, lambda request: self.rank(request.id, view.now_s))
 
     def ranked_after(self, view: View, request: Request) -> list[str]:
-        """Ids of the running requests that rank after `request`, the last one first."""
+        """Ids of the running requests that rank after `request`, last in rank first."""
         now_s = view.now_s
         own = self.rank(request.id, now_s)
         ranked = [(self.rank(other.id, now_s), other.id) for other in view.running]
@@ -181,7 +181,7 @@ class RankedPolicy(TokenBudgetPolicy):
         return plan_by_rank(budget, view, prefills, waiting, self.candidates)
 
     def candidates(self, view: View, blocked: BlockedRequest) -> Iterable[Request]:
-        """Decoding requests to preempt for a blocked one, the first to go first."""
+        """Decoding requests to preempt for `blocked`, in the order of preemption."""
         return ()
 
     def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:

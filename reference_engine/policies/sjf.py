@@ -19,16 +19,16 @@ class Sjf(RankedPolicy):
         score = E[output left] + kappa · (q90 − q50) + prompt_weight · prompt tokens − aging · wait
 
     lowest first, in tokens. `kappa` makes jobs of uncertain length count as longer. `aging` is in
-    tokens per second of waiting; all requests age at one rate, so the order is fixed at arrival.
-    `prompt_weight` is the cost of a prompt token in output tokens of a busy batch (8B on an H200:
-    53 000 against 11 000 tokens a second); 0 ranks by outputs alone. `token_budget`,
+    tokens per second of waiting; all requests age at the same rate, so the order is fixed at
+    arrival. `prompt_weight` is the cost of a prompt token in output tokens of a busy batch (8B on
+    an H200: 53 000 against 11 000 tokens a second); 0 ranks by outputs alone. `token_budget`,
     `max_num_seqs` and `watermark` are as in `chunked`.
 
-    A request that has waited `starvation` (seconds), or half its own TTFT SLO if it has one, goes
-    before all that are not overdue. A blocked request preempts decoding ones with more work left,
-    if each has generated less than the share `preempt_until` of its predicted output (0: none is
-    preempted; nearly finished work is not thrown away) and the gain exceeds the cost of computing
-    its tokens again.
+    A request is overdue when it has waited `starvation` (seconds), or half its TTFT SLO if it sets
+    an SLO of its own; overdue requests go first. A blocked request preempts decoding requests that
+    have more work left than itself, even less the cost of recomputing their tokens, and that have
+    generated less than the share `preempt_until` of their predicted output (0: no preemption), so
+    that nearly finished work is kept.
 
     Source: TRAIL (arXiv 2410.01035) for limited preemption; FastServe (arXiv 2305.05920) for the
     promotion; SRPT on mean plus spread as in TIE.
@@ -76,8 +76,8 @@ class Sjf(RankedPolicy):
         return left
 
     def candidates(self, view: View, blocked: BlockedRequest) -> Iterable[Request]:
-        """Decoding requests worth preempting for the blocked one, the largest gain first. Each of
-        them ranks behind it once it waits."""
+        """Decoding requests that are worth preempting for `blocked`, the largest gain first. Each
+        of them will rank behind the blocked request when it waits."""
         head, totals, ranking, now_s = blocked.request, self._n_predicted, self._ranking, view.now_s
         weight, aging, share = self.prompt_weight, self.aging, self.preempt_until
         head_score = ranking.key(head.id)[0]

@@ -26,10 +26,10 @@ class SmdpTable(Policy):
     action that the table names for it: decode only; decode and compute up to a budget of prompt
     tokens, short prompts first or first come first served; or wait for more requests.
 
-    `table` is a shipped table (`hand_made`) or a file. A file may hold one table per range of
-    load; the load is the arrival rate over about `load_window` (seconds). Where the table was made
-    for another cost model or load, or never saw a state, prompts are computed first come first
-    served; `explain` and the step's `action` name the reason.
+    `table` is a shipped table (`hand_made`) or a file. A file may hold one table per range of load;
+    the load is the arrival rate over about `load_window` (seconds). Where the table was made for
+    another cost model or load, or never saw a state, prompts are computed first come first served;
+    `explain` and the step's `action` name the reason.
 
     The action `wait` idles only while nothing runs, until the oldest request has waited `max_wait`
     (seconds). Once the oldest request has waited `starvation` (seconds), service is first come
@@ -177,7 +177,7 @@ class QueueState:
                 yield (float(place), *key), request
 
     def prefills(self, view: View, is_short_first: bool) -> list[Ranked]:
-        """The running requests in prefill, ranked like the waiting ones."""
+        """The running requests in prefill, ranked like those that wait."""
 
         def rank(request: Request) -> Key:
             arrived_s = request.arrived_s
@@ -189,7 +189,7 @@ class QueueState:
         return request.n_tokens >= self._knobs.long_tokens
 
     def _slack(self, view: View) -> int:
-        """The slack of the request whose first token is due first, as a position in
+        """The slack of the request with the earliest due first token, as a position in
         `FEATURES["slack"]`."""
         first = self._due.first(view)
         if first is None:

@@ -1,8 +1,8 @@
 """Queues of waiting requests that stay sorted as requests come and go.
 
-Sorting the whole queue in every step is too slow with thousands of waiting requests. A policy
-files each request once, on arrival, under a key that stays valid while the request waits. A score
-that grows with the time waited is such a key if all scores grow at one rate, because their order
+Sorting the whole queue in every step is too slow with thousands of waiting requests. A policy files
+each request once, on arrival, under a key that stays valid while the request waits. A score that
+grows with the time waited is such a key if all scores grow at the same rate, because their order
 then never changes. `ScoredQueue` sorts scores that grow at different rates.
 """
 
@@ -67,7 +67,7 @@ class SortedQueue:
         return True
 
     def entries(self) -> Iterator[Ranked]:
-        """All filed requests in order, including admitted ones that no walk has dropped yet."""
+        """All filed requests in order, including admitted requests that no walk has dropped yet."""
         return ((key, request) for key, _, request in self._entries)
 
     def walk(self, view: View) -> Iterator[Ranked]:
@@ -145,10 +145,10 @@ class ScoreSegment(NamedTuple):
 class ScoredQueue:
     """Waiting requests by scores that are piecewise linear in time, highest score first.
 
-    Scores of one slope never change their order, so each slope has a sorted lane and a walk merges
-    the lanes. When a score changes its slope (a term reaches its cap, a deadline comes near),
-    `refile` moves the request to the lane of the new slope. `segment(request, t)` is the piece of
-    the score that is valid at the instant t.
+    Scores of equal slope never change their order, so each slope has a sorted lane and a walk
+    merges the lanes. When a score changes its slope (a term reaches its cap, a deadline comes
+    near), `refile` moves the request to the lane of the new slope. `segment(request, t)` is the
+    piece of the score that is valid at the instant t.
     """
 
     __slots__ = ("_filed", "_lanes", "_n_filed", "_segment", "_slope_changes")

@@ -1,4 +1,4 @@
-"""Dynamic SplitFuse: steps of one exact size, with prompts split to fill them."""
+"""Dynamic SplitFuse: steps of a constant size, with prompts split to fill them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reference_engine.state.plan import Plan, View
 class SplitFuse(TokenBudgetPolicy):
     """Each step computes exactly `token_budget` tokens while there is that much to compute: one
     token of every decoding request, the rest from prompts, long or short, split where the budget
-    ends. `pad: budget` fills what is missing with padding, as an engine with one captured step
-    size does; all steps then take the same time. `max_num_seqs` limits the running requests;
+    ends. `pad: budget` fills an incomplete step with padding, as an engine with a single captured
+    step size does; all steps then take the same time. `max_num_seqs` limits the running requests;
     admissions leave the share `watermark` of the KV blocks free.
 
     Source: DeepSpeed-FastGen (arXiv 2401.08671) §3.2 Dynamic SplitFuse.

@@ -45,14 +45,14 @@ def reserved_tokens(request: Request, reserve: Reserve, view: View) -> int:
 
 
 class StepBudget:
-    """Slots, tokens and KV blocks that are left while a plan is made. `items` holds what was
-    given so far, `admitted` the waiting requests among the receivers.
+    """Slots, tokens and KV blocks that are left while a plan is made. `items` are the grants so
+    far, and `admitted` the requests admitted by them.
 
-    The step computes at most `tokens`, and at most `max_num_seqs` requests run. An admission
-    leaves the share `watermark` of all KV blocks free for running requests to grow into
-    (`spare_blocks`), unless nothing else is scheduled: it would then protect no request and could
-    block for ever. With `is_padded`, each prefill row costs as many tokens as the longest one. With
-    `is_after_decodes`, one token for each decoding request is set aside first.
+    The step computes at most `tokens`, and at most `max_num_seqs` requests run. An admission leaves
+    the share `watermark` of all KV blocks free for running requests to grow into (`spare_blocks`),
+    unless nothing else is scheduled: it would then protect no request and could block for ever.
+    With `is_padded`, each prefill row costs as many tokens as the longest row. With
+    `is_after_decodes`, a token for each decoding request is set aside first.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class StepBudget:
             self.decode_all()
 
     def decode_all(self) -> None:
-        """Set aside one token, and its KV block if one is needed, for each decoding request."""
+        """Set aside a token, and its KV block if it needs a new block, for each decoding
+        request."""
         n_decoding = len(self._view.decoding)
         self.tokens -= n_decoding
         self.blocks -= self._view.decode_blocks
@@ -120,8 +121,8 @@ class StepBudget:
         is_whole: bool = False,
         reserve: Reserve = Reserve.watermark,
     ) -> Cause | None:
-        """Take a waiting request into the step with all tokens that are left, at most `most`
-        (0: no cap). Returns the cause when it cannot be admitted.
+        """Take a waiting request into the step with all tokens that are left, at most `most` (0: no
+        cap). Returns the cause when it cannot be admitted.
 
         With `is_whole`, a prompt is split only if it is the first item of the step: it is then
         longer than any step.
@@ -153,8 +154,8 @@ class StepBudget:
         return len(lengths) * max(lengths, default=0) - sum(lengths)
 
     def _fitting(self, n_tokens: int) -> int:
-        """How many of `n_tokens` fit in one more row. A padded row fits whole or not at all,
-        unless it is the first."""
+        """How many of `n_tokens` fit in another row. A padded row fits whole or not at all, unless
+        it is the first."""
         if not self._is_padded or not self.items:
             return min(n_tokens, self.tokens)
         lengths = [item.n_tokens for item in self.items]
@@ -168,7 +169,7 @@ class StepBudget:
 
 
 class TokenBudgetPolicy(Policy):
-    """A mode whose steps have a fixed token budget.
+    """A mode with a fixed token budget per step.
 
     A step computes at most `token_budget` tokens, and at most `max_num_seqs` requests run. An
     admission leaves the share `watermark` of the KV blocks free.

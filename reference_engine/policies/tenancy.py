@@ -103,7 +103,8 @@ class Tenancy:
         self._counters.leave(tenant)
 
     def settle(self, view: View) -> None:
-        """Take back what the last plan granted in vain, and unblock budgets that can pay again."""
+        """Undo grants of the last plan that were not used, and unblock budgets that can pay
+        again."""
         self._take_back(view)
         for tenant, queue in list(self._blocked.values()):
             if (queue.blocked_until_s or 0.0) <= view.now_s:

@@ -21,7 +21,7 @@ FromText = BeforeValidator(mapping_of_text)
 
 class TokenFair(TokenBudgetPolicy):
     """All decodes and prompts in prefill, then the first request of the least served tenant, again
-    and again, until one does not fit. A tenant's service is `input_cost` per prompt token
+    and again, until a request does not fit. A tenant's service is `input_cost` per prompt token
     computed, counted at admission, and `output_cost` per token generated, divided by its weight
     (`weights`, default 1). A tenant that comes back from idleness is lifted to the least served of
     the others, so idle time earns no credit. The service of two tenants that always have requests
@@ -29,8 +29,8 @@ class TokenFair(TokenBudgetPolicy):
 
     `budgets` bound the cost per second, per `tenant/priority`, `tenant`, `*/priority` or `*` (each
     tenant by itself). An admission reserves the predicted cost of the request, and its end settles
-    the difference. Over budget, a request waits until its tenant can pay (`when_over: queue`)
-    while others go on, or is refused at arrival with the seconds to wait (`refuse`, HTTP 429).
+    the difference. Over budget, a request waits until its tenant can pay (`when_over: queue`) while
+    others go on, or is refused at arrival with the seconds to wait (`refuse`, HTTP 429).
     `token_budget`, `max_num_seqs` and `watermark` are as in `chunked`.
 
     Source: VTC (OSDI'24, arXiv 2401.00588), Algorithm 2 and Theorem 4.4.

@@ -1,7 +1,7 @@
-"""Virtual token counters: the service that each tenant has received, and the least served one.
+"""Virtual token counters: the service of each tenant, and the tenant with the least.
 
 A counter only grows while its tenant is served. So the heap may hold outdated, lower values: an
-entry whose counter has grown is put back at its new place when it reaches the top.
+outdated entry is put back with its new value when it reaches the top.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_IDLE = 4096  # clients choose the tenant names; the tenant that is idle lo
 
 @dataclass(slots=True, eq=False)
 class BudgetQueue:
-    """The waiting requests that are paid from one budget of a tenant, first come first served."""
+    """The waiting requests that share a budget of a tenant, first come first served."""
 
     name: str
     budget: Budget | None
@@ -31,8 +31,8 @@ class BudgetQueue:
 
 @dataclass(slots=True, eq=False)
 class TenantCounter:
-    """The service a tenant has received, divided by its `weight`. A tenant is active while it has
-    a request that waits and can be paid."""
+    """The service a tenant has received, divided by its `weight`. A tenant is active while it has a
+    request that waits and can be paid."""
 
     name: str
     weight: float
@@ -45,7 +45,8 @@ class TenantCounter:
         self.counter += cost / self.weight
 
     def head(self, view: View) -> tuple[BudgetQueue, Request] | None:
-        """The oldest waiting request among the queues whose budget is not blocked."""
+        """The oldest waiting request of the tenant's queues that are not blocked, with its
+        queue."""
         heads = [
             (first[0], queue.name, queue, first[1])
             for queue in self.queues.values()
@@ -58,7 +59,7 @@ class TenantCounter:
 
 
 class VirtualCounters:
-    """All tenants, and the active ones in order of their counters."""
+    """All tenants, with the active tenants in order of their counters."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         self._weights = weights
@@ -68,7 +69,7 @@ class VirtualCounters:
         self._last_left = 0.0
 
     def tenant(self, name: str) -> TenantCounter:
-        """The tenant of this name; a new one has received no service."""
+        """The tenant of this name, added without any service if it is new."""
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = TenantCounter(name, self._weights.get(name, 1.0))
@@ -76,16 +77,16 @@ class VirtualCounters:
         return tenant
 
     def find(self, name: str) -> TenantCounter | None:
-        """The tenant, without adding a new one."""
+        """The tenant, or None if there is none of this name."""
         return self._tenants.get(name)
 
     def enter(self, tenant: TenantCounter) -> None:
-        """Count one more live request of the tenant."""
+        """Add a live request of the tenant."""
         tenant.n_live += 1
         self._idle.pop(tenant.name, None)
 
     def leave(self, tenant: TenantCounter) -> None:
-        """Count one live request less."""
+        """Remove a live request of the tenant."""
         tenant.n_live -= 1
         if tenant.n_live == 0:
             self._rest(tenant)

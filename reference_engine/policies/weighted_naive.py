@@ -22,7 +22,7 @@ class WeightedNaive(RankedPolicy):
     served, with two seconds per level of priority. `token_budget`, `max_num_seqs` and `watermark`
     are as in `chunked`.
 
-    No request is overtaken by one that arrived more than (`priority_weight` · difference of
+    No request is overtaken by another that arrived more than (`priority_weight` · difference of
     priorities + `length_weight`) / `wait_weight` seconds later.
     """
 
@@ -33,7 +33,7 @@ class WeightedNaive(RankedPolicy):
     priority_weight: float = Field(default=2.0, ge=0)
 
     def on_arrival(self, request: Request, view: View) -> None:
-        # All scores grow at one rate, so the score at t = 0 gives the same order.
+        # All scores grow at the same rate, so the score at t = 0 gives the same order.
         score_at_0 = (
             self.length_weight / view.predictor.predict(request).mean
             - self.priority_weight * request.priority

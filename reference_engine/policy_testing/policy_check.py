@@ -37,8 +37,8 @@ from reference_engine.state.plan import Plan
 FORBIDDEN = frozenset(
     {"time", "datetime", "random", "secrets", "os", "asyncio", "socket", "threading", "torch"}
 )
-"""Modules that a policy's file may not import: a run that depends on a clock, random numbers or
-the network cannot be replayed."""
+"""Modules that a policy's file may not import: a run that depends on a clock, random numbers or the
+network cannot be replayed."""
 _STARVATION_S = 60.0  # of an aged policy without a field `starvation`
 _STEPS_PER_TOKEN = 4  # a policy that needs more makes no progress
 _MOST_TRIALS = 150  # to find a smaller workload
@@ -109,8 +109,8 @@ def _try_workload(policy: Policy, workload: Workload) -> int:
 
 
 def _run_twice(policy: Policy, workload: Workload) -> int:
-    """Run a workload twice and compare the plans. The ids of the second run are other ones that
-    sort alike: a policy that iterates over a set of ids then sees another order."""
+    """Run a workload twice and compare the plans. The second run has other ids, which sort alike: a
+    policy that iterates over a set of ids then sees another order."""
     first, second = _run(policy, workload), _run(policy, workload.renamed(_PREFIX))
     for number, (plan, again) in enumerate(zip(first.plans, second.plans, strict=False)):
         if _decisions(plan) != _decisions(again):
@@ -179,7 +179,7 @@ def _check_aging(policy: Policy) -> int:
         raise PolicyFault(
             "aging",
             f"it claims is_aged with starvation {starvation_s:g} s, but a long request of low "
-            f"priority waited {waited_s:.3g} s behind short urgent ones at 1.3 times the engine's "
+            f"priority waited {waited_s:.3g} s behind short urgent requests at 1.3 times the  "
             f"capacity (limit {limit_s:.3g} s, with {n_older} older requests)",
         )
     return len(watched.plans)

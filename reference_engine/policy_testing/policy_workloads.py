@@ -1,5 +1,5 @@
-"""Workloads for the policy check: small random traffic for a small engine, a flood that starves
-the request a policy favours least, and the client that submits them."""
+"""Workloads for the policy check: small random traffic for a small engine, a flood that starves the
+request a policy favours least, and the client that submits them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COST = StepCost(
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request: its arrival, its parameters, and the length of its answer."""
+    """A request of a workload: its arrival, its parameters, and the length of its answer."""
 
     name: str
     at_s: float
@@ -90,7 +90,8 @@ class Workload:
 
 
 def workloads(n: int, seed: int) -> Iterator[Workload]:
-    """`n` random workloads. Every other one has so few KV blocks that requests are preempted."""
+    """`n` random workloads. Every second workload has so few KV blocks that requests are
+    preempted."""
     rng = np.random.default_rng(seed)
     for number in range(n):
         yield _random(rng, is_tight=number % 2 == 1, n_requests=int(rng.integers(1, 28)))
@@ -110,8 +111,8 @@ def smaller_workloads(workload: Workload) -> Iterator[Workload]:
 
 def flood(starvation_s: float) -> Workload:
     """Short urgent requests of one tenant at 1.3 times the engine's capacity, for six times
-    `starvation_s`. Early among them arrives one long request of low priority of another tenant,
-    named `victim`.
+    `starvation_s`. Early among them arrives `victim`, a long request of low priority of another
+    tenant.
 
     A step takes a hundredth of `starvation_s`, four sequences run, and a short request needs 9
     steps.
@@ -161,7 +162,7 @@ class WorkloadClient:
 
     def __init__(self, workload: Workload, watched: WatchedPolicy) -> None:
         self._watched, self._request_type = watched, watched_request_type(watched.watch)
-        # (instant, is a cancel, number), the next one last; a submission goes before a cancel.
+        # (instant, is a cancel, number), the next entry last; a submission goes before a cancel.
         self._todo: list[tuple[float, bool, int]] = []
         self._requests = workload.requests
         for number, planned in enumerate(workload.requests):

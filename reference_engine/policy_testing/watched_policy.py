@@ -31,8 +31,7 @@ _read_fields = attrgetter(*_FIELDS)
 
 
 class PolicyFault(AssertionError):
-    """A policy breaks a rule. `rule` names the rule; the message adds the step and the
-    requests."""
+    """A policy breaks a rule. `rule` names the rule; the message adds the step and the requests."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
@@ -48,7 +47,8 @@ class PolicyWatch:
 
 
 class WatchedPolicy:
-    """A policy whose calls are checked. Keeps its plans, and the requests of the workload."""
+    """A policy with checks around its methods. Keeps its plans, and the requests of the
+    workload."""
 
     def __init__(self, policy: Policy, most_steps: int) -> None:
         self._policy, self._most_steps = policy.fresh(), most_steps
@@ -157,8 +157,8 @@ def _reader() -> str:
 
 
 def check_invariants(state: EngineState) -> None:
-    """Check the engine's own invariants; they break when a policy changes what is behind the
-    view."""
+    """Check the engine's own invariants, which break when a policy changes private state of the
+    engine."""
     try:
         state.check()
     except AssertionError as error:
@@ -189,8 +189,8 @@ def _difference(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
 
 
 def _check_busy(plan: Plan, view: View) -> None:
-    """Raises PolicyFault for an idle step while a running request could continue or a waiting one
-    fits."""
+    """Raises PolicyFault for an idle step while a running request could continue or a waiting
+    request fits."""
     held = {*plan.hold, *(preemption.request_id for preemption in plan.preempt)}
     if plan.items or (plan.decode_all and any(r.id not in held for r in view.decoding)):
         return

@@ -2,10 +2,10 @@
 
     all requests ◀── tenant ◀── (tenant, prompt length, max_tokens), both by power of two
 
-A kind with few answers of its own is predicted mostly like its tenant, a new tenant mostly like
-all requests. An engine without history predicts that answers run to their `max_tokens`. For a
-request that has already generated o tokens only longer answers count, so predictions sharpen while
-it decodes.
+A kind with few answers of its own is predicted mostly like its tenant, a new tenant mostly like all
+requests. An engine without history predicts that answers run to their `max_tokens`. For a request
+that has already generated o tokens only longer answers count, so predictions sharpen while it
+decodes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Table:
 
 class QuantilePredictor:
     """Predicts output lengths from the answers observed so far. `half_life` is the number of
-    answers of a kind after which an old one counts half.
+    answers of a kind after which an old answer counts half.
 
     An observation takes about 5 µs and a prediction 3 µs. The survival function of a kind is
     computed again after some 3 % more answers.
@@ -108,7 +108,7 @@ class QuantilePredictor:
         return _ReadOnlyPredictor(self._table)
 
     def observe(self, request: Request) -> None:
-        """Learn from an ended answer. A cancelled one is not counted: its full length is
+        """Learn from an ended answer. Cancelled answers are not counted: their full length is
         unknown."""
         if request.state not in _ENDED:
             return

@@ -48,8 +48,8 @@ class Knobs(Block):
 
 
 class Rule(Block):
-    """The action `do` for states in which every feature in `when` has one of its listed levels.
-    Without `when` the rule always applies."""
+    """The action `do` for states in which every feature in `when` has a listed level. Without
+    `when` the rule always applies."""
 
     name: str = ""
     when: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -71,10 +71,11 @@ class Rule(Block):
 
 
 class Sheet(Block):
-    """The actions for a range of arrivals per second (None: any), as rules or one per state.
+    """The actions for a range of arrivals per second (None: any), as rules or state by state.
 
     `visits` counts how often the estimation saw each state (0: the action is a guess). `q_gap` is
-    the advantage of the action over the second best, in the solver's cost."""
+    the advantage of the action over the second best, in the solver's cost.
+    """
 
     load_per_s: tuple[float, float] | None = None
     rules: tuple[Rule, ...] = ()
@@ -207,9 +208,8 @@ class ArrivalRate:
 
 
 class Lookup:
-    """Look-up of actions in the tables of a file, in the one for the present load. `fallbacks`
-    counts the decisions that no table made, by reason: `unvisited`, `out_of_load`,
-    `other_cost_model`."""
+    """Look-up of actions in a file of tables, in the table for the present load. `fallbacks` counts
+    the decisions that no table made, by reason: `unvisited`, `out_of_load`, `other_cost_model`."""
 
     def __init__(self, file: TableFile, window_s: float) -> None:
         self.file, self.fallbacks = file, Counter[str]()
