@@ -107,7 +107,6 @@ PURE = [
     "reference_engine.core.paused_tenants",
     "reference_engine.core.interventions",
     "reference_engine.accounting.totals",
-    "reference_engine.policy_testing.policy_traffic",
     "reference_engine.policy_testing.watched_policy",
     "reference_engine.state.cost_model",
     "reference_engine.accounting.explain",

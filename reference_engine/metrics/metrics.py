@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from math import exp
 
 from reference_engine.accounting.explain import Account
-from reference_engine.smdp.lookup import UNVISITED
+from reference_engine.smdp.decision_table import UNVISITED
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import StepEvent, StepRecord
 

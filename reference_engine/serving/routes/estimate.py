@@ -103,7 +103,7 @@ def estimate(state: EngineState, request: Request) -> Estimate:
     view = state.view()
     predictor = view.predictor
     if isinstance(predictor, QuantilePredictor):
-        view.predictor = predictor.aside()
+        view.predictor = predictor.read_only()
     try:
         return _estimate(state, request)
     finally:

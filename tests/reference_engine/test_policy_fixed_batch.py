@@ -21,28 +21,28 @@ def gang(n: int, policy: str = "static", **knobs: Any) -> Rig:
     return engine
 
 
-def test_a_full_batch_is_read_together_and_padded_to_its_longest_prompt() -> None:
+def test_a_full_batch_is_prefilled_together_and_padded_to_its_longest_prompt() -> None:
     engine = gang(4, batch_size=3)
     plan = engine.plan
     assert engine.shares == {"r0": 10, "r1": 20, "r2": 30}
     assert plan.padding == Padding(prefill_tokens=3 * 30 - 60)
 
 
-def test_nobody_joins_until_the_last_of_the_batch_ends() -> None:
+def test_no_request_joins_before_the_last_of_the_batch_ends() -> None:
     engine = gang(4, batch_size=3)
     sizes = []
-    while "r3" in {one.id for one in engine.state.view().waiting}:
+    while "r3" in {r.id for r in engine.state.view().waiting}:
         sizes.append(len(engine.shares))
         if sizes[-1] == 1 and engine.state.view().running:
             assert engine.plan.rest == Cause(Why.static_group_running, "r2")
         engine.step()
         engine.state.is_source_closed = True
-    # One step reads, then answers of 2, 3 and 4 tokens end one after the other.
+    # One prefill step, then answers of 2, 3 and 4 tokens end in turn.
     assert sizes[:4] == [3, 3, 2, 1]
 
 
 def test_masked_rows_are_computed_to_the_end() -> None:
-    """r0 ends with 11 tokens in KV, r1 with 22: their rows go on, one token longer a step."""
+    """r0 ends with 11 tokens in KV, r1 with 22: their rows continue, a token longer each step."""
     engine = gang(3, batch_size=3)
     paddings = []
     while engine.state.has_work:
@@ -69,7 +69,7 @@ def test_dropped_rows_and_packed_prompts_cost_nothing() -> None:
         ("dynamic", {"max_batch_size": 8, "max_delay": "250ms"}),
     ],
 )
-def test_a_batch_that_does_not_fill_begins_when_its_oldest_has_waited(
+def test_a_smaller_batch_begins_when_its_oldest_request_has_waited(
     policy: str, knobs: dict[str, Any]
 ) -> None:
     engine = gang(2, policy, **knobs)
@@ -81,7 +81,7 @@ def test_a_batch_that_does_not_fill_begins_when_its_oldest_has_waited(
     assert engine.shares == {"r0": 10, "r1": 20}
 
 
-def test_when_nothing_more_will_come_nobody_waits_for_it() -> None:
+def test_a_smaller_batch_begins_when_no_more_requests_will_arrive() -> None:
     engine = gang(2, batch_size=8, fill_timeout="1h")
     assert not engine.plan.items
     engine.state.is_source_closed = True
@@ -94,7 +94,7 @@ def test_a_window_closes_at_a_preferred_size() -> None:
     assert len(engine.plan.items) == 4
 
 
-def test_without_a_delay_a_batch_takes_whatever_waits() -> None:
+def test_without_a_delay_a_batch_takes_all_waiting_requests() -> None:
     engine = gang(3, "dynamic", max_batch_size=8, max_delay="0s")
     assert len(engine.plan.items) == 3
     engine.step()
@@ -103,7 +103,7 @@ def test_without_a_delay_a_batch_takes_whatever_waits() -> None:
     assert engine.plan.rest == Cause(Why.static_group_running, "r2")
 
 
-def test_a_batch_takes_only_as_many_as_fit_the_memory_with_all_they_may_generate() -> None:
+def test_a_batch_is_limited_by_the_memory_of_its_longest_outputs() -> None:
     """32 blocks of 16; each of these may fill 10 of them."""
     engine = rig(policy="static", n_blocks=32, batch_size=4)
     engine.admit(*(request(f"r{k}", range(30 * k, 30 * k + 20), 141) for k in range(4)))
@@ -113,7 +113,7 @@ def test_a_batch_takes_only_as_many_as_fit_the_memory_with_all_they_may_generate
     assert engine.state.counters.preemptions == 0
 
 
-def test_a_batch_longer_than_a_step_is_read_before_anybody_decodes() -> None:
+def test_a_batch_longer_than_a_step_is_prefilled_before_its_first_decode() -> None:
     engine = gang(3, batch_size=3, max_step_tokens=25)
     assert engine.shares == {"r0": 10, "r1": 15}
     engine.step()
@@ -124,8 +124,8 @@ def test_a_batch_longer_than_a_step_is_read_before_anybody_decodes() -> None:
     assert engine.shares == {"r0": 1, "r1": 1, "r2": 1}
 
 
-def test_who_leaves_the_queue_leaves_no_row_behind() -> None:
-    """Only those that were in the batch have a row to be masked."""
+def test_a_request_cancelled_in_the_queue_leaves_no_masked_row() -> None:
+    """Only requests of the batch have a row to be masked."""
     engine = gang(4, batch_size=2)
     engine.step()
     engine.state.end("r3", State.finished_abort)

@@ -1,12 +1,12 @@
-"""The orders that policies keep, against sorting everything anew."""
+"""Sorted queues of policies, compared with sorting all requests at each step."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.policies.scored_queue import ScoredQueue, Stretch
-from reference_engine.policies.sorted_queue import Ranking, SortedQueue
+from reference_engine.policies.ranked import Ranking
+from reference_engine.policies.sorted_queue import ScoredQueue, ScoreSegment, SortedQueue
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits, View
 from reference_engine.state.queues import Roster
@@ -27,33 +27,33 @@ moves = st.lists(
 
 
 @given(moves)
-def test_a_line_is_what_sorting_those_that_wait_gives(moves):
+def test_a_sorted_queue_walks_like_sorting_all_waiting_requests(moves):
     view, roster = queue(8)
-    line, keys = SortedQueue(), {}
+    filed, keys = SortedQueue(), {}
     for n_put, (verb, k, key) in enumerate(moves):
         name = f"r{k}"
         if verb == "put" and name in roster.waiting:
-            line.put(roster.waiting[name], (float(key),))
+            filed.put(roster.waiting[name], (float(key),))
             keys[name] = (float(key), n_put)
         elif verb == "drop":
-            assert line.drop(name) == (keys.pop(name, None) is not None)
+            assert filed.drop(name) == (keys.pop(name, None) is not None)
         elif verb == "leave" and name in keys:
-            del roster.waiting[name]  # admitted: nobody tells the line
+            del roster.waiting[name]  # admitted, without a call of the queue
             del keys[name]
-            assert name not in [req.id for _, req in line.walk(view)]
-        assert [req.id for _, req in line.walk(view)] == sorted(keys, key=keys.__getitem__)
-    assert len(line) == len(keys)
+            assert name not in [req.id for _, req in filed.walk(view)]
+        assert [req.id for _, req in filed.walk(view)] == sorted(keys, key=keys.__getitem__)
+    assert len(filed) == len(keys)
 
 
 def test_of_equal_keys_the_first_filed_comes_first():
     view, roster = queue(3)
-    line = SortedQueue()
+    filed = SortedQueue()
     for name in ("r2", "r0", "r1"):
-        line.put(roster.waiting[name], (7.0,))
-    assert [req.id for _, req in line.walk(view)] == ["r2", "r0", "r1"]
+        filed.put(roster.waiting[name], (7.0,))
+    assert [req.id for _, req in filed.walk(view)] == ["r2", "r0", "r1"]
 
 
-def test_the_overdue_come_first_in_the_order_in_which_they_got_overdue():
+def test_overdue_requests_come_first_in_the_order_of_their_overdue_instants():
     view, roster = queue(4)
     ranking = Ranking()
     for name, key, overdue_s in [("r0", 3, 9), ("r1", 2, 5), ("r2", 1, 4), ("r3", 0, 99)]:
@@ -75,7 +75,7 @@ curves = st.lists(
 
 
 @given(curves=curves, instants=st.lists(st.integers(0, 50), min_size=1, max_size=6).map(sorted))
-def test_lanes_keep_the_order_of_scores_that_bend(curves, instants):
+def test_lanes_keep_the_order_of_scores_that_change_slope(curves, instants):
     """Scores are continuous and piecewise linear; at each instant the walk must be by score."""
 
     def score(k: int, t: float) -> float:
@@ -86,20 +86,20 @@ def test_lanes_keep_the_order_of_scores_that_bend(curves, instants):
             before = min(t, bend)
         return total
 
-    def stretch(req, now_s: float) -> Stretch:
+    def segment(req, now_s: float) -> ScoreSegment:
         k = int(req.id[1:])
         _, bends, slopes = curves[k]
         i = sum(bend <= now_s for bend in bends)
         until_s = float(bends[i]) if i < len(bends) else float("inf")
-        return Stretch(score(k, now_s) - slopes[i] * now_s, float(slopes[i]), until_s)
+        return ScoreSegment(score(k, now_s) - slopes[i] * now_s, float(slopes[i]), until_s)
 
     view, roster = queue(len(curves))
-    lanes = ScoredQueue(stretch)
+    lanes = ScoredQueue(segment)
     for req in roster.waiting.values():
         lanes.put(req, 0.0)
     for t in instants:
         view.now_s = float(t)
-        lanes.turn(view)
+        lanes.refile(view)
         walked = [(-rank[0], req.id) for rank, req in lanes.walk(view)]
         assert len(walked) == len(curves)
         assert [s for s, _ in walked] == sorted((s for s, _ in walked), reverse=True)
