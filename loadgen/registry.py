@@ -13,8 +13,10 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     ModelWrapValidatorHandler,
     SerializationInfo,
@@ -31,6 +33,8 @@ from pydantic_core import (
 
 from loadgen.errors import UnknownKind, nearest
 from loadgen.units import as_data
+
+T = TypeVar("T")
 
 
 class Block(BaseModel):
@@ -55,11 +59,29 @@ class Block(BaseModel):
         )
 
 
+class Strict(Block):
+    """A block without conversions: the text "64" is no number and `true` no count."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
 class Plugin(Block):
     """Base of every kind: its fields are its keys, and `kind` is the name it is found by."""
 
     kind: ClassVar[str]
 
+
+def _not_empty(items: tuple[T, ...]) -> tuple[T, ...]:
+    # Field(min_length=1) would also complain about every list with one invalid item
+    if not items:
+        raise ValueError("is empty; name at least one")
+    return items
+
+
+FROM_LIST = Field(strict=False)
+"""A tuple field that YAML writes as a list."""
+FILLED = AfterValidator(_not_empty)
+"""A list with at least one item."""
 
 P = TypeVar("P", bound=Plugin)
 

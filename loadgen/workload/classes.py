@@ -10,11 +10,12 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.errors import nearest
 from loadgen.measure.slo import parse_slo, ungrounded
+from loadgen.registry import Strict
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
 from loadgen.workload.presets import SloPreset, expanded
-from loadgen.workload.requests import Requests, Strict
+from loadgen.workload.requests import Requests
 
 _NO_PAUSE = FixedDuration.model_construct(duration=0.0)
 DEFAULT_TENANT = "default"  # is not sent to the server

@@ -1,28 +1,50 @@
-"""The rows of one class of traffic: single requests, sessions or chains, laid out source by source.
-
-A *source* is what arrives at one instant: somebody with one request, one session or one chain (a
-*unit*), or, in a closed loop, a user with one unit after the other. Rows of a source are
-neighbours, parents before children, and edges never leave a source.
-"""
+"""The rows of one class of traffic."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError
 from loadgen.records import OWN_SLO, SCHEDULE, Schedule, Times
+from loadgen.workload.arrivals import Traffic
 from loadgen.workload.classes import Step, TrafficClass
 from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.pairs import draw_pair, mean_pair
-from loadgen.workload.random_streams import Purpose, stream
 from loadgen.workload.requests import Cancel, Requests, SharedPrefix
-from loadgen.workload.traffic import Traffic
+
+
+class Purpose(IntEnum):
+    """What a random stream is for. The numbers are part of what a seed means: append, never
+    renumber."""
+
+    arrivals = 0
+    input_tokens = 1
+    output_tokens = 2
+    prefix = 3
+    prompt = 4
+    classes = 5
+    turns = 6
+    think = 7
+    cancel = 8
+
+
+def stream(seed: int, purpose: Purpose, *owner: str) -> np.random.Generator:
+    """The generator of one purpose, of a class or of a step of a chain where `owner` names it:
+    independent of every other one with the same seed, and of which others there are.
+
+    Source: M. E. O'Neill, PCG (2014); NumPy's SeedSequence spawn keys.
+    """
+    key = (int(purpose), *(zlib.crc32(name.encode()) for name in owner))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+
 
 Index = NDArray[np.int32]  # row numbers, or counts of rows; half the memory of int64
 QUICKEST_S = 0.02  # a closed loop is planned for answers as quick as this,

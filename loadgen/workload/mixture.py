@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -20,9 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from loadgen.registry import Block
+from loadgen.registry import FILLED, FROM_LIST, Strict
 from loadgen.workload.lengths import LENGTHS, Lengths, Shares, TokenCounts
-from loadgen.workload.lists import FILLED, FROM_LIST
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,7 @@ class Component:
     lengths: Lengths
 
 
-class _Weight(Block):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
+class _Weight(Strict):
     weight: Annotated[float, Field(gt=0)]
 
 

@@ -14,14 +14,13 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from loadgen.errors import ScenarioError
 from loadgen.records import Times
-from loadgen.registry import Block
+from loadgen.registry import FROM_LIST, Strict
 from loadgen.units import Rate, Seconds
 from loadgen.workload.arrivals import Arrivals, streams
-from loadgen.workload.lists import FROM_LIST
 from loadgen.workload.renewal import poisson_instants
 
 MAX_STATE_CHANGES = 20_000_000
@@ -99,10 +98,8 @@ class OnOff(Arrivals):
         return 1 - v if v > 1 / alpha else float(least * (alpha * v) ** (-1 / (alpha - 1)))
 
 
-class RateState(Block):
+class RateState(Strict):
     """One state of an MMPP: its rate relative to the others, and how long it lasts on average."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     weight_rate: Annotated[float, Field(ge=0, le=1e9)]
     mean_stay: Sojourn

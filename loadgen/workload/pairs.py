@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from loadgen.errors import ScenarioError
-from loadgen.workload.length_files import read_columns
+from loadgen.registry import FILLED, FROM_LIST
+from loadgen.workload.empirical import read_columns
 from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
-from loadgen.workload.lists import FILLED, FROM_LIST
 
 COLUMNS = ("input_tokens", "output_tokens", "weight")
 

@@ -9,17 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
-from loadgen.registry import Block, Plugin, Registry
+from loadgen.registry import Plugin, Registry, Strict
 from loadgen.units import Share
 from loadgen.workload.durations import DURATIONS, Durations
 from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
 from loadgen.workload.pairs import check_lengths
-
-
-class Strict(Block):
-    """YAML has types: "64" is no number and `true` no count."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class Popularity(Plugin, ABC):

@@ -13,11 +13,9 @@ from typing import Any, Literal
 
 from loadgen.errors import UsageError
 from loadgen.units import parse_level_per_s, write_level
-from loadgen.workload.arrivals import Arrivals
-from loadgen.workload.closed_loop import Users
-from loadgen.workload.groups import Burst
+from loadgen.workload.arrivals import Arrivals, Sum, Users
+from loadgen.workload.clusters import Burst
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.superposition import Sum
 from loadgen.workload.trace_arrivals import TraceArrivals
 
 Over = Literal["rate", "concurrency"]

@@ -26,6 +26,7 @@ from pydantic import (
 from loadgen.errors import ScenarioError, nearest
 from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
+from loadgen.registry import Strict
 from loadgen.units import Seconds, Share, as_data
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.classes import (
@@ -38,7 +39,7 @@ from loadgen.workload.classes import (
     tenants_of,
 )
 from loadgen.workload.presets import expanded
-from loadgen.workload.requests import Requests, Strict
+from loadgen.workload.requests import Requests
 from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
 from loadgen.yaml_document import Document, override, parse_document, write_document
 

@@ -17,14 +17,22 @@ from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError, nearest
 from loadgen.records import EDGES, LATER, SCHEDULE, Edges, Phase, Schedule
-from loadgen.workload.arrivals import Arrivals
+from loadgen.workload.arrivals import Arrivals, Traffic
 from loadgen.workload.classes import TrafficClass
 from loadgen.workload.durations import Durations
-from loadgen.workload.layout import Index, Layout, Owner, joined, lay_out, places, row_numbers
+from loadgen.workload.layout import (
+    Index,
+    Layout,
+    Owner,
+    Purpose,
+    joined,
+    lay_out,
+    places,
+    row_numbers,
+    stream,
+)
 from loadgen.workload.prompts import entry_of, planned_tokens
-from loadgen.workload.random_streams import Purpose, stream
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.traffic import Traffic
 
 MAX_REQUESTS = 20_000_000
 """About 1.8 GB of schedule; more is a mistyped rate."""

@@ -8,25 +8,22 @@ from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from loadgen.errors import TraceFileError, nearest
 from loadgen.records import OWN_SLO, Times
-from loadgen.registry import Block
+from loadgen.registry import Strict
 from loadgen.units import Rate, Seconds, Share
-from loadgen.workload.arrivals import Arrivals
-from loadgen.workload.traces.auto import Auto
-from loadgen.workload.traces.file import load_trace
+from loadgen.workload.arrivals import Arrivals, Traffic
+from loadgen.workload.traces.file import Auto, load_trace
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
-from loadgen.workload.traffic import Traffic
 
 Index = NDArray[np.int32]  # row numbers
 
 
-class Window(Block):
+class Window(Strict):
     """A part of a trace, counted from its first request; `to` is not in it."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
     from_s: Annotated[Seconds, Field(alias="from", ge=0)] = 0.0
     to_s: Annotated[Seconds | None, Field(alias="to")] = None
 

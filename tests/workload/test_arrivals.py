@@ -10,7 +10,7 @@ from scipy import stats
 
 from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.workload.arrivals import ARRIVALS
-from loadgen.workload.random_streams import Purpose, stream
+from loadgen.workload.layout import Purpose, stream
 from loadgen.workload.scenario import scenario_from_flags
 from loadgen.workload.schedule import make_schedule, merge, split
 from tests import strategies

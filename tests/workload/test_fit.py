@@ -9,19 +9,20 @@ from scipy import integrate, linalg, stats
 
 from loadgen.errors import TraceFileError
 from loadgen.units import parse_duration_s, parse_rate_per_s
-from loadgen.workload.fit import fit, fit_text
+from loadgen.workload.fit import (
+    copula_correlation,
+    fit,
+    fit_lengths,
+    fit_text,
+    ks_distance,
+    power_law_exponent,
+)
 from loadgen.workload.fit_arrivals import (
     DispersionCurve,
     TwoStates,
     fit_arrivals,
     gamma_shape,
     mmpp_log_likelihood,
-)
-from loadgen.workload.fit_lengths import (
-    copula_correlation,
-    fit_lengths,
-    ks_distance,
-    power_law_exponent,
 )
 from loadgen.workload.lengths import LENGTHS
 from loadgen.workload.renewal import Gamma
