@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_limits
+from loadgen.workload.traces.text_columns import read_csv, read_header, read_limits
 from loadgen.workload.traces.trace import (
     LIMIT_COLUMNS,
     Trace,
@@ -35,8 +35,7 @@ class Azure(TraceFormat):
         return {_TIME, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        line = first_line(content)[0].decode("utf-8", "replace")
-        header = csv_header(line)
+        header = read_header(content, source)[0]
         optional = [name for name in (_IMAGES, *LIMIT_COLUMNS) if name in header]
         table = read_csv(content, source, (_TIME, _IN, _OUT, *optional))
         notes = []

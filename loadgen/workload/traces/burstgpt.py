@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-
-from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_limits
+from loadgen.workload.traces.text_columns import read_csv, read_header, read_limits
 from loadgen.workload.traces.trace import (
     LIMIT_COLUMNS,
-    Ids,
     Trace,
     TraceColumns,
     TraceFormat,
@@ -36,21 +33,14 @@ class BurstGPT(TraceFormat):
         return {_TIME, _MODEL, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        line = first_line(content)[0].decode("utf-8", "replace")
-        header = csv_header(line)
+        header = read_header(content, source)[0]
         optional = [name for name in (_SESSION, *LIMIT_COLUMNS) if name in header]
-        wanted = (_TIME, _MODEL, _IN, _OUT, *optional)
-        table = read_csv(content, source, wanted)
-        sessions: Ids | None = None
-        if _SESSION in header:
-            codes, names = table.words(_SESSION)
-            is_named = np.array([name != "" for name in names])
-            sessions = np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
+        table = read_csv(content, source, (_TIME, _MODEL, _IN, _OUT, *optional))
         columns = TraceColumns(
             ticks=table.ticks(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
-            session_ids=sessions,
+            session_ids=table.sessions(_SESSION) if _SESSION in header else None,
             classes=table.words(_MODEL),
             slo_s=read_limits(table, header),
         )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,8 +12,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError
 from loadgen.workload.lengths import MAX_TOKENS
-from loadgen.workload.traces.text_columns import LONGEST_S, TextTable, require
-from loadgen.workload.traces.trace import LIMIT_COLUMNS, Ticks
+from loadgen.workload.traces.trace import LIMIT_COLUMNS, LONGEST_SLO_S, NS_PER_UNIT, Ticks
 
 R = TypeVar("R", bound=msgspec.Struct)
 _BATCH = 2048  # few enough objects alive at once that Python's garbage collector has little to do
@@ -52,12 +49,11 @@ class LimitColumns:
         values = np.nan_to_num(np.concatenate(self._ms), nan=0.0).T
         found = dict(zip(self._names, values, strict=True))
         for name, limits_ms in found.items():
-            bad = np.flatnonzero((limits_ms < 0) | (limits_ms > LONGEST_S * 1e3))
+            bad = np.flatnonzero((limits_ms < 0) | (limits_ms > LONGEST_SLO_S * 1e3))
             if bad.size:
-                line = line_of_record(self._content, int(bad[0]))
-                raise TraceFileError(
-                    f"{self._source}:{line}: {name}: expected ms, from 0 to a day, or null, got "
-                    f"{limits_ms[bad[0]]:.15g}"
+                _reject_value(
+                    *(self._content, self._source, name, limits_ms, int(bad[0])),
+                    "ms, from 0 to a day, or null",
                 )
         return {LIMIT_COLUMNS[name]: limits_ms / 1e3 for name, limits_ms in found.items()}
 
@@ -87,20 +83,16 @@ def token_column(
     """A key of all records as int64; refuses what is no possible token count."""
     outside = np.flatnonzero((values < 0) | (values > MAX_TOKENS))
     if outside.size:
-        row = int(outside[0])
-        raise TraceFileError(
-            f"{source}:{line_of_record(content, row)}: {name}: expected a whole number from 0 to"
-            f" {MAX_TOKENS}, got {values[row]:.15g}"
-        )
+        expected = f"a whole number from 0 to {MAX_TOKENS}"
+        _reject_value(content, source, name, values, int(outside[0]), expected)
     tokens: NDArray[np.int64] = values.astype(np.int64)
     return tokens
 
 
-def tick_column(
-    content: bytes, source: str, values: NDArray[np.float64], ns_per_unit: int
-) -> Ticks:
+def tick_column(content: bytes, source: str, values: NDArray[np.float64], unit: str) -> Ticks:
     """The key `timestamp` of all records in nanoseconds: whole units exactly, fractions to the 15
     digits of a float."""
+    ns_per_unit = NS_PER_UNIT[unit]
     outside = np.flatnonzero(np.abs(values) > 9e18 / ns_per_unit)
     if outside.size:
         row = int(outside[0])
@@ -112,36 +104,19 @@ def tick_column(
     return ticks
 
 
+def _reject_value(
+    content: bytes, source: str, name: str, values: NDArray[np.float64], row: int, expected: str
+) -> NoReturn:
+    raise TraceFileError(
+        f"{source}:{line_of_record(content, row)}: {name}: expected {expected}, got"
+        f" {values[row]:.15g}"
+    )
+
+
 def line_of_record(content: bytes, row: int) -> int:
     """The line of a record, counted from 1."""
     filled = (k for k, line in enumerate(content.splitlines(), start=1) if line.strip())
     return next(islice(filled, row, None))
-
-
-def read_json_table(content: bytes, source: str, wanted: Sequence[str]) -> TextTable:
-    """The wanted keys of flat JSON lines as a table of text, for formats that are told by column
-    names. Raises TraceFileError with the line where a key is missing."""
-    import pyarrow as pa
-
-    texts: dict[str, list[str]] = {name: [] for name in wanted}
-    decoder: msgspec.json.Decoder[Mapping[str, msgspec.Raw]] = msgspec.json.Decoder(
-        dict[str, msgspec.Raw]
-    )
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = decoder.decode(line)
-            for name in wanted:
-                texts[name].append(_text(bytes(record[name])))
-        except KeyError:
-            require(source, [*record], wanted, number)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TraceFileError(f"{source}:{number}: {_in_words(error)}") from None
-    columns: dict[str, list[Any]] = {
-        name: [pa.array(values, pa.string())] for name, values in texts.items()
-    }
-    return TextTable(source, columns.__getitem__, partial(line_of_record, content))
 
 
 def _refuse_first(
@@ -153,18 +128,13 @@ def _refuse_first(
         try:
             decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TraceFileError(f"{source}:{number}: {_in_words(error)}") from None
+            raise TraceFileError(f"{source}:{number}: {decode_problem(error)}") from None
     raise AssertionError(f"{source}: a batch fails whose lines do not")
 
 
-def _in_words(error: Exception) -> str:
+def decode_problem(error: Exception) -> str:
     """msgspec's message with the key first and without its path syntax."""
     problem, at, where = str(error).partition(" - at `$.")
     text = problem[:1].lower() + problem[1:].replace("`", "'")
     text = text.replace("object missing required field", "missing key")
     return f"{where.rstrip('`')}: {text}" if at else text
-
-
-def _text(raw: bytes) -> str:
-    """A JSON scalar as the text a CSV cell would hold."""
-    return str(json.loads(raw)) if raw[:1] == b'"' else "" if raw == b"null" else raw.decode()

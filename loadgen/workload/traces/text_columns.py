@@ -12,21 +12,19 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
 from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError, nearest
 from loadgen.workload.lengths import MAX_TOKENS
-from loadgen.workload.traces.trace import LIMIT_COLUMNS, Ticks
+from loadgen.workload.traces.trace import LIMIT_COLUMNS, LONGEST_SLO_S, NS_PER_UNIT, Ids, Ticks
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _FARTHEST_S = 8_800_000_000  # from 1970; beyond, nanoseconds would overflow 64 bits
-LONGEST_S = 86_400.0
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _DECIMAL = r"^\+?(?P<whole>-?\d+)(?:\.(?P<part>\d{0,9})\d*)?$"
 _INSTANT = (
@@ -71,15 +69,20 @@ class TextTable:
 
     def words(self, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         """A column of names as (index of each row's, names in order of first use)."""
-        import pyarrow.compute as pc
-
         numbers: dict[str, int] = {}
         codes = []
         for text, _ in self._parts(name):
             found = pc.dictionary_encode(text)
             known = [numbers.setdefault(w, len(numbers)) for w in found.dictionary.to_pylist()]
-            codes.append(np.array(known, np.int64)[found.indices.to_numpy(zero_copy_only=False)])
+            codes.append(np.array(known, np.int64)[_numpy(found.indices)])
         return np.concatenate(codes), tuple(numbers)
+
+    def sessions(self, name: str) -> Ids:
+        """A column of session names as numbers from 1 in order of first use; 0 for an empty
+        cell."""
+        codes, names = self.words(name)
+        is_named = np.array([word != "" for word in names])
+        return np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
 
     def is_numeric(self, name: str) -> bool:
         """Whether the first value of a column is a plain number."""
@@ -88,8 +91,6 @@ class TextTable:
 
     def _parts(self, name: str) -> Iterator[tuple[Any, int]]:
         """(trimmed text, number of its first row) of each array of a column."""
-        import pyarrow.compute as pc
-
         row = 0
         for text in self.read(name):
             if len(text):
@@ -97,11 +98,8 @@ class TextTable:
             row += len(text)
 
     def _whole(self, name: str, text: Any, row: int) -> NDArray[np.int64]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         try:
-            values: NDArray[np.int64] = pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False)
+            values: NDArray[np.int64] = _numpy(pc.cast(text, pa.int64()))
         except pa.ArrowInvalid:
             numbers = self._floats(name, text, row, _TOKEN_COUNT)
             bad = np.flatnonzero((np.abs(numbers) > MAX_TOKENS) | (numbers != np.rint(numbers)))
@@ -114,24 +112,17 @@ class TextTable:
         return values
 
     def _seconds(self, name: str, unit: str, text: Any, row: int) -> NDArray[np.float64]:
-        import pyarrow.compute as pc
-
         expected = f"{unit}, from 0 to a day, or nothing"
         filled = pc.if_else(pc.equal(text, ""), "0", text)
         seconds_s = self._floats(name, filled, row, expected) / (10**9 // NS_PER_UNIT[unit])
-        bad = np.flatnonzero((seconds_s < 0) | (seconds_s > LONGEST_S))
+        bad = np.flatnonzero((seconds_s < 0) | (seconds_s > LONGEST_SLO_S))
         if bad.size:
             self._refuse(name, text, int(bad[0]), row, expected)
         return seconds_s
 
     def _floats(self, name: str, text: Any, row: int, expected: str) -> NDArray[np.float64]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         try:
-            numbers: NDArray[np.float64] = pc.cast(text, pa.float64()).to_numpy(
-                zero_copy_only=False
-            )
+            numbers: NDArray[np.float64] = _numpy(pc.cast(text, pa.float64()))
         except pa.ArrowInvalid:
             numbers = np.full(len(text), np.nan)
         if not np.all(np.isfinite(numbers)):
@@ -142,24 +133,17 @@ class TextTable:
         return numbers
 
     def _ticks(self, name: str, unit: str, text: Any, row: int) -> Ticks:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         ns = NS_PER_UNIT[unit]
         found = pc.extract_regex(text, _DECIMAL)
         limit = 9 * 10**18 // ns
         if found.null_count == 0:
             try:
-                whole: Ticks = pc.cast(found.field("whole"), pa.int64()).to_numpy(
-                    zero_copy_only=False
-                )
+                whole: Ticks = _numpy(pc.cast(found.field("whole"), pa.int64()))
             except pa.ArrowInvalid:
                 whole = np.array([limit + 1])
             if np.all(np.abs(whole) <= limit):
                 part = _billionths(found.field("part"))
-                is_negative = pc.starts_with(found.field("whole"), "-").to_numpy(
-                    zero_copy_only=False
-                )
+                is_negative = _numpy(pc.starts_with(found.field("whole"), "-"))
                 sign = np.where(is_negative, np.int64(-1), np.int64(1))
                 return np.add(whole * ns, sign * (part // (10**9 // ns)), dtype=np.int64)
         numbers = self._floats(name, text, row, "a number") * ns  # an exponent, or far too large
@@ -169,9 +153,6 @@ class TextTable:
         return np.rint(numbers).astype(np.int64)
 
     def _instants(self, name: str, first: dict[bool, int], text: Any, row: int) -> Ticks:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         plain_ns = _plain_instants(text)
         if plain_ns is not None and True not in first:
             first.setdefault(False, row)
@@ -180,13 +161,12 @@ class TextTable:
         try:
             if found.null_count:
                 raise pa.ArrowInvalid("no match")
-            seconds: Ticks = pc.cast(
-                pc.cast(found.field("second"), pa.timestamp("s")), pa.int64()
-            ).to_numpy(zero_copy_only=False)
+            instants = pc.cast(found.field("second"), pa.timestamp("s"))
+            seconds: Ticks = _numpy(pc.cast(instants, pa.int64()))
         except pa.ArrowInvalid:
             self._refuse_first_instant(name, text, row)
         zones = pc.dictionary_encode(found.field("zone"))
-        of_row = zones.indices.to_numpy(zero_copy_only=False)
+        of_row = _numpy(zones.indices)
         names = zones.dictionary.to_pylist()
         for code, zone in enumerate(names):
             first.setdefault(zone != "", row + int(np.argmax(of_row == code)))
@@ -223,16 +203,13 @@ def _plain_instants(text: Any) -> Ticks | None:
     """Nanoseconds since 1970 where every value is a date and time of day without a zone, as Arrow
     itself reads them in a tenth of the time (schedule_speed.py); None where one is anything else,
     for the pattern to read or refuse."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not len(text) or pc.min(pc.binary_length(text)).as_py() < len("2024-05-12 00:00:20"):
         return None
     try:
         instants = pc.cast(pc.cast(text, pa.timestamp("ns")), pa.int64())
     except pa.ArrowInvalid:
         return None
-    found: Ticks = instants.to_numpy(zero_copy_only=False)
+    found: Ticks = _numpy(instants)
     return found if np.all(np.abs(found // 10**9) <= _FARTHEST_S) else None
 
 
@@ -253,10 +230,7 @@ def read_csv(
     Quotes, CRLF and blank lines are understood. Raises TraceFileError for a wanted column that is
     not there, and, once a column is read, with the line of a row that has too few or too many.
     """
-    import pyarrow as pa
-    import pyarrow.csv as pv
-
-    header, begin = _header(content, source, separator)
+    header, begin = read_header(content, source, separator)
     require(source, header, wanted)
     if not re.compile(rb"\S").search(content, begin):
         raise TraceFileError(f"{source}: has a header and no rows")
@@ -293,11 +267,6 @@ def read_csv(
     return TextTable(source, read, line_of)
 
 
-def csv_header(line: str, separator: str = ",") -> list[str]:
-    """The column names in a header line."""
-    return [cell.strip() for cell in next(csv.reader([line], delimiter=separator), [])]
-
-
 def require(source: str, found: Sequence[str], wanted: Collection[str], line: int = 1) -> None:
     """Raises TraceFileError for a column that is missing, or there twice."""
     for name in wanted:
@@ -315,10 +284,11 @@ def first_line(content: bytes) -> tuple[bytes, int]:
     return content[start.end() if start else 0 : end.start()], end.end()
 
 
-def _header(content: bytes, source: str, separator: str) -> tuple[list[str], int]:
+def read_header(content: bytes, source: str, separator: str = ",") -> tuple[list[str], int]:
     line, begin = first_line(content)
     try:
-        return csv_header(line.decode(), separator), begin
+        cells = next(csv.reader([line.decode()], delimiter=separator), [])
+        return [cell.strip() for cell in cells], begin
     except UnicodeDecodeError as error:
         raise TraceFileError(f"{source}:1: is not UTF-8 text ({error.reason})") from None
 
@@ -351,11 +321,12 @@ def _located(
 
 def _billionths(part: pa.StringArray) -> Ticks:
     """The digits after a decimal point in units of 1e-9: "5" → 500 000 000, "" → 0."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    digits: Ticks = pc.cast(pc.utf8_rpad(part, 9, "0"), pa.int64()).to_numpy(zero_copy_only=False)
+    digits: Ticks = _numpy(pc.cast(pc.utf8_rpad(part, 9, "0"), pa.int64()))
     return digits
+
+
+def _numpy(array: Any) -> Any:
+    return array.to_numpy(zero_copy_only=False)
 
 
 def _offset_s(zone: str) -> int:

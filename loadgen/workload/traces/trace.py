@@ -15,9 +15,10 @@ from loadgen.records import OWN_SLO, Times
 from loadgen.registry import Plugin, Registry
 from loadgen.workload.lengths import TokenCounts
 
+NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+LONGEST_SLO_S = 86_400.0
 Ticks = NDArray[np.int64]  # nanoseconds from any zero
 Ids = NDArray[np.uint32]  # 0 = none
-Parents = NDArray[np.int32]  # row numbers; −1 = none
 Order = slice | NDArray[np.intp]  # which rows, and in which order
 
 
@@ -28,7 +29,7 @@ class Trace:
     `times_s` counts from the first request, and is NaN throughout where the file has no times.
     `prefix_ids` and `prefix_tokens` say which text a prompt begins with and how much of it: two
     rows of one id share the smaller of their two prefixes. `session_ids` number conversations from
-    1. `parents` is the row that a row answers, −1 for none. `class_ids` index `classes`. `slo_s`
+    1. `class_ids` index `classes`. `slo_s`
     are the promises that rows carry, by the schedule's column (0: none). `notes` say what was
     dropped, reordered or approximated, and how much of it.
     """
@@ -41,7 +42,6 @@ class Trace:
     prefix_ids: Ids
     prefix_tokens: NDArray[np.uint32]
     session_ids: Ids
-    parents: Parents
     class_ids: NDArray[np.uint16]
     classes: tuple[str, ...] = ("default",)
     slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -67,7 +67,6 @@ class TraceColumns:
     output_tokens: NDArray[np.int64]
     prefix: tuple[Ids, NDArray[np.uint32]] | None = None
     session_ids: Ids | None = None
-    parents: NDArray[np.int64] | None = None
     classes: tuple[NDArray[np.integer], tuple[str, ...]] | None = None
     slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -143,18 +142,8 @@ def build_trace(source: str, kind: str, columns: TraceColumns) -> Trace:
         prefix_ids=ids[order],
         prefix_tokens=tokens[order],
         session_ids=sessions[order],
-        parents=_moved(columns.parents, order, n, n_kept),
         class_ids=class_ids[order].astype(np.uint16, copy=False),
         classes=classes,
         slo_s={column: limits_s[order] for column, limits_s in columns.slo_s.items()},
         notes=tuple(notes),
     )
-
-
-def _moved(parents: NDArray[np.int64] | None, order: Order, n: int, n_kept: int) -> Parents:
-    """Row numbers of parents after rows moved or went; a parent that went is none."""
-    if parents is None:
-        return np.full(n_kept, -1, np.int32)
-    place = np.full(n + 1, -1, np.int32)  # the last entry is where −1 looks
-    place[:n][order] = np.arange(n_kept)
-    return place[parents[order]]
