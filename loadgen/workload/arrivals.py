@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from loadgen.records import Times
 from loadgen.registry import FILLED, FROM_LIST, Plugin, Registry
-from loadgen.units import Seconds
+from loadgen.units import Rate, Seconds
 from loadgen.workload.durations import DURATIONS, Durations
 
 Column = NDArray[np.uint32]
@@ -80,6 +80,15 @@ class Arrivals(Plugin, ABC):
         """Closed loop: how long each source waits after its last answer before it asks again, and
         `times` are the first instants only. None: an open loop, every instant is in `times`."""
         return None
+
+
+class StationaryArrivals(Arrivals):
+    """A process whose law does not change over time; `rate` is its mean number of arrivals."""
+
+    rate: Rate
+
+    def mean_rate_per_s(self, horizon_s: float) -> float:
+        return self.rate
 
 
 ARRIVALS: Registry[Arrivals] = Registry("slobench.arrivals", "arrival process")

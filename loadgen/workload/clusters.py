@@ -10,13 +10,13 @@ from pydantic import Field, model_validator
 
 from loadgen.errors import ScenarioError
 from loadgen.records import Times
-from loadgen.units import Rate, Seconds
-from loadgen.workload.arrivals import Arrivals, streams
+from loadgen.units import Seconds
+from loadgen.workload.arrivals import Arrivals, StationaryArrivals, streams
 from loadgen.workload.lengths import LENGTHS, Lengths
 from loadgen.workload.renewal import poisson_instants
 
 
-class Batch(Arrivals):
+class Batch(StationaryArrivals):
     """Groups of simultaneous requests at Poisson instants; `rate` counts requests, so groups come
     at rate / E[size].
 
@@ -27,7 +27,6 @@ class Batch(Arrivals):
     """
 
     kind = "batch"
-    rate: Rate
     size: Annotated[Lengths, LENGTHS]
 
     @model_validator(mode="after")
@@ -42,9 +41,6 @@ class Batch(Arrivals):
         # by quantiles, one uniform each: redrawing kinds would deal sizes out differently for
         # another number of groups
         return np.repeat(instants, self.size.ppf(sizes_rng.random(instants.size)))
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
 
 class Burst(Arrivals):
@@ -66,7 +62,7 @@ MISSED = 1e-9
 MAX_BURN_IN = 20_000_000
 
 
-class Hawkes(Arrivals):
+class Hawkes(StationaryArrivals):
     """Self-exciting arrivals: λ(t) = μ + Σ_{t_i < t} n · β · e^{−β(t − t_i)}, μ = rate · (1 − n).
 
     n is `branching`, the mean number of arrivals that one brings on directly, and 1/β is `decay`,
@@ -84,7 +80,6 @@ class Hawkes(Arrivals):
     """
 
     kind = "hawkes"
-    rate: Rate
     branching: Annotated[float, Field(ge=0, le=0.999)]
     decay: Annotated[Seconds, Field(gt=0)]
 
@@ -106,9 +101,6 @@ class Hawkes(Arrivals):
                 )
                 generation_s += self.decay * rng.standard_exponential(generation_s.size)
         return np.sort(np.concatenate(found))
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
     def _burn_in_s(self) -> float:
         """B. Raises ScenarioError where the past of the window alone would be absurdly much."""

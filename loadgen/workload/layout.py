@@ -17,7 +17,6 @@ from loadgen.workload.classes import Step, TrafficClass
 from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
 from loadgen.workload.lengths import TokenCounts
-from loadgen.workload.pairs import draw_pair, mean_pair
 from loadgen.workload.requests import Cancel, Requests, SharedPrefix
 
 
@@ -182,7 +181,7 @@ def _quickest_s(asked: TrafficClass) -> float:
     """The least time that one unit is planned to take from its first request to its last answer."""
     depth_s: dict[str, float] = {}
     for step in asked.steps():
-        tokens = mean_pair(step.requests)[1] or 1.0
+        tokens = step.requests.mean_lengths[1] or 1.0
         own_s = QUICKEST_S + tokens / QUICKEST_TOKENS_PER_S
         depth_s[step.name] = own_s + max((depth_s[name] for name in step.after), default=0.0)
     longest_s = max(depth_s.values())
@@ -240,14 +239,9 @@ def lengths(
 ) -> tuple[TokenCounts, TokenCounts]:
     """Input tokens (without a shared prefix) and output tokens of n requests: as asked, else as the
     traffic states them; what neither says is 1."""
-    rngs = [owner.stream(p, *name) for p in (Purpose.input_tokens, Purpose.output_tokens)]
-    if asked.has_lengths:
-        inputs, outputs = draw_pair(asked, rngs[0], n, rngs[1])
-    else:
-        inputs, outputs = (
-            np.ones(n, np.uint32) if law is None else law.draw(rng, n)
-            for law, rng in zip((asked.input_tokens, asked.output_tokens), rngs, strict=True)
-        )
+    input_rng = owner.stream(Purpose.input_tokens, *name)
+    output_rng = owner.stream(Purpose.output_tokens, *name)
+    inputs, outputs = asked.draw_lengths(input_rng, output_rng, n)
     if traffic.input_tokens is not None and asked.input_tokens is None:
         inputs = traffic.input_tokens
     if traffic.output_tokens is not None and not (asked.output_tokens or asked.has_lengths):
@@ -302,18 +296,14 @@ def _edges_between(
 
 def _think(asked: TrafficClass, rows: Schedule, place: Index, owner: Owner) -> None:
     if asked.session is not None:
-        pauses = _pauses(asked.session.think, owner.stream(Purpose.think), len(rows))
+        pauses = asked.session.think.draw(owner.stream(Purpose.think), len(rows))
         rows["think_s"] = np.where(place > 0, pauses, 0.0)
         return
     for number, step in enumerate(asked.steps()):
         if step.after:
             mine = place == number
             rng = owner.stream(Purpose.think, step.name)
-            rows["think_s"][mine] = _pauses(step.think, rng, int(mine.sum()))
-
-
-def _pauses(think: Durations, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
-    return think.draw(rng, n)
+            rows["think_s"][mine] = step.think.draw(rng, int(mine.sum()))
 
 
 def _grow_context(rows: Schedule, first_of_unit: Index) -> None:

@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 from loadgen.errors import ScenarioError
 from loadgen.records import Times
 from loadgen.registry import FROM_LIST, Strict
-from loadgen.units import Rate, Seconds
-from loadgen.workload.arrivals import Arrivals, streams
+from loadgen.units import Seconds
+from loadgen.workload.arrivals import StationaryArrivals, streams
 from loadgen.workload.renewal import poisson_instants
 
 MAX_STATE_CHANGES = 20_000_000
@@ -29,7 +29,7 @@ FOREVER_S = 1e15
 Sojourn = Annotated[Seconds, Field(gt=0)]
 
 
-class OnOff(Arrivals):
+class OnOff(StationaryArrivals):
     """Poisson while on, silent while off; `on` and `off` are mean durations.
 
     The rate while on is rate · (on + off)/on, so that the mean is `rate`. Exponential sojourns make
@@ -46,7 +46,6 @@ class OnOff(Arrivals):
     """
 
     kind = "on_off"
-    rate: Rate
     on: Sojourn
     off: Sojourn
     sojourn: Literal["exponential", "pareto"] = "exponential"
@@ -78,9 +77,6 @@ class OnOff(Arrivals):
         is_on = (np.arange(len(edges_s) - 1) % 2 == 0) == is_on_first
         return _modulated(arrivals_rng, edges_s, np.where(is_on, on_rate, 0.0), horizon_s)
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
-
     def _sojourns(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         """n sojourns in units of their mean."""
         exponential = rng.standard_exponential(n)
@@ -105,7 +101,7 @@ class RateState(Strict):
     mean_stay: Sojourn
 
 
-class Mmpp(Arrivals):
+class Mmpp(StationaryArrivals):
     """A Markov-modulated Poisson process: in state i arrivals are Poisson with rate λ_i, for an
     exponential time with mean `mean_stay`; then it jumps to one of the other states, each equally
     likely.
@@ -122,7 +118,6 @@ class Mmpp(Arrivals):
     """
 
     kind = "mmpp"
-    rate: Rate
     states: Annotated[tuple[RateState, ...], FROM_LIST]
 
     @model_validator(mode="after")
@@ -154,9 +149,6 @@ class Mmpp(Arrivals):
         edges_s = _edges(sojourns_s, float(stays_s.mean()), horizon_s)
         states = np.concatenate(visited)[: len(edges_s) - 1]
         return _modulated(arrivals_rng, edges_s, self._rates_per_s()[states], horizon_s)
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
     def _rates_per_s(self) -> NDArray[np.float64]:
         weights = np.array([state.weight_rate for state in self.states])

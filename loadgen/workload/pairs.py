@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import Annotated, ClassVar, Protocol, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,10 +79,10 @@ class Joint(Lengths):
         return np.asarray(np.minimum(below[n_below], 1.0))
 
     def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
-        raise ScenarioError(_MISPLACED)
+        raise ScenarioError(MISPLACED)
 
     def ppf(self, shares: Shares) -> TokenCounts:
-        raise ScenarioError(_MISPLACED)
+        raise ScenarioError(MISPLACED)
 
     @cached_property
     def _law(self) -> _PairLaw:
@@ -98,73 +98,11 @@ class Joint(Lengths):
         )
 
 
-_MISPLACED = (
+MISPLACED = (
     "kind: joint draws input and output lengths together: it belongs at "
     "requests.input_tokens, with output_tokens and correlation left out; for one length "
     "alone use kind: empirical"
 )
-
-
-class HasLengths(Protocol):
-    """What `requests` says about lengths."""
-
-    @property
-    def input_tokens(self) -> Lengths | None: ...
-    @property
-    def output_tokens(self) -> Lengths | None: ...
-    @property
-    def correlation(self) -> float: ...
-
-
-def check_lengths(asked: HasLengths) -> None:
-    """Raises ValueError where pairs stand beside what they replace, or where there is nothing for a
-    correlation to tie."""
-    inputs, outputs = asked.input_tokens, asked.output_tokens
-    if outputs is not None and outputs.gives_pairs:
-        raise ValueError(_MISPLACED)
-    if inputs is not None and inputs.gives_pairs and (outputs is not None or asked.correlation):
-        raise ValueError(_MISPLACED)
-    if asked.correlation and (inputs is None or outputs is None):
-        raise ValueError(
-            "correlation ties input_tokens to output_tokens; name both, or leave it out"
-        )
-
-
-def draw_pair(
-    asked: HasLengths,
-    rng: np.random.Generator,
-    n: int,
-    output_rng: np.random.Generator | None = None,
-) -> tuple[TokenCounts, TokenCounts]:
-    """n input and n output lengths, uint32 [n] each, as `requests` asks for them.
-
-    Independent lengths are drawn from `rng` and `output_rng` (`rng` again where it is None); what
-    is tied together comes from `rng` alone. Raises ScenarioError where `asked` would not pass
-    `check_lengths`.
-    """
-    try:
-        check_lengths(asked)
-    except ValueError as error:
-        raise ScenarioError(f"requests: {error}") from None
-    inputs, outputs = asked.input_tokens, asked.output_tokens
-    if isinstance(inputs, Joint):
-        return inputs.draw_pairs(rng, n)
-    assert inputs is not None, "requests without input_tokens"
-    assert outputs is not None, "requests without output_tokens"
-    if asked.correlation:
-        return correlated(inputs, outputs, asked.correlation, rng, n)
-    return inputs.draw(rng, n), outputs.draw(output_rng or rng, n)
-
-
-def mean_pair(asked: HasLengths) -> tuple[float | None, float | None]:
-    """The expected input and output length in tokens, exact; None for what is not asked for."""
-    inputs, outputs = asked.input_tokens, asked.output_tokens
-    if isinstance(inputs, Joint):
-        return inputs.means
-    return (
-        None if inputs is None else inputs.mean,
-        None if outputs is None else outputs.mean,
-    )
 
 
 def correlated(

@@ -15,7 +15,6 @@ from loadgen.measure.statistics.stats import least_n
 from loadgen.records import OWN_SLO, Edges, Phase, Schedule
 from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts
-from loadgen.workload.pairs import mean_pair
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import schedule_sha256
 
@@ -104,7 +103,7 @@ def asked_lengths(scenario: Scenario, schedule: Schedule) -> tuple[Means, Means]
         for place, step in enumerate(steps):
             if not step.requests.has_lengths:
                 continue
-            mean_in, mean_out = mean_pair(step.requests)
+            mean_in, mean_out = step.requests.mean_lengths
             assert mean_in is not None, f"step {step.name} states its lengths"
             assert mean_out is not None, f"step {step.name} states its lengths"
             prefix = step.requests.shared_prefix

@@ -46,7 +46,21 @@ class VaryingRate(Arrivals, ABC):
         return poisson_instants(rng, 1.0, until)
 
 
-class Ramp(VaryingRate):
+class PiecewiseRate(VaryingRate):
+    """A rate along straight pieces."""
+
+    @abstractmethod
+    def _pieces(self) -> Pieces:
+        """The pieces in order of time."""
+
+    def expected(self, horizon_s: float) -> float:
+        return self._pieces().expected(horizon_s)
+
+    def instants(self, expected: Counts) -> Times:
+        return self._pieces().instants(expected)
+
+
+class Ramp(PiecewiseRate):
     """Poisson arrivals whose rate goes from `from` to `to` within `over` and then stays there.
 
     linear: λ(t) = from + (to − from) · t/over. exponential: λ(t) = from · (to/from)^(t/over), equal
@@ -72,7 +86,7 @@ class Ramp(VaryingRate):
 
     def expected(self, horizon_s: float) -> float:
         if not self._growth_per_s:
-            return self._pieces().expected(horizon_s)
+            return super().expected(horizon_s)
         within_s, after_s = min(horizon_s, self.over), max(0.0, horizon_s - self.over)
         grown = self.start * expm1(self._growth_per_s * within_s) / self._growth_per_s
         return grown + self.to * after_s
@@ -80,7 +94,7 @@ class Ramp(VaryingRate):
     def instants(self, expected: Counts) -> Times:
         growth_per_s = self._growth_per_s
         if not growth_per_s:
-            return self._pieces().instants(expected)
+            return super().instants(expected)
         grown = self.expected(self.over)
         within = np.log1p(np.minimum(expected, grown) * (growth_per_s / self.start)) / growth_per_s
         return np.where(expected < grown, within, self.over + (expected - grown) / self.to)
@@ -101,7 +115,7 @@ class RateStep(Strict):
     lasts: Annotated[Seconds, Field(gt=0, alias="for")]
 
 
-class Steps(VaryingRate):
+class Steps(PiecewiseRate):
     """Poisson arrivals at one constant rate after another; the last one holds to the end.
 
     Λ(t) is piecewise linear. A level may be `0/s`.
@@ -115,12 +129,6 @@ class Steps(VaryingRate):
         if not any(step.rate for step in self.levels):
             raise ValueError("every rate is 0/s; at least one level needs arrivals")
         return self
-
-    def expected(self, horizon_s: float) -> float:
-        return self._pieces().expected(horizon_s)
-
-    def instants(self, expected: Counts) -> Times:
-        return self._pieces().instants(expected)
 
     def _pieces(self) -> Pieces:
         ends_s = np.cumsum([step.lasts for step in self.levels])
@@ -136,7 +144,7 @@ class Point(Strict):
     rate: Level
 
 
-class Curve(VaryingRate):
+class Curve(PiecewiseRate):
     """A rate that runs straight from point to point and is flat before the first and after the
     last; Λ is piecewise quadratic.
 
@@ -164,12 +172,6 @@ class Curve(VaryingRate):
         if self.process != "gamma" and self.cv is not None:
             raise ValueError("cv belongs to process: gamma; add that, or leave cv out")
         return self
-
-    def expected(self, horizon_s: float) -> float:
-        return self._pieces().expected(horizon_s)
-
-    def instants(self, expected: Counts) -> Times:
-        return self._pieces().instants(expected)
 
     def _unit_rate(self, rng: np.random.Generator, until: float) -> Counts:
         if self.cv is not None:

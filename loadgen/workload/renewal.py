@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from loadgen.records import Times
-from loadgen.units import Rate
-from loadgen.workload.arrivals import Arrivals
+from loadgen.workload.arrivals import StationaryArrivals
 
 Cv = Annotated[float, Field(gt=0, le=100)]
 
 
-class Constant(Arrivals):
+class Constant(StationaryArrivals):
     """Equal gaps: t_k = (k + U) / rate, U uniform on [0, 1); gap cv 0.
 
     The random phase U is the equilibrium start. Without it the mean count would be ⌈rate · t⌉, and
@@ -33,16 +32,12 @@ class Constant(Arrivals):
     """
 
     kind = "constant"
-    rate: Rate
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         return constant_instants(rng, self.rate, horizon_s)
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
-
-class Poisson(Arrivals):
+class Poisson(StationaryArrivals):
     """Memoryless arrivals: independent exponential gaps with mean 1/rate; gap cv 1.
 
     The number in any window of length t is Poisson with mean and variance rate · t (index of
@@ -52,16 +47,12 @@ class Poisson(Arrivals):
     """
 
     kind = "poisson"
-    rate: Rate
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         return poisson_instants(rng, self.rate, horizon_s)
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
-
-class Gamma(Arrivals):
+class Gamma(StationaryArrivals):
     """Independent gamma gaps with mean 1/rate and coefficient of variation cv.
 
     Shape k = 1/cv², scale θ = cv²/rate, so the mean is kθ = 1/rate and the standard deviation
@@ -74,17 +65,13 @@ class Gamma(Arrivals):
     """
 
     kind = "gamma"
-    rate: Rate
     cv: Cv
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         return gamma_instants(rng, self.rate, self.cv, horizon_s)
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
-
-class Weibull(Arrivals):
+class Weibull(StationaryArrivals):
     """Independent Weibull gaps with mean 1/rate: P(gap > x) = exp(−(x/λ)^shape),
     λ = 1/(rate · Γ(1 + 1/shape)).
 
@@ -99,7 +86,6 @@ class Weibull(Arrivals):
     """
 
     kind = "weibull"
-    rate: Rate
     shape: Annotated[float, Field(ge=0.15, le=100)]
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
@@ -110,9 +96,6 @@ class Weibull(Arrivals):
 
         first_s = float(scale_s * rng.standard_gamma(1 / self.shape) ** (1 / self.shape))
         return _with_first(first_s, gaps_s, self.rate, self._cv, horizon_s)
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
     @property
     def _cv(self) -> float:

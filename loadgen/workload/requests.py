@@ -12,8 +12,8 @@ from pydantic import ConfigDict, Field, model_validator
 from loadgen.registry import Plugin, Registry, Strict
 from loadgen.units import Share
 from loadgen.workload.durations import DURATIONS, Durations
-from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
-from loadgen.workload.pairs import check_lengths
+from loadgen.workload.lengths import LENGTHS, Lengths, TokenCounts, Tokens
+from loadgen.workload.pairs import MISPLACED, Joint, correlated
 
 
 class Popularity(Plugin, ABC):
@@ -101,12 +101,49 @@ class Requests(Strict):
     cancel: Cancel | None = None
 
     @model_validator(mode="after")
-    def _says_lengths_once(self) -> Self:
-        check_lengths(self)
+    def _states_lengths_once(self) -> Self:
+        inputs, outputs = self.input_tokens, self.output_tokens
+        if outputs is not None and outputs.gives_pairs:
+            raise ValueError(MISPLACED)
+        if inputs is not None and inputs.gives_pairs and (outputs is not None or self.correlation):
+            raise ValueError(MISPLACED)
+        if self.correlation and (inputs is None or outputs is None):
+            raise ValueError(
+                "correlation ties input_tokens to output_tokens; name both, or leave it out"
+            )
         return self
 
     @property
     def has_lengths(self) -> bool:
-        """Whether input and output lengths are both said."""
+        """Whether both input and output lengths are stated."""
         inputs, outputs = self.input_tokens, self.output_tokens
         return inputs is not None and (outputs is not None or inputs.gives_pairs)
+
+    @property
+    def mean_lengths(self) -> tuple[float | None, float | None]:
+        """The expected input and output length in tokens, exact; None for a length not stated."""
+        inputs, outputs = self.input_tokens, self.output_tokens
+        if isinstance(inputs, Joint):
+            return inputs.means
+        return (
+            None if inputs is None else inputs.mean,
+            None if outputs is None else outputs.mean,
+        )
+
+    def draw_lengths(
+        self, input_rng: np.random.Generator, output_rng: np.random.Generator, n: int
+    ) -> tuple[TokenCounts, TokenCounts]:
+        """n input and n output lengths, uint32 [n] each; 1 for a length not stated.
+
+        Pairs and correlated lengths are drawn from `input_rng` alone.
+        """
+        inputs, outputs = self.input_tokens, self.output_tokens
+        if isinstance(inputs, Joint):
+            return inputs.draw_pairs(input_rng, n)
+        if self.correlation and inputs is not None and outputs is not None:
+            return correlated(inputs, outputs, self.correlation, input_rng, n)
+        ones = np.ones(n, np.uint32)
+        return (
+            ones if inputs is None else inputs.draw(input_rng, n),
+            ones if outputs is None else outputs.draw(output_rng, n),
+        )

@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 from loadgen.errors import UsageError
 from loadgen.units import parse_level_per_s, write_level
-from loadgen.workload.arrivals import Arrivals, Sum, Users
+from loadgen.workload.arrivals import Arrivals, StationaryArrivals, Sum, Users
 from loadgen.workload.clusters import Burst
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.trace_arrivals import TraceArrivals
 
 Over = Literal["rate", "concurrency"]
-_SINGLE_RATE = ("constant", "poisson", "gamma", "weibull", "on_off", "mmpp", "hawkes", "batch")
 _RATE_KEYS = {"ramp": ("from", "to"), "flash_crowd": ("rate", "peak")}
 _LISTED_RATES = {"steps": "levels", "curve": "points"}
 _SEEDS = 2**63
@@ -105,7 +104,7 @@ def _users(scenario: Scenario, key: str, arrivals: Arrivals) -> int:
 def _is_steady(arrivals: Arrivals) -> bool:
     if isinstance(arrivals, Sum):
         return all(_is_steady(part) for part in arrivals.of)
-    return arrivals.kind in _SINGLE_RATE
+    return isinstance(arrivals, StationaryArrivals)
 
 
 def _times(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
