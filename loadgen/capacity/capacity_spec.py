@@ -11,7 +11,7 @@ from loadgen.measure.capacity.next_probe import Question
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.verdict import IMPLIED_ATTAINMENT
 from loadgen.run.run_options import RunOptions
-from loadgen.workload.scaling import Over, amount
+from loadgen.workload.scaling import Over, offered_load
 from loadgen.workload.scenario import Scenario
 
 _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
@@ -45,7 +45,7 @@ def question_of(asked: CapacitySpec) -> Question:
         slo.scope == "request"
         for texts in (scenario.slo_texts(), *(c.slo_texts() for c in scenario.classes.values()))
         for slo in map(parse_slo, texts)
-    ) or bool(scenario.promised())
+    ) or bool(scenario.own_slo_metrics())
     if not has_promise:
         raise UsageError(
             f"{scenario.name}: capacity counts the requests that keep their promises, and none is "
@@ -55,7 +55,7 @@ def question_of(asked: CapacitySpec) -> Question:
     target = _target(asked)
     if not 0 < target < 1:
         raise UsageError(f"--attainment {target:g}: expected more than 0 % and less than 100 %")
-    found = amount(scenario, asked.over)
+    found = offered_load(scenario, asked.over)
     low, high = asked.between or (None, None)
     start = found.level if low is None or high is None else math.sqrt(low * high)
     share = _SHORTEST if found.is_steady else 1.0

@@ -26,7 +26,7 @@ class EarlyStop:
     """
 
     def __init__(self, scenario: Scenario, target: float, effect: float) -> None:
-        shared = scenario.promises()
+        shared = scenario.slos()
         self._promises = [
             [s for s in (*shared, *map(parse_slo, asked.slo_texts())) if s.scope == "request"]
             for asked in scenario.traffic().values()

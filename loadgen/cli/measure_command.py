@@ -204,7 +204,7 @@ def fit(trace: Path, format_text: str, as_json: bool) -> None:
     """A scenario that looks like a trace on stdout, and how well it does on stderr."""
     from pydantic import ValidationError
 
-    from loadgen.workload.fit import fit_text
+    from loadgen.workload.fit import fit_file
     from loadgen.workload.traces.trace import TRACES
     from loadgen.yaml_document import parse_document
     from reports.fit_view import tables
@@ -218,7 +218,7 @@ def fit(trace: Path, format_text: str, as_json: bool) -> None:
         raise
     except ValueError as error:
         raise UsageError(f"--format: {error}") from None
-    text, facts = fit_text(trace, reader)
+    text, facts = fit_file(trace, reader)
     if as_json:
         typer.echo(json.dumps({"scenario": text, **facts}, indent=2))
         return

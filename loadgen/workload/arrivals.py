@@ -72,7 +72,7 @@ class Arrivals(Plugin, ABC):
         know more."""
         return Traffic(self.times(rng, horizon_s))
 
-    def promised(self) -> tuple[str, ...]:
+    def own_slo_metrics(self) -> tuple[str, ...]:
         """The per-request metrics of which arrivals may bring a limit of their own."""
         return ()
 

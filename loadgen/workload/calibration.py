@@ -60,7 +60,7 @@ class Calibration:
         self._sampled.append(self._prompts.sample(n_chars))
         return self._sampled[-1]
 
-    def ahead(self, limit_tokens: int) -> Questions:
+    def early_prompts(self, limit_tokens: int) -> Questions:
         """What `steps` will ask first if the line does not make it needless: a server that makes a
         token of each character is asked this for nothing."""
         if self._prompts.is_recorded or not self._prompts.is_common_words:

@@ -148,7 +148,7 @@ class TrafficClass(Strict):
         for path, requests in self._asked():
             yield from _missing(path, requests, is_replay or has_texts)
         lonely = ungrounded(parse_slo(text) for text in self.slo_texts())
-        if lonely is not None and not (arrivals is not None and arrivals.promised()):
+        if lonely is not None and not (arrivals is not None and arrivals.own_slo_metrics()):
             yield ("slo",), lonely
 
     def _asked(self) -> Iterator[tuple[tuple[str | int, ...], Requests]]:

@@ -73,7 +73,7 @@ def load_tokenizer(spec: str) -> TokenCounter:
         raise ScenarioError(f"prompts.tokenizer: {path}: {error}") from None
 
 
-def fit_text(tokenizer: TokenCounter, text: str, n_tokens: int, lead: str = "") -> str:
+def cut_to_tokens(tokenizer: TokenCounter, text: str, n_tokens: int, lead: str = "") -> str:
     """The beginning of `text` for which `lead` + beginning has `n_tokens` tokens, with a filler at
     the end where cutting alone does not get there (merges reach over the cut); at least one
     character. Where no try is exact, the nearest. It does not end in a blank (templates strip it).

@@ -44,12 +44,12 @@ class Dialogue:
         """The row whose real answer this one needs; None where it can be written ahead."""
         return self._waits_for.get(row)
 
-    def ask(self, row: int, answer: str | None = None) -> RenderedPrompt:
+    def prompt(self, row: int, answer: str | None = None) -> RenderedPrompt:
         """The words of a row. `answer` is what the server said to its parent, for rows that wait
         for it."""
         parent = self._parent.get(row)
         if parent is None:
-            asked = self._prompts.ask(self._schedule[row], self._fit)
+            asked = self._prompts.prompt(self._schedule[row], self._fit)
         else:
             asked = RenderedPrompt("", self._continued(row, parent, answer))
         if self._has_next[row]:
@@ -59,7 +59,7 @@ class Dialogue:
     def _continued(self, row: int, parent: int, answer: str | None) -> Messages:
         before = self._said.pop(parent, None)
         if before is None:
-            before = self.ask(parent).as_messages()  # scripted: written again from the plan
+            before = self.prompt(parent).as_messages()  # scripted: written again from the plan
             self._said.pop(parent, None)
         plan, spoken = self._schedule, int(self._schedule["output_tokens"][parent])
         if answer is None:

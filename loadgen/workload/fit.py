@@ -120,7 +120,7 @@ def fit(trace: Trace) -> ScenarioFit:
     )
 
 
-def fit_text(path: str | Path, format: str | TraceFormat = "auto") -> tuple[str, dict[str, Any]]:
+def fit_file(path: str | Path, format: str | TraceFormat = "auto") -> tuple[str, dict[str, Any]]:
     """(the proposed scenario as YAML, the figures of the fit as JSON) for a trace file."""
     found = fit(load_trace(path, format))
     return found.to_yaml(), found.to_facts()

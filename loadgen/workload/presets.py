@@ -18,7 +18,7 @@ class PublishedSlo:
     """Promises that somebody published: the expressions, why such limits make sense (in our words)
     and where the numbers stand."""
 
-    promises: tuple[str, ...]
+    slos: tuple[str, ...]
     why: str
     source: str
 
@@ -31,8 +31,8 @@ def _mlperf(ttft: str, tpot: str, key: str) -> PublishedSlo:
         if is_interactive
         else "A busy server: the first word within seconds, then faster than most people read."
     )
-    promises = (f"p99(ttft) <= {ttft}", f"p99(tpot) <= {tpot}")
-    return PublishedSlo(promises, why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server")
+    slos = (f"p99(ttft) <= {ttft}", f"p99(tpot) <= {tpot}")
+    return PublishedSlo(slos, why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server")
 
 
 def _mlperf_whole(e2e: str, key: str) -> PublishedSlo:
@@ -121,9 +121,9 @@ CATALOGUE: Mapping[str, PublishedSlo] = {
     ),
 }
 """By name. The limits of MLPerf are those of its server scenario; each promise names its own
-percentile. Whatever a preset promises is overridden by an expression after it."""
+percentile. Whatever a preset slos is overridden by an expression after it."""
 
-PRESETS: Mapping[str, tuple[str, ...]] = {n: p.promises for n, p in CATALOGUE.items()}
+PRESETS: Mapping[str, tuple[str, ...]] = {n: p.slos for n, p in CATALOGUE.items()}
 
 
 def _known(name: str) -> str:
@@ -133,7 +133,7 @@ def _known(name: str) -> str:
 
 
 class SloPreset(Block):
-    """An entry of `slo` that stands for the promises of a preset."""
+    """An entry of `slo` that stands for the slos of a preset."""
 
     model_config = ConfigDict(strict=True)
     preset: Annotated[str, AfterValidator(_known)]

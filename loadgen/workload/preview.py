@@ -61,7 +61,7 @@ def preview(
         "prefix_share": float(schedule["prefix_tokens"].sum(dtype=np.float64) / inputs.sum()),
         "slo": [
             _proof(slo, n_measured - n_withdrawn, scenario.phases.measure, confidence)
-            for slo in scenario.promises()
+            for slo in scenario.slos()
         ],
         "own_slo": _own_promises(schedule),
         "classes": {

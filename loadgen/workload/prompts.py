@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loadgen.workload.client_tokenizer import TokenCounter, fit_text
-from loadgen.workload.texts import Messages, PromptKind, Recorded
+from loadgen.workload.client_tokenizer import TokenCounter, cut_to_tokens
+from loadgen.workload.texts import Messages, PromptKind, RecordedPrompt
 from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, framed
 
 HEAD_CHARS = 16
@@ -126,11 +126,11 @@ class Prompts:
         """Whether the text may be made of any common words: nothing else says its length."""
         return self._is_common_words and self._tokenizer is None
 
-    def ask(self, row: np.void, fit: PromptFit) -> RenderedPrompt:
+    def prompt(self, row: np.void, fit: PromptFit) -> RenderedPrompt:
         """What a schedule row that stands alone says."""
         if not self._recorded:
             return RenderedPrompt(self.render(row, fit))
-        recorded = self._recorded[entry_of(int(row["prompt_seed"]), len(self._recorded))]
+        recorded = self._recorded[entry_index(int(row["prompt_seed"]), len(self._recorded))]
         messages = self._headed(recorded.messages, int(row["prompt_seed"]))
         if len(messages) == 1 and messages[0][0] == "user":
             return RenderedPrompt(messages[0][1])
@@ -225,7 +225,7 @@ class Prompts:
         while True:
             text = self._text(identity, n_chars)
             if tokenizer.count(lead + text) > n_tokens + 8:
-                return fit_text(tokenizer, text, n_tokens, lead)
+                return cut_to_tokens(tokenizer, text, n_tokens, lead)
             n_chars *= 2
 
     def _text(self, identity: bytes, n_chars: int) -> str:
@@ -251,12 +251,14 @@ def word_starts(text: str) -> NDArray[np.intp]:
     return np.flatnonzero(~is_blank & np.r_[True, is_blank[:-1]])
 
 
-def entry_of(prompt_seed: int, n_entries: int) -> int:
+def entry_index(prompt_seed: int, n_entries: int) -> int:
     """Which of a dataset's prompts a row sends."""
     return prompt_seed % n_entries
 
 
-def planned_tokens(recorded: Recorded, kind: PromptKind, tokenizer: TokenCounter | None) -> int:
+def planned_tokens(
+    recorded: RecordedPrompt, kind: PromptKind, tokenizer: TokenCounter | None
+) -> int:
     """Tokens of a recorded prompt with a head like that of every request and without a template:
     counted if something counts, else four characters each."""
     head = f"{_SOME_HEAD} " if kind.salt == "run" else ""

@@ -25,7 +25,7 @@ _SEEDS = 2**63
 
 
 @dataclass(frozen=True)
-class Amount:
+class OfferedLoad:
     """How much a scenario asks for: arrivals per second, or users. `is_steady`: its rate does not
     vary by design, so a part of its window is like any other."""
 
@@ -33,22 +33,24 @@ class Amount:
     is_steady: bool
 
 
-def amount(scenario: Scenario, over: Over) -> Amount:
+def offered_load(scenario: Scenario, over: Over) -> OfferedLoad:
     """What there is to scale. Raises UsageError for a scenario that cannot be scaled so."""
     streams = dict(_streams(scenario))
     if over == "concurrency":
-        return Amount(float(sum(_users(scenario, name, a) for name, a in streams.items())), True)
+        return OfferedLoad(
+            float(sum(_users(scenario, name, a) for name, a in streams.items())), True
+        )
     total = sum(_rate(scenario, name, arrivals) for name, arrivals in streams.items())
-    return Amount(total, all(_is_steady(arrivals) for arrivals in streams.values()))
+    return OfferedLoad(total, all(_is_steady(arrivals) for arrivals in streams.values()))
 
 
 def scaled(scenario: Scenario, level: float, over: Over) -> Scenario:
     """The scenario at another mean rate (per second), or with another number of users in all.
 
     A trace is played faster or slower, over and over if it is shorter than the window; classes that
-    have arrivals of their own are scaled together. Raises UsageError as `amount` does.
+    have arrivals of their own are scaled together. Raises UsageError as `offered_load` does.
     """
-    factor = level / amount(scenario, over).level
+    factor = level / offered_load(scenario, over).level
     values = scenario.resolved()
     change = _with_more_users if over == "concurrency" else _times
     owners = [values, *values.get("classes", {}).values()]
@@ -61,7 +63,7 @@ def scaled(scenario: Scenario, level: float, over: Over) -> Scenario:
     return changed
 
 
-def probed(scenario: Scenario, warmup_s: float, measure_s: float, seed: int) -> Scenario:
+def with_window(scenario: Scenario, warmup_s: float, measure_s: float, seed: int) -> Scenario:
     """The scenario over another window and with another seed."""
     values = scenario.resolved() | {"seed": seed % _SEEDS}
     values["phases"] |= {"warmup": f"{warmup_s:.3f}s", "measure": f"{measure_s:.3f}s"}

@@ -154,8 +154,8 @@ class Scenario(Strict):
                     yield (key,), "with classes this stands in each class; move it there"
             yield from self._problems_of_classes(has_texts)
         of_classes = [parse_slo(t) for c in self.classes.values() for t in c.slo_texts()]
-        lonely = ungrounded(self.promises(), elsewhere=of_classes)
-        if lonely is not None and not self.promised():
+        lonely = ungrounded(self.slos(), elsewhere=of_classes)
+        if lonely is not None and not self.own_slo_metrics():
             yield ("slo",), lonely
 
     def _problems_of_classes(self, has_texts: bool) -> Iterator[Problem]:
@@ -200,19 +200,19 @@ class Scenario(Strict):
         """The promises about all traffic, presets written out."""
         return expanded(self.slo)
 
-    def promises(self) -> tuple[Slo, ...]:
+    def slos(self) -> tuple[Slo, ...]:
         """The SLO expressions about all traffic, parsed, in the order they are written."""
         return tuple(parse_slo(text) for text in self.slo_texts())
 
-    def promised(self) -> tuple[str, ...]:
+    def own_slo_metrics(self) -> tuple[str, ...]:
         """The per-request metrics of which requests may bring a limit of their own."""
         kinds = (self.arrivals, *(one.arrivals for one in self.classes.values()))
-        return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.promised()))
+        return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.own_slo_metrics()))
 
     def limits_by_class(self) -> tuple[LimitsS, ...]:
         """What each class's requests were promised about the metrics that a server can schedule by,
         by class_id; the tightest where there are several. A request's own limit goes before it."""
-        shared = self.promises()
+        shared = self.slos()
         limits = []
         for asked in self.traffic().values():
             slos = [*shared, *(parse_slo(text) for text in asked.slo_texts())]

@@ -31,7 +31,7 @@ from loadgen.workload.layout import (
     row_numbers,
     stream,
 )
-from loadgen.workload.prompts import entry_of, planned_tokens
+from loadgen.workload.prompts import entry_index, planned_tokens
 from loadgen.workload.scenario import Scenario
 
 MAX_REQUESTS = 20_000_000
@@ -251,7 +251,9 @@ def _set_recorded_lengths(schedule: Schedule, scenario: Scenario) -> None:
     if not recorded:
         return
     tokenizer = kind.load_tokenizer()
-    chosen = np.array([entry_of(int(s), len(recorded)) for s in schedule["prompt_seed"]], np.int64)
+    chosen = np.array(
+        [entry_index(int(s), len(recorded)) for s in schedule["prompt_seed"]], np.int64
+    )
     inputs = np.array([planned_tokens(prompt, kind, tokenizer) for prompt in recorded])
     outputs = np.array([prompt.output_tokens or 0 for prompt in recorded])
     schedule["input_tokens"] = inputs[chosen]

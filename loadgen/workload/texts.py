@@ -23,7 +23,7 @@ Messages = tuple[tuple[str, str], ...]  # (role, content)
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedPrompt:
     """A prompt of a dataset: its messages, and what its file says of its lengths."""
 
     messages: Messages
@@ -60,7 +60,7 @@ class PromptKind(Plugin, ABC):
     def corpus(self, rng: np.random.Generator) -> str:
         """A long text to cut slices from."""
 
-    def recorded(self) -> Sequence[Recorded]:
+    def recorded(self) -> Sequence[RecordedPrompt]:
         """The prompts to send as they are; empty where prompts are cut from the corpus."""
         return ()
 
@@ -128,7 +128,7 @@ class Dataset(PromptKind):
     def gives_lengths(self) -> bool:
         return True
 
-    def recorded(self) -> Sequence[Recorded]:
+    def recorded(self) -> Sequence[RecordedPrompt]:
         lines = read_text(self.path, "prompts.path").splitlines()
         found = [
             _from_line(line, f"prompts.path: {self.path}:{number}")
@@ -154,7 +154,7 @@ class ShareGPTPrompts(PromptKind):
     def gives_lengths(self) -> bool:
         return True
 
-    def recorded(self) -> Sequence[Recorded]:
+    def recorded(self) -> Sequence[RecordedPrompt]:
         where = f"prompts.path: {self.path}"
         try:
             content = json.loads(read_text(self.path, "prompts.path"))
@@ -167,7 +167,7 @@ class ShareGPTPrompts(PromptKind):
     def corpus(self, rng: np.random.Generator) -> str:
         return _joined(self.recorded())
 
-    def _questions(self, content: list[Any]) -> Iterator[Recorded]:
+    def _questions(self, content: list[Any]) -> Iterator[RecordedPrompt]:
         tokenizer = self.load_tokenizer()
         for conversation in content:
             turns = conversation.get("conversations") if isinstance(conversation, dict) else None
@@ -180,10 +180,10 @@ class ShareGPTPrompts(PromptKind):
                 continue
             n = len(answer[1]) / self.answer_chars_per_token
             counted = round(n) if tokenizer is None else tokenizer.count(answer[1])
-            yield Recorded((question,), max(1, counted))
+            yield RecordedPrompt((question,), max(1, counted))
 
 
-def _from_line(line: str, where: str) -> Recorded:
+def _from_line(line: str, where: str) -> RecordedPrompt:
     try:
         values = json.loads(line)
     except ValueError as error:
@@ -193,7 +193,7 @@ def _from_line(line: str, where: str) -> Recorded:
     output_tokens = values.get("output_tokens")
     if output_tokens is not None and (not isinstance(output_tokens, int) or output_tokens < 1):
         raise ScenarioError(f"{where}: output_tokens must be a positive integer")
-    return Recorded(_messages(values, where), output_tokens)
+    return RecordedPrompt(_messages(values, where), output_tokens)
 
 
 def _messages(values: dict[str, Any], where: str) -> Messages:
@@ -217,12 +217,12 @@ def _turn(turn: object) -> tuple[str, str]:
     return _SPEAKERS.get(str(speaker), str(speaker)), value if isinstance(value, str) else ""
 
 
-def _some(found: list[Recorded], path: str) -> list[Recorded]:
+def _some(found: list[RecordedPrompt], path: str) -> list[RecordedPrompt]:
     if not found:
         raise ScenarioError(f"prompts.path: {path}: has no prompt to send")
     return found
 
 
-def _joined(recorded: Sequence[Recorded]) -> str:
+def _joined(recorded: Sequence[RecordedPrompt]) -> str:
     text = " ".join(" ".join(prompt.text.split()) for prompt in recorded[:10_000])
     return text[:_CORPUS_CHARS]

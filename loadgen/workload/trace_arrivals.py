@@ -112,9 +112,9 @@ class TraceArrivals(Arrivals):
             **{column: limits_s[rows] for column, limits_s in trace.slo_s.items()},
         )
 
-    def promised(self) -> tuple[str, ...]:
+    def own_slo_metrics(self) -> tuple[str, ...]:
         """A format that reads promises where a file has them is asked by reading the file."""
-        named = self.format.promised()
+        named = self.format.own_slo_metrics()
         return named or tuple(m for m, own in OWN_SLO.items() if own in self._cycle.trace.slo_s)
 
     def notes(self) -> tuple[str, ...]:

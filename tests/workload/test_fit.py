@@ -12,8 +12,8 @@ from loadgen.units import parse_duration_s, parse_rate_per_s
 from loadgen.workload.fit import (
     copula_correlation,
     fit,
+    fit_file,
     fit_lengths,
-    fit_text,
     ks_distance,
     power_law_exponent,
 )
@@ -205,7 +205,7 @@ def recorded(tmp_path):
 
 def test_a_fitted_file_gives_a_scenario_that_loads_and_looks_like_it(recorded, tmp_path):
     kind = {"kind": "columns", "time": "when", "input_tokens": "asked", "output_tokens": "answered"}
-    text, facts = fit_text(recorded, TRACES.build(kind))
+    text, facts = fit_file(recorded, TRACES.build(kind))
     path = tmp_path / "fitted.yaml"
     path.write_text(text)
     scenario = load_scenario(path)

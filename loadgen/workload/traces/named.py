@@ -63,7 +63,7 @@ class Named(TraceFormat):
         )
         return build_trace(source, self.kind, columns)
 
-    def promised(self) -> tuple[str, ...]:
+    def own_slo_metrics(self) -> tuple[str, ...]:
         return tuple(self._limits())
 
     def _limits(self) -> dict[str, str]:

@@ -82,7 +82,7 @@ class TraceFormat(Plugin, ABC):
         """Whether a file whose first record has these columns or keys is of this format."""
         return False
 
-    def promised(self) -> tuple[str, ...]:
+    def own_slo_metrics(self) -> tuple[str, ...]:
         """The per-request metrics of which rows state a limit, where that shows without a file."""
         return ()
 
