@@ -41,12 +41,8 @@ def question_of(asked: CapacitySpec) -> Question:
     """What is searched, in numbers. Raises UsageError for a scenario without anything to keep, one
     that cannot be scaled, or bounds that are none."""
     scenario = asked.scenario
-    has_promise = any(
-        slo.scope == "request"
-        for texts in (scenario.slo_texts(), *(c.slo_texts() for c in scenario.classes.values()))
-        for slo in map(parse_slo, texts)
-    ) or bool(scenario.own_slo_metrics())
-    if not has_promise:
+    is_limited = any(slo.scope == "request" for slo in scenario.all_slos())
+    if not is_limited and not scenario.own_slo_metrics():
         raise UsageError(
             f"{scenario.name}: capacity counts the requests that keep their promises, and none is "
             "asked of each request; add e.g. --slo 'ttft<=500ms' ('p99(ttft)<=500ms' is the same "
@@ -84,7 +80,5 @@ def _target(asked: CapacitySpec) -> float:
     """As asked, else the strictest share that the scenario promises, else the implied one."""
     if asked.attainment is not None:
         return asked.attainment
-    scenario = asked.scenario
-    texts = [*scenario.slo_texts(), *(t for c in scenario.classes.values() for t in c.slo_texts())]
-    stated = [slo.limit for slo in map(parse_slo, texts) if slo.metric == "attainment"]
+    stated = [slo.limit for slo in asked.scenario.all_slos() if slo.metric == "attainment"]
     return max(stated, default=parse_slo(IMPLIED_ATTAINMENT).limit)

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from loadgen.live.watched import RunLabels, WatchedRun
-from loadgen.measure.slo import Slo, parse_slo
 from loadgen.run.run_options import Watch
 from loadgen.run.target import Target
 from loadgen.workload.scenario import Scenario
@@ -16,11 +15,6 @@ from loadgen.workload.scenario import Scenario
 def about(scenario: Scenario, target: Target, run: str) -> RunLabels:
     """Which run this is, and what its classes were promised of each request."""
     told = target.to_manifest()
-    asked = [parse_slo(text) for text in scenario.slo_texts()]
-    own = {
-        name: [parse_slo(text) for text in one.slo_texts()]
-        for name, one in scenario.traffic().items()
-    }
     return RunLabels(
         run=run,
         scenario=scenario.name,
@@ -28,13 +22,12 @@ def about(scenario: Scenario, target: Target, run: str) -> RunLabels:
         model=str(told["model"]),
         api=str(told["api"]),
         classes=scenario.names().classes,
-        promises={name: _of_requests([*asked, *own.get(name, [])]) for name in own},
+        promises={
+            name: [slo for slo in slos if slo.scope == "request"]
+            for name, slos in scenario.slos_by_class().items()
+        },
         horizon_s=scenario.horizon_s,
     )
-
-
-def _of_requests(slos: list[Slo]) -> list[Slo]:
-    return [slo for slo in slos if slo.scope == "request"]
 
 
 @contextmanager

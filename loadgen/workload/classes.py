@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Val
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.errors import nearest
-from loadgen.measure.slo import parse_slo, ungrounded
+from loadgen.measure.slo import Slo, parse_slo, ungrounded
 from loadgen.registry import Strict
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
@@ -122,6 +122,10 @@ class TrafficClass(Strict):
         """The promises with presets written out."""
         return expanded(self.slo)
 
+    def slos(self) -> tuple[Slo, ...]:
+        """The SLOs of this class alone, parsed, in the order they are written."""
+        return tuple(map(parse_slo, self.slo_texts()))
+
     def steps(self) -> tuple[Step, ...]:
         """The steps of its chain; a class without one has a single step."""
         if self.chain:
@@ -147,7 +151,7 @@ class TrafficClass(Strict):
             yield ("requests",), "this key is required"
         for path, requests in self._asked():
             yield from _missing(path, requests, is_replay or has_texts)
-        lonely = ungrounded(parse_slo(text) for text in self.slo_texts())
+        lonely = ungrounded(self.slos())
         if lonely is not None and not (arrivals is not None and arrivals.own_slo_metrics()):
             yield ("slo",), lonely
 

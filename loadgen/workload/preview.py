@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import Slo, own_slo, parse_slo
+from loadgen.measure.slo import Slo, own_slo
 from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.measure.statistics.stats import least_n
 from loadgen.records import OWN_SLO, Edges, Phase, Schedule
@@ -152,8 +152,8 @@ def _class(name: str, rows: Schedule, scenario: Scenario, confidence: float) -> 
         "output_tokens_per_s": float(rows["output_tokens"].sum(dtype=np.float64))
         / scenario.horizon_s,
         "slo": [
-            _proof(parse_slo(text), n_measured - n_withdrawn, measure_s, confidence)
-            for text in scenario.classes[name].slo_texts()
+            _proof(slo, n_measured - n_withdrawn, measure_s, confidence)
+            for slo in scenario.classes[name].slos()
         ],
     }
 

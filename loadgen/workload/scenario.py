@@ -153,8 +153,7 @@ class Scenario(Strict):
                 if getattr(self, key):
                     yield (key,), "with classes this stands in each class; move it there"
             yield from self._problems_of_classes(has_texts)
-        of_classes = [parse_slo(t) for c in self.classes.values() for t in c.slo_texts()]
-        lonely = ungrounded(self.slos(), elsewhere=of_classes)
+        lonely = ungrounded(self.slos(), elsewhere=self.all_slos())
         if lonely is not None and not self.own_slo_metrics():
             yield ("slo",), lonely
 
@@ -202,7 +201,17 @@ class Scenario(Strict):
 
     def slos(self) -> tuple[Slo, ...]:
         """The SLO expressions about all traffic, parsed, in the order they are written."""
-        return tuple(parse_slo(text) for text in self.slo_texts())
+        return tuple(map(parse_slo, self.slo_texts()))
+
+    def slos_by_class(self) -> dict[str, tuple[Slo, ...]]:
+        """The SLOs that apply to the requests of each class: the shared ones and its own."""
+        shared = self.slos()
+        return {name: (*shared, *own.slos()) for name, own in self.traffic().items()}
+
+    def all_slos(self) -> tuple[Slo, ...]:
+        """Every SLO of the scenario: the shared ones, then those of each class."""
+        own = (slo for traffic in self.classes.values() for slo in traffic.slos())
+        return (*self.slos(), *own)
 
     def own_slo_metrics(self) -> tuple[str, ...]:
         """The per-request metrics of which requests may bring a limit of their own."""
@@ -212,12 +221,10 @@ class Scenario(Strict):
     def limits_by_class(self) -> tuple[LimitsS, ...]:
         """What each class's requests were promised about the metrics that a server can schedule by,
         by class_id; the tightest where there are several. A request's own limit goes before it."""
-        shared = self.slos()
-        limits = []
-        for asked in self.traffic().values():
-            slos = [*shared, *(parse_slo(text) for text in asked.slo_texts())]
-            limits.append(tuple(_tightest(slos, metric) for metric in OWN_SLO))
-        return tuple(limits)
+        return tuple(
+            tuple(_tightest(slos, metric) for metric in OWN_SLO)
+            for slos in self.slos_by_class().values()
+        )
 
     @property
     def lateness_limit_s(self) -> float:
@@ -225,8 +232,7 @@ class Scenario(Strict):
         tightest TTFT limit, of any class)."""
         if self.instrument.lateness is not None:
             return self.instrument.lateness
-        texts = [*self.slo_texts(), *(t for c in self.classes.values() for t in c.slo_texts())]
-        return lateness_limit_s(parse_slo(text) for text in texts)
+        return lateness_limit_s(self.all_slos())
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as JSON; `model_validate` reads it back."""
