@@ -1,4 +1,4 @@
-"""Arrivals in clusters: batches, one burst, and arrivals that trigger further arrivals."""
+"""Arrivals in clusters: batches, a single burst, and arrivals that trigger further arrivals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadgen.workload.renewal import poisson_instants
 
 
 class Batch(StationaryArrivals):
-    """Groups of simultaneous requests at Poisson instants; `rate` counts requests, so groups come
+    """Groups of simultaneous requests at Poisson instants; `rate` counts requests, so groups arrive
     at rate / E[size].
 
     A compound Poisson process: the index of dispersion of counts is E[size²]/E[size] over every
@@ -38,13 +38,13 @@ class Batch(StationaryArrivals):
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         instants_rng, sizes_rng = streams(rng, 2)
         instants = poisson_instants(instants_rng, self.rate / self.size.mean, horizon_s)
-        # by quantiles, one uniform each: redrawing kinds would deal sizes out differently for
-        # another number of groups
+        # quantiles of one uniform each: a kind that redraws would give earlier groups other sizes
+        # when the horizon adds groups
         return np.repeat(instants, self.size.ppf(sizes_rng.random(instants.size)))
 
 
 class Burst(Arrivals):
-    """All `requests` at t = 0: what an offline job does."""
+    """All `requests` at t = 0, as in an offline job."""
 
     kind = "burst"
     requests: Annotated[int, Field(ge=1, le=20_000_000)]
@@ -57,7 +57,7 @@ class Burst(Arrivals):
 
 
 BLOCK = 256
-"""Immigrants whose clusters are grown together; part of what a seed means."""
+"""Immigrants whose clusters are grown together. Changing it changes the arrivals of every seed."""
 MISSED = 1e-9
 MAX_BURN_IN = 20_000_000
 
@@ -65,15 +65,15 @@ MAX_BURN_IN = 20_000_000
 class Hawkes(StationaryArrivals):
     """Self-exciting arrivals: λ(t) = μ + Σ_{t_i < t} n · β · e^{−β(t − t_i)}, μ = rate · (1 − n).
 
-    n is `branching`, the mean number of arrivals that one brings on directly, and 1/β is `decay`,
-    the mean time until it does. The index of dispersion over windows of t is
+    n is `branching`, the mean number of arrivals that an arrival triggers directly, and 1/β is
+    `decay`, the mean delay until then. The index of dispersion over windows of t is
     1 + n(2 − n)/(1 − n)² · (1 − (1 − e^{−θt})/(θt)), θ = β(1 − n), and tends to 1/(1 − n)².
 
-    Drawn as clusters: immigrants come as a Poisson process of rate μ, and every arrival has a
+    Drawn as clusters: immigrants arrive as a Poisson process of rate μ, and every arrival has a
     Poisson number (mean n) of children after exponential delays, generation by generation. The
-    immigrants begin B before the window, where the arrivals that earlier ones would still bring,
-    rate · n/(θ) · e^{−θB} in expectation, are 1e-9: the law in the window differs from the
-    stationary one by at most that in total variation.
+    immigrants begin B before the window. B is chosen so that arrivals in the window caused by still
+    earlier immigrants, rate · n/θ · e^{−θB} in expectation, are 1e-9: the law in the window differs
+    from the stationary law by at most that in total variation.
 
     Sources: A. G. Hawkes, Biometrika 58 (1971), section 3 (covariance density); A. G. Hawkes,
     D. Oakes, J. Appl. Probab. 11 (1974) (cluster representation).
@@ -86,30 +86,32 @@ class Hawkes(StationaryArrivals):
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         base_rate_per_s = self.rate * (1 - self.branching)
         last_s = -self._burn_in_s()
-        found = [np.empty(0)]
+        instants_s = [np.empty(0)]
         while last_s < horizon_s:
             gaps_s = rng.standard_exponential(BLOCK) / base_rate_per_s
             gaps_s[0] += last_s
             generation_s = np.cumsum(gaps_s)
             last_s = float(generation_s[-1])
-            # Every cluster of a block is grown to its end, whatever the horizon, so that the block
-            # consumes the same draws and a longer horizon only adds arrivals.
+            # Every cluster of a block is grown to its end, regardless of the horizon: the block
+            # then uses the same random numbers, and a longer horizon only adds arrivals.
             while generation_s.size:
-                found.append(generation_s[(generation_s >= 0) & (generation_s < horizon_s)])
+                is_inside = (generation_s >= 0) & (generation_s < horizon_s)
+                instants_s.append(generation_s[is_inside])
                 generation_s = np.repeat(
                     generation_s, rng.poisson(self.branching, generation_s.size)
                 )
                 generation_s += self.decay * rng.standard_exponential(generation_s.size)
-        return np.sort(np.concatenate(found))
+        return np.sort(np.concatenate(instants_s))
 
     def _burn_in_s(self) -> float:
-        """B. Raises ScenarioError where the past of the window alone would be absurdly much."""
+        """B. Raises ScenarioError if more than 20 million arrivals precede the window."""
         relaxation_s = self.decay / (1 - self.branching)
         burn_in_s = relaxation_s * log(max(1.0, self.rate * self.branching * relaxation_s / MISSED))
         if self.rate * burn_in_s > MAX_BURN_IN:
             raise ScenarioError(
                 f"arrivals: hawkes with branching {self.branching:g} and decay {self.decay:g}s "
-                f"remembers {relaxation_s:g}s, so {self.rate * burn_in_s:.3g} arrivals before the "
-                f"window count, at most {MAX_BURN_IN:.0e}; lower branching or decay"
+                f"has a memory of {relaxation_s:g}s, so the window needs "
+                f"{self.rate * burn_in_s:.3g} arrivals before it, at most {MAX_BURN_IN:.0e}; lower "
+                "branching or decay"
             )
         return burn_in_s

@@ -1,7 +1,7 @@
-"""Poisson arrivals whose rate jumps between states at random: on/off sources and MMPP.
+"""Poisson arrivals whose rate jumps between random states: on/off sources and MMPP.
 
-The state path is drawn first, then a unit-rate Poisson process is read through the integral of the
-rate (time-rescaling), so nothing is rounded to a step.
+The state path is drawn first. A Poisson process of rate 1 is then mapped through the inverse
+integral of the rate (time-rescaling), so no instant is rounded to a time step.
 
 Source: W. Fischer, K. Meier-Hellstern, The Markov-modulated Poisson process (MMPP) cookbook,
 Performance Evaluation 18 (1993).
@@ -37,9 +37,9 @@ class OnOff(StationaryArrivals):
     for x ≥ m = mean · (alpha − 1)/alpha; with alpha < 2 the counts are long-range dependent, with
     Hurst exponent H = (3 − alpha)/2.
 
-    The window opens on with probability on/(on + off). The sojourn under way is a residual, density
-    P(X > x)/mean: exponential again, or for Pareto (V uniform on (0, 1)) mean · (1 − V) where
-    V > 1/alpha, else m · (alpha · V)^(−1/(alpha − 1)).
+    The window opens in state on with probability on/(on + off). The sojourn under way is a residual
+    with density P(X > x)/mean: exponential again, or for Pareto, with V uniform on (0, 1),
+    mean · (1 − V) if V > 1/alpha, else m · (alpha · V)^(−1/(alpha − 1)).
 
     Source: W. Willinger, M. S. Taqqu, R. Sherman, D. V. Wilson, IEEE/ACM Trans. Networking 5
     (1997), section II.
@@ -52,7 +52,7 @@ class OnOff(StationaryArrivals):
     alpha: Annotated[float, Field(ge=1.05, le=20)] | None = None
 
     @model_validator(mode="after")
-    def _has_a_tail_where_it_needs_one(self) -> Self:
+    def _has_alpha_if_pareto(self) -> Self:
         if self.sojourn == "pareto" and self.alpha is None:
             raise ValueError("sojourn: pareto needs its tail exponent; add e.g. alpha: 1.5")
         if self.sojourn == "exponential" and self.alpha is not None:
@@ -68,7 +68,7 @@ class OnOff(StationaryArrivals):
 
         def sojourns_s(begin: int, n: int) -> NDArray[np.float64]:
             drawn = self._sojourns(path_rng, n)
-            drawn[: max(0, 1 - begin)] = first  # the very first one is already under way
+            drawn[: max(0, 1 - begin)] = first  # the first sojourn of all is already under way
             stays: NDArray[np.float64] = drawn * means_s[(begin + np.arange(n)) % 2]
             return stays
 
@@ -86,7 +86,7 @@ class OnOff(StationaryArrivals):
         return pareto * ((self.alpha - 1) / self.alpha)
 
     def _residual(self, rng: np.random.Generator) -> float:
-        """What is left of the sojourn at a random instant, in units of the mean."""
+        """The remainder of the sojourn at a random instant, in units of the mean."""
         if self.alpha is None:
             return float(rng.standard_exponential())
         alpha, v = self.alpha, 1.0 - rng.random()  # v in (0, 1]
@@ -95,20 +95,21 @@ class OnOff(StationaryArrivals):
 
 
 class RateState(Strict):
-    """One state of an MMPP: its rate relative to the others, and how long it lasts on average."""
+    """One state of an MMPP: its rate relative to the other states, and its mean duration."""
 
     weight_rate: Annotated[float, Field(ge=0, le=1e9)]
     mean_stay: Sojourn
 
 
 class Mmpp(StationaryArrivals):
-    """A Markov-modulated Poisson process: in state i arrivals are Poisson with rate λ_i, for an
-    exponential time with mean `mean_stay`; then it jumps to one of the other states, each equally
-    likely.
+    """A Markov-modulated Poisson process: in state i arrivals are Poisson with rate λ_i. The state
+    lasts for an exponential time with mean `mean_stay`; the next state is any of the others with
+    equal probability.
 
     λ_i = rate · weight_rate_i / Σ_j π_j · weight_rate_j with the stationary distribution
-    π_i = mean_stay_i / Σ_j mean_stay_j (the jump chain is symmetric, hence uniform). The first
-    state is drawn from π, so the process is stationary and its mean is `rate` from the start.
+    π_i = mean_stay_i / Σ_j mean_stay_j (the jump chain is symmetric, so its law is uniform). The
+    first state is drawn from π, so the process is stationary and its mean rate is `rate` from the
+    start.
 
     With two states, σ_i = 1/mean_stay_i and σ = σ_1 + σ_2, the index of dispersion of counts over t
     is 1 + 2K/(σ · rate) · (1 − (1 − e^{−σt})/(σt)), K = (λ_1 − λ_2)² · σ_1 · σ_2/σ².
@@ -160,10 +161,10 @@ class Mmpp(StationaryArrivals):
 def _edges(
     sojourns_s: Callable[[int, int], NDArray[np.float64]], mean_s: float, horizon_s: float
 ) -> Times:
-    """Instants of the state changes from 0 to the first one at or after the horizon;
+    """Instants of the state changes, from 0 to the first at or after the horizon;
     `sojourns_s(begin, n)` draws the sojourns begin … begin + n − 1.
 
-    Raises ScenarioError where they would be absurdly many.
+    Raises ScenarioError if more than 20 million changes are expected.
     """
     if horizon_s / mean_s > MAX_STATE_CHANGES:
         raise ScenarioError(
@@ -191,6 +192,7 @@ def _modulated(
     """
     expected = np.concatenate([[0.0], np.cumsum(rates_per_s * np.diff(edges_s))])
     total = float(np.interp(horizon_s, edges_s, expected))
-    unit = poisson_instants(rng, 1.0, total * (1 + 1e-9))  # the cut is made once, in seconds
+    # a hair more than needed: the cut is made once, below, in seconds
+    unit = poisson_instants(rng, 1.0, total * (1 + 1e-9))
     instants: Times = np.interp(unit, expected, edges_s)
     return instants[: np.searchsorted(instants, horizon_s)]

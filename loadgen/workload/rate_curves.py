@@ -1,4 +1,12 @@
-"""Rates that vary in time, followed by time-rescaling."""
+"""Arrivals whose rate varies in time: along straight pieces or an exponential, as a daily sinusoid,
+or with a crowd that comes and goes.
+
+The arrivals are t_i = Λ⁻¹(s_i), where Λ(t) is the integral of the rate and s_1 < s_2 < … a process
+of rate 1. The expected number in [0, t) is exactly Λ(t), because s begins in equilibrium.
+
+Source: E. Çinlar, Introduction to Stochastic Processes (1975), section 4.7; I. Gerhardt,
+B. L. Nelson, INFORMS J. Computing 21 (2009), section 3 (renewal processes).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +30,7 @@ Counts = NDArray[np.float64]  # expected arrivals since t = 0
 
 
 class VaryingRate(Arrivals, ABC):
-    """An inhomogeneous process, given by the integral Λ of its rate and the inverse of that."""
+    """An inhomogeneous process, defined by the integral Λ of its rate and its inverse Λ⁻¹."""
 
     @abstractmethod
     def expected(self, horizon_s: float) -> float:
@@ -30,11 +38,11 @@ class VaryingRate(Arrivals, ABC):
 
     @abstractmethod
     def instants(self, expected: Counts) -> Times:
-        """Λ⁻¹: the seconds at which so many arrivals are expected; infinite where never."""
+        """Λ⁻¹: the instants in seconds at which so many arrivals are expected; inf for never."""
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        # a hair further than Λ(horizon), so that the cut is made in seconds and rounding in Λ
-        # cannot make it depend on the horizon
+        # a hair further than Λ(horizon): the cut is then made in seconds, and rounding in Λ cannot
+        # change which arrivals a longer horizon keeps
         unit = self._unit_rate(rng, self.expected(horizon_s) * (1 + 1e-9))
         instants = np.maximum.accumulate(self.instants(unit))
         return instants[: np.searchsorted(instants, horizon_s)]
@@ -47,11 +55,11 @@ class VaryingRate(Arrivals, ABC):
 
 
 class PiecewiseRate(VaryingRate):
-    """A rate along straight pieces."""
+    """A rate that is piecewise linear."""
 
     @abstractmethod
     def _pieces(self) -> Pieces:
-        """The pieces in order of time."""
+        """The pieces, in order of time."""
 
     def expected(self, horizon_s: float) -> float:
         return self._pieces().expected(horizon_s)
@@ -61,10 +69,11 @@ class PiecewiseRate(VaryingRate):
 
 
 class Ramp(PiecewiseRate):
-    """Poisson arrivals whose rate goes from `from` to `to` within `over` and then stays there.
+    """Poisson arrivals whose rate changes from `from` to `to` within `over` and then stays
+    constant.
 
     linear: λ(t) = from + (to − from) · t/over. exponential: λ(t) = from · (to/from)^(t/over), equal
-    factors in equal times; Λ(t) = from · (e^{kt} − 1)/k, k = ln(to/from)/over.
+    factors in equal times; Λ(t) = from · (e^{kt} − 1)/k with k = ln(to/from)/over.
     """
 
     kind = "ramp"
@@ -74,7 +83,7 @@ class Ramp(PiecewiseRate):
     shape: Literal["linear", "exponential"] = "linear"
 
     @model_validator(mode="after")
-    def _goes_somewhere(self) -> Self:
+    def _has_positive_rates(self) -> Self:
         if not (self.start or self.to):
             raise ValueError("from and to are both 0/s; one of them must be positive")
         if self.shape == "exponential" and not (self.start and self.to):
@@ -101,7 +110,7 @@ class Ramp(PiecewiseRate):
 
     @property
     def _growth_per_s(self) -> float:
-        """k of an exponential ramp; 0 where the rate is piecewise linear."""
+        """k of an exponential ramp; 0 for a linear ramp."""
         return log(self.to / self.start) / self.over if self.shape == "exponential" else 0.0
 
     def _pieces(self) -> Pieces:
@@ -109,14 +118,14 @@ class Ramp(PiecewiseRate):
 
 
 class RateStep(Strict):
-    """A rate and how long it holds."""
+    """A rate and its duration."""
 
     rate: Level
     lasts: Annotated[Seconds, Field(gt=0, alias="for")]
 
 
 class Steps(PiecewiseRate):
-    """Poisson arrivals at one constant rate after another; the last one holds to the end.
+    """Poisson arrivals at a sequence of constant rates; the last rate holds to the end.
 
     Λ(t) is piecewise linear. A level may be `0/s`.
     """
@@ -138,18 +147,18 @@ class Steps(PiecewiseRate):
 
 
 class Point(Strict):
-    """A rate at an instant."""
+    """The rate at one instant."""
 
     at: Seconds
     rate: Level
 
 
 class Curve(PiecewiseRate):
-    """A rate that runs straight from point to point and is flat before the first and after the
-    last; Λ is piecewise quadratic.
+    """A rate that is interpolated linearly between points and constant before the first and after
+    the last; Λ is piecewise quadratic.
 
-    `process` is what is rescaled: poisson, gamma with gap cv `cv`, or constant (evenly spaced in
-    operational time: the k-th arrival where Λ passes k + U).
+    `process` is the process of rate 1 that is rescaled: poisson, gamma with gap cv `cv`, or
+    constant (the k-th arrival is at Λ⁻¹(k + U), U uniform on [0, 1)).
     """
 
     kind = "curve"
@@ -158,7 +167,7 @@ class Curve(PiecewiseRate):
     cv: Cv | None = None
 
     @model_validator(mode="after")
-    def _can_be_meant(self) -> Self:
+    def _is_consistent(self) -> Self:
         for before, after in zip(self.points, self.points[1:], strict=False):
             if after.at <= before.at:
                 raise ValueError(
@@ -186,8 +195,8 @@ class Curve(PiecewiseRate):
 
 @dataclass(frozen=True)
 class Pieces:
-    """A piecewise linear rate: rates[j] + slopes[j] · (t − starts_s[j]) from starts_s[j] = t_j to
-    the next start; the last piece, of slope 0, never ends. starts_s[0] is 0."""
+    """A piecewise linear rate: rates[j] + slopes[j] · (t − starts_s[j]) from starts_s[j] to the
+    next start. starts_s[0] is 0; the last piece has slope 0 and no end."""
 
     starts_s: Times
     rates: NDArray[np.float64]  # per second, at the start of each piece
@@ -195,8 +204,8 @@ class Pieces:
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Self:
-        """Straight from point to point (seconds, rate), flat before the first and after the
-        last."""
+        """The linear interpolation of (seconds, rate) points, constant before the first and after
+        the last."""
         if points[0][0] > 0:
             points = [(0.0, points[0][1]), *points]
         at_s, rates = (np.array(column) for column in zip(*points, strict=True))
@@ -211,11 +220,11 @@ class Pieces:
         counts = (self.rates[:-1] + self.slopes[:-1] * lasts_s / 2) * lasts_s
         begun = np.concatenate([[0.0], np.cumsum(counts)])  # Λ at the start of each piece
         piece = np.searchsorted(begun, expected, side="right") - 1
-        rate, slope, missing = self.rates[piece], self.slopes[piece], expected - begun[piece]
-        # rate · x + slope · x²/2 = missing, in the form that does not cancel
-        root = np.sqrt(np.maximum(rate**2 + 2 * slope * missing, 0.0))
-        never = np.full(len(missing), inf)
-        x_s = np.divide(2 * missing, rate + root, out=never, where=rate + root > 0)
+        rate, slope, rest = self.rates[piece], self.slopes[piece], expected - begun[piece]
+        # rate · x + slope · x²/2 = rest, solved in the form without cancellation
+        root = np.sqrt(np.maximum(rate**2 + 2 * slope * rest, 0.0))
+        never = np.full(len(rest), inf)
+        x_s = np.divide(2 * rest, rate + root, out=never, where=rate + root > 0)
         within_s: Times = np.minimum(x_s, np.append(lasts_s, inf)[piece])
         return self.starts_s[piece] + within_s
 
@@ -226,8 +235,8 @@ NEWTON_STEPS = 6
 class Diurnal(VaryingRate):
     """Poisson arrivals with λ(t) = rate · (1 + A cos(2π(t − peak_at)/period)).
 
-    A = (r − 1)/(r + 1) with r = peak_to_trough, so that the highest rate is r times the lowest and
-    the mean over whole periods is `rate`. Λ(t) = rate · (t + (period/2π) · A · (sin φ(t) −
+    A = (r − 1)/(r + 1) with r = peak_to_trough, so the highest rate is r times the lowest and the
+    mean over whole periods is `rate`. Λ(t) = rate · (t + (period/2π) · A · (sin φ(t) −
     sin φ(0))), φ(t) = 2π(t − peak_at)/period; its inverse is Kepler's equation φ + A sin φ = M.
     """
 
@@ -245,9 +254,9 @@ class Diurnal(VaryingRate):
     def instants(self, expected: Counts) -> Times:
         first = self._phase(0.0)
         anomaly = first + self._amplitude * sin(first)  # M at t = 0
-        wanted = anomaly + expected * (self._angular_per_s / self.rate)
-        turns = np.floor((wanted + pi) / (2 * pi))
-        phase = _kepler(wanted - 2 * pi * turns, self._amplitude) + 2 * pi * turns
+        anomalies = anomaly + expected * (self._angular_per_s / self.rate)
+        turns = np.floor((anomalies + pi) / (2 * pi))
+        phase = _kepler(anomalies - 2 * pi * turns, self._amplitude) + 2 * pi * turns
         return np.maximum((phase - first) / self._angular_per_s, 0.0)
 
     @property
@@ -263,12 +272,12 @@ class Diurnal(VaryingRate):
 
 
 class FlashCrowd(VaryingRate):
-    """Poisson arrivals at `rate`, and a crowd on top: it grows exponentially to `peak` at `at` and
-    then dies away.
+    """Poisson arrivals at `rate` plus a crowd whose rate grows exponentially until `at`, where the
+    total is `peak`, and then decays exponentially.
 
-    λ(t) = rate + C · e^{(t − at)/rise} before `at`, rate + C · e^{−(t − at)/decay} after it,
-    C = peak − rate: e-fold within `rise` and `decay`. Inverting Λ gives y + ln y = v, whose
-    solution is Wright's ω(v).
+    λ(t) = rate + C · e^{(t − at)/rise} before `at`, rate + C · e^{−(t − at)/decay} after it, with
+    C = peak − rate: a factor of e within each `rise` and each `decay`. Inverting Λ leads to
+    y + ln y = v, whose solution is Wright's ω(v).
 
     Source: R. M. Corless, D. J. Jeffrey, The Wright ω function, AISC (2002).
     """
@@ -305,7 +314,7 @@ class FlashCrowd(VaryingRate):
     def _while_rising(self, expected: Counts) -> Times:
         """x + q e^x = v with x = (t − at)/rise and q = C/rate: y = q e^x solves y + ln y =
         v + ln q."""
-        from scipy.special import wrightomega  # 0.1 s to import, and only flash crowds need it
+        from scipy.special import wrightomega  # 0.1 s to import; only flash crowds need it
 
         log_q = log(self.peak / self.rate - 1)
         spent = expected / self.rate - self.at
@@ -326,7 +335,7 @@ class FlashCrowd(VaryingRate):
 def _kepler(anomaly: Counts, amplitude: float) -> Counts:
     """φ with φ + amplitude · sin φ = anomaly, for anomaly in [−π, π] and 0 ≤ amplitude < 1.
 
-    Newton's method between the two points of a table of 1025 that enclose the solution.
+    Newton's method, confined to the interval of a 1025-point table that contains the solution.
     """
     table = np.linspace(-pi, pi, 1025)
     values = table + amplitude * np.sin(table)
