@@ -1,4 +1,4 @@
-"""Observed lengths: values with weights, inline or in a file."""
+"""Observed lengths: values with weights, in the scenario or in a small CSV or JSON file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
-from pathlib import Path
+from math import inf
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -18,11 +17,12 @@ from pydantic import Field, model_validator
 from loadgen.errors import nearest
 from loadgen.registry import FILLED, FROM_LIST
 from loadgen.workload.lengths import MAX_TOKENS, Lengths, Shares, TokenCounts, Tokens
+from loadgen.workload.texts import read_text
 
 Weight = Annotated[float, Field(ge=0)]
 
 
-@dataclass(frozen=True, eq=False)  # what it was read from is compared, not the arrays
+@dataclass(frozen=True, eq=False)  # comparisons use the kind's fields, not these arrays
 class _Law:
     """The possible lengths, sorted, and P(length ≤ each)."""
 
@@ -31,11 +31,12 @@ class _Law:
 
 
 class Empirical(Lengths):
-    """One of the observed `values`, with probability proportional to its weight (equal if none are
-    given); P(x) = Σ_{values = x} weight / Σ weight.
+    """One of the observed `values`, with probability proportional to its weight (equal without
+    weights); P(x) = Σ_{values = x} weight / Σ weight.
 
-    `path` names a CSV file (a column of tokens and, optionally, one of weights; a header line may
-    say `tokens,weight`) or a JSON file (a list of numbers, or {"values": […], "weights": […]}).
+    `path` names a CSV file (a column of tokens and, optionally, a column of weights; the header
+    line `tokens,weight` is optional) or a JSON file (a list of numbers, or
+    {"values": […], "weights": […]}).
     """
 
     kind = "empirical"
@@ -44,7 +45,7 @@ class Empirical(Lengths):
     weights: Annotated[tuple[Weight, ...], FROM_LIST] | None = None
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def _has_one_source(self) -> Self:
         if (self.path is None) == (self.values is None):
             raise ValueError("give either path (a file) or values (a list), not both or neither")
         if self.weights is not None and self.values is None:
@@ -56,7 +57,7 @@ class Empirical(Lengths):
                 )
             if not sum(self.weights):
                 raise ValueError("every weight is 0; at least one value must be possible")
-        _ = self._law  # reads the file now, so that its mistakes are told with the scenario's
+        _ = self._law  # reads the file now, so that its errors are reported with the scenario's
         return self
 
     @property
@@ -75,7 +76,7 @@ class Empirical(Lengths):
     @cached_property
     def _law(self) -> _Law:
         if self.path is not None:
-            columns = read_columns(self.path, ("tokens", "weight"), n_required=1)
+            columns = read_columns(self.path, "tokens")
             tokens = columns["tokens"]
             weights = columns.get("weight", np.ones(len(tokens)))
         else:
@@ -89,24 +90,19 @@ class Empirical(Lengths):
 
 
 Columns = dict[str, NDArray[np.float64]]
+Rows = list[tuple[str, dict[str, Any]]]  # (place in the file, value by column)
 WEIGHT = "weight"
 
 
-def read_columns(path: str, names: Sequence[str], n_required: int) -> Columns:
-    """The columns `names` of a file, of which the first `n_required` must be there.
+def read_columns(path: str, *names: str) -> Columns:
+    """The columns `names` of a CSV or JSON file, and the optional column `weight` after them.
 
     Token columns hold whole numbers 1 … 10 000 000, `weight` numbers ≥ 0 that are not all 0. Raises
-    ValueError where the file cannot be read, is empty, or says something else.
+    ValueError with the file and the line or entry of the first mistake.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: is not UTF-8 text ({error.reason})") from None
+    text = read_text(path, path, ValueError)
     is_json = path.lower().endswith(".json") or text.lstrip()[:1] in ("[", "{")
-    rows = _json_rows(path, text, names) if is_json else _csv_rows(path, text, names, n_required)
+    rows = _json_rows(path, text, names) if is_json else _csv_rows(path, text, names)
     columns: dict[str, list[float]] = {}
     for where, row in rows:
         if columns and set(row) != set(columns):
@@ -114,39 +110,35 @@ def read_columns(path: str, names: Sequence[str], n_required: int) -> Columns:
                 f"{where}: has {', '.join(row)}, but the first row has {', '.join(columns)}"
             )
         for name, value in row.items():
-            columns.setdefault(name, []).append(_checked(where, name, value))
+            columns.setdefault(name, []).append(_number(where, name, value))
     if not columns:
-        raise ValueError(f"{path}: has no rows; expected {', '.join(names[:n_required])} in each")
-    found = {name: np.array(values) for name, values in columns.items()}
-    if WEIGHT in found and not found[WEIGHT].any():
+        raise ValueError(f"{path}: has no rows; expected {', '.join(names)} in each")
+    if not any(columns.get(WEIGHT, [1.0])):
         raise ValueError(f"{path}: every weight is 0; at least one row must be possible")
-    return found
+    return {name: np.array(values) for name, values in columns.items()}
 
 
-Rows = list[tuple[str, dict[str, Any]]]
-
-
-def _csv_rows(path: str, text: str, names: Sequence[str], n_required: int) -> Rows:
+def _csv_rows(path: str, text: str, names: Sequence[str]) -> Rows:
     lines = [
         (f"{path}:{number}", [cell.strip() for cell in cells])
         for number, cells in enumerate(csv.reader(text.splitlines()), start=1)
         if any(cell.strip() for cell in cells)
     ]
-    order = list(names)
+    order = [*names, WEIGHT]
     if lines and not _is_number(lines[0][1][0]):
         where, header = lines.pop(0)
         order = [cell.lower() for cell in header]
-        for name in names[:n_required]:
+        for name in names:
             if name not in order:
                 raise ValueError(f"{where}: has no column '{name}'; {nearest(name, order)}")
-    rows: Rows = []
     for where, cells in lines:
-        if not n_required <= len(cells) <= len(order):
-            expected = ",".join(order)
-            raise ValueError(f"{where}: has {len(cells)} cells; expected {expected}")
-        named = zip(order, cells, strict=False)
-        rows.append((where, {name: cell for name, cell in named if name in names}))
-    return rows
+        if not len(names) <= len(cells) <= len(order):
+            raise ValueError(f"{where}: has {len(cells)} cells; expected {','.join(order)}")
+    is_read = {*names, WEIGHT}
+    return [
+        (where, {name: c for name, c in zip(order, cells, strict=False) if name in is_read})
+        for where, cells in lines
+    ]
 
 
 def _json_rows(path: str, text: str, names: Sequence[str]) -> Rows:
@@ -158,10 +150,8 @@ def _json_rows(path: str, text: str, names: Sequence[str]) -> Rows:
         content = _transposed(path, content)
     if not isinstance(content, list):
         raise ValueError(f"{path}: expected a list, got {str(content)[:40]}")
-    return [
-        (f"{path}: entry {index}", _named(f"{path}: entry {index}", entry, names))
-        for index, entry in enumerate(content)
-    ]
+    places = [f"{path}: entry {index}" for index in range(len(content))]
+    return [(place, _row(place, e, names)) for place, e in zip(places, content, strict=True)]
 
 
 def _transposed(path: str, content: dict[str, Any]) -> list[Any]:
@@ -183,32 +173,32 @@ def _transposed(path: str, content: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _named(where: str, entry: object, names: Sequence[str]) -> dict[str, Any]:
+def _row(where: str, entry: object, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(entry, dict):
-        missing = [name for name in names if name != WEIGHT and name not in entry]
+        missing = [name for name in names if name not in entry]
         if missing:
             raise ValueError(f"{where}: has no '{missing[0]}'; {nearest(missing[0], entry)}")
-        return {name: entry[name] for name in names if name in entry}
+        return {name: entry[name] for name in (*names, WEIGHT) if name in entry}
     cells = entry if isinstance(entry, list) else [entry]
-    n_least = len(names) - 1  # every column but the weight
-    if not n_least <= len(cells) <= len(names):
-        raise ValueError(f"{where}: has {len(cells)} numbers; expected {', '.join(names)}")
-    return dict(zip(names, cells, strict=False))
+    if not len(names) <= len(cells) <= len(names) + 1:
+        expected = ", ".join((*names, WEIGHT))
+        raise ValueError(f"{where}: has {len(cells)} numbers; expected {expected}")
+    return dict(zip((*names, WEIGHT), cells, strict=False))
 
 
-def _checked(where: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or not _is_number(value):
+def _number(where: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not _is_number(value):
         raise ValueError(f"{where}: {name} {value!r} is not a number")
-    number = float(value)
+    number = float(str(value))  # inf for an integer beyond the floats
     if name == WEIGHT:
-        if not (number >= 0 and isfinite(number)):
+        if not 0 <= number < inf:
             raise ValueError(f"{where}: weight {value} must be 0 or more")
     elif not (1 <= number <= MAX_TOKENS and number == int(number)):
         raise ValueError(f"{where}: {name} {value} must be a whole number from 1 to {MAX_TOKENS}")
     return number
 
 
-def _is_number(cell: object) -> bool:
+def _is_number(cell: Any) -> bool:
     try:
         float(str(cell))
     except ValueError:

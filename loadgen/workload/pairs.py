@@ -1,9 +1,4 @@
-"""Input and output lengths drawn together: observed pairs, or two laws tied by a correlation.
-
-`requests` names its lengths in one of two ways: `input_tokens: {kind: joint, …}` without
-`output_tokens` (the pairs say both), or `input_tokens` and `output_tokens`, with a `correlation`
-between them or without.
-"""
+"""Input and output lengths drawn together: observed pairs, or two laws with a correlation."""
 
 from __future__ import annotations
 
@@ -21,12 +16,10 @@ from loadgen.registry import FILLED, FROM_LIST
 from loadgen.workload.empirical import read_columns
 from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
 
-COLUMNS = ("input_tokens", "output_tokens", "weight")
-
 Pair = Annotated[tuple[Tokens, Tokens], FROM_LIST]
 
 
-@dataclass(frozen=True, eq=False)  # what it was read from is compared, not the arrays
+@dataclass(frozen=True, eq=False)  # comparisons use the kind's fields, not these arrays
 class _PairLaw:
     """The observed pairs, and the probability of each."""
 
@@ -36,12 +29,12 @@ class _PairLaw:
 
 
 class Joint(Lengths):
-    """One of the observed `pairs` [input, output], kept together, equally likely or by weight; it
-    stands at `input_tokens`, and `output_tokens` is left out.
+    """One of the observed `pairs` [input, output], with equal probability or by weight. It is
+    written at `input_tokens`; `output_tokens` is left out.
 
-    `path` names a CSV file (columns input_tokens, output_tokens and, optionally, weight; without a
-    header in this order) or a JSON file (a list of [input, output], or of mappings with these
-    names). `support`, `cdf` and the moments are those of the inputs.
+    `path` names a CSV file (columns input_tokens, output_tokens and, optionally, weight; in this
+    order if there is no header) or a JSON file (a list of [input, output], or of mappings with
+    these names). `support`, `cdf` and the moments are those of the inputs.
     """
 
     kind = "joint"
@@ -50,10 +43,10 @@ class Joint(Lengths):
     pairs: Annotated[tuple[Pair, ...], FROM_LIST, FILLED] | None = None
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def _has_one_source(self) -> Self:
         if (self.path is None) == (self.pairs is None):
             raise ValueError("give either path (a file) or pairs (a list), not both or neither")
-        _ = self._law  # reads the file now, so that its mistakes are told with the scenario's
+        _ = self._law  # reads the file now, so that its errors are reported with the scenario's
         return self
 
     def draw_pairs(self, rng: np.random.Generator, n: int) -> tuple[TokenCounts, TokenCounts]:
@@ -87,7 +80,7 @@ class Joint(Lengths):
     @cached_property
     def _law(self) -> _PairLaw:
         if self.path is not None:
-            columns = read_columns(self.path, COLUMNS, n_required=2)
+            columns = read_columns(self.path, "input_tokens", "output_tokens")
             inputs, outputs = columns["input_tokens"], columns["output_tokens"]
             weights = columns.get("weight", np.ones(len(inputs)))
         else:
@@ -108,16 +101,16 @@ MISPLACED = (
 def correlated(
     inputs: Lengths, outputs: Lengths, correlation: float, rng: np.random.Generator, n: int
 ) -> tuple[TokenCounts, TokenCounts]:
-    """Lengths tied by a Gaussian copula: each keeps its own law exactly.
+    """Lengths with a Gaussian copula: each keeps its own distribution exactly.
 
     With Z_1, Z_2 standard normal of correlation ρ, the lengths are F_1⁻¹(Φ(Z_1)) and F_2⁻¹(Φ(Z_2)).
     ρ is `correlation`; for lengths with many values, Kendall's τ is (2/π) asin ρ and Spearman's
-    rank correlation (6/π) asin(ρ/2). Pearson's correlation of the token counts is smaller in size
-    and depends on the two laws.
+    rank correlation (6/π) asin(ρ/2). Pearson's correlation of the token counts is smaller in
+    absolute value and depends on the two laws.
 
     Source: R. B. Nelsen, An Introduction to Copulas (2nd ed. 2006), sections 2.3 and 5.1.
     """
-    from scipy.special import ndtr  # 0.1 s to import, and only tied lengths need it
+    from scipy.special import ndtr  # 0.1 s to import; only correlated lengths need it
 
     normal = rng.standard_normal((n, 2))
     second = correlation * normal[:, 0] + sqrt(1 - correlation**2) * normal[:, 1]
