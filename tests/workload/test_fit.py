@@ -224,7 +224,7 @@ def test_a_fitted_file_gives_a_scenario_that_loads_and_looks_like_it(recorded, t
 
 
 def test_a_trace_without_times_or_rows_enough():
-    with pytest.raises(TraceFileError, match="5 requests are too few to fit; needs 20"):
+    with pytest.raises(TraceFileError, match="5 requests are too few; a fit needs 20"):
         fit(load_trace(SAMPLES / "mooncake.jsonl"))
 
 
