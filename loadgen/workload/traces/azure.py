@@ -22,8 +22,9 @@ class Azure(TraceFormat):
     """Azure LLM inference traces: CSV with TIMESTAMP, ContextTokens, GeneratedTokens and, in 2025,
     NumImages.
 
-    Timestamps keep their seven digits (100 ns); 2023 has no zone, 2024 has one and may lack the
-    fraction. Requests with images are kept as text of as many context tokens, and counted.
+    Timestamps keep their seven digits (100 ns). Files of 2023 have no time zone; those of 2024 have
+    one and may lack the fraction. Requests with images are sent as text of the same number of
+    context tokens, and counted in a note.
 
     Source: P. Patel et al., Splitwise (ISCA 2024), and the dataset's own README.
     """

@@ -21,7 +21,7 @@ class BurstGPT(TraceFormat):
     """BurstGPT: CSV with Timestamp (seconds), Model, Request tokens, Response tokens, Total tokens,
     Log Type; version 2 adds Session ID and Elapsed time.
 
-    Each Model is a class. Failed requests have no response tokens and are left out, counted.
+    Each Model is a class. Failed requests have no response tokens; they are left out and counted.
 
     Source: Y. Wang et al., BurstGPT (arXiv 2401.17644).
     """

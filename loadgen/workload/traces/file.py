@@ -1,4 +1,4 @@
-"""Opening a trace file, and finding its format."""
+"""Reading of a trace file in any registered format, compressed or not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from loadgen.errors import TraceFileError, UnknownKind
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
 _GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 1 << 20
 _NOT_A_TRACE = {
     b"PK\x03\x04": "is a zip archive; unpack it first",
     b"PAR1": "is a Parquet file; write it as CSV",
@@ -26,9 +27,10 @@ _NOT_A_TRACE = {
 
 
 def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
-    """The trace in a file, gzip or not; a relative path starts where slobench runs.
+    """The trace in a file, compressed with gzip or not; a relative path is relative to the current
+    directory.
 
-    Raises TraceFileError with file, line and reason where the file cannot be read as a trace.
+    Raises TraceFileError with file, line and reason if the file cannot be read as a trace.
     """
     try:
         reader = TRACES.build(format)
@@ -38,7 +40,7 @@ def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """A text file's bytes, unpacked and without a byte order mark. Raises TraceFileError."""
+    """A text file's bytes, decompressed and without byte order mark. Raises TraceFileError."""
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:
@@ -61,11 +63,8 @@ def read_bytes(path: str | Path) -> bytes:
     return content
 
 
-_HEAD_BYTES = 1 << 20
-
-
 class Auto(TraceFormat):
-    """The registered format whose columns or keys the file has."""
+    """The registered format that matches the columns or keys of the file."""
 
     kind = "auto"
 
@@ -75,8 +74,8 @@ class Auto(TraceFormat):
         if not matching:
             known = ", ".join(kind for kind in TRACES.names() if kind != self.kind)
             raise TraceFileError(
-                f"{source}:1: columns {', '.join(fields)[:200]} are of no known format ({known});"
-                " say which is which: format: {kind: columns, time: …, input_tokens: …,"
+                f"{source}:1: columns {', '.join(fields)[:200]} match no known format ({known});"
+                " name the columns: format: {kind: columns, time: …, input_tokens: …,"
                 " output_tokens: …}"
             )
         if len(matching) > 1:
@@ -93,8 +92,8 @@ def first_fields(content: bytes, source: str) -> list[str]:
         try:
             return [*msgspec.json.decode(line, type=dict[str, msgspec.Raw])]
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TraceFileError(f"{source}:1: is no JSON line: {error}") from None
-    if head[:1] == b"[":  # one array of objects: the keys of the first one are near the start
+            raise TraceFileError(f"{source}:1: is not a JSON line: {error}") from None
+    if head[:1] == b"[":  # an array of objects: the keys of the first object are near the start
         return [key.decode("utf-8", "replace") for key in re.findall(rb'"(\w+)"\s*:', head[:4096])]
     from loadgen.workload.traces.text_columns import read_header  # imports pyarrow: 0.1 s
 

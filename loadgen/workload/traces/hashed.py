@@ -48,9 +48,9 @@ class Mooncake(TraceFormat):
     """Mooncake traces: JSON lines with timestamp (milliseconds from the start), input_length,
     output_length, hash_ids (one per block of 512 tokens, the last one partial).
 
-    Prompts that begin with the same hash_ids share that many blocks: they become shared prefixes
-    (the notes say how much of the sharing one prefix per request keeps). `session_id` is read where
-    it is given; texts and tools are not.
+    Prompts that begin with the same hash_ids share that many blocks, which become shared prefixes
+    (the notes state the share of cache hits that one prefix per request keeps). `session_id` is
+    optional; texts and tools are ignored.
 
     Source: R. Qin et al., Mooncake (FAST 2025), and the trace's own README.
     """
@@ -97,7 +97,7 @@ class Bailian(TraceFormat):
         for batch in read_records(content, source, _BailianRecord):
             rows.add(batch)
             for record in batch:
-                record.hash_ids = ()  # the flat array has them; the lists are most of the memory
+                record.hash_ids = ()  # copied by `add`; the lists are most of the memory
             records += batch
         columns = rows.columns("s", self.block_tokens)
         parents, n_lost = _parents(content, source, records)
@@ -116,7 +116,7 @@ class Bailian(TraceFormat):
 
 
 class _HashedRows:
-    """Collects the columns of a file's records, batch by batch, as flat arrays."""
+    """Collects the columns of a file's records as flat arrays, batch by batch."""
 
     def __init__(self, content: bytes, source: str) -> None:
         self._content, self._source = content, source
@@ -133,7 +133,7 @@ class _HashedRows:
         n, ids = int(counts.sum()), [record.hash_ids for record in batch]
         try:
             flat_ids = np.fromiter(chain.from_iterable(ids), np.int64, n)
-        except OverflowError:  # hashes of 64 bits without a sign: the same bits with one
+        except OverflowError:  # unsigned hashes of 64 bits: reinterpret the bits as signed
             bits = (i & _64_BITS for i in chain.from_iterable(ids))
             flat_ids = np.fromiter(bits, np.uint64, n).view(np.int64)
         self._n_ids.append(counts)
@@ -159,7 +159,7 @@ class _HashedRows:
     ) -> tuple[tuple[Ids, NDArray[np.uint32]] | None, str]:
         """((prefix ids, prefix tokens) or None, note) of all rows collected.
 
-        A prefix never takes a prompt's last token: something of its own must be left to compute.
+        The last token of a prompt is never part of a prefix, so that something is left to compute.
         """
         n_ids = np.concatenate(self._n_ids)
         if not n_ids.any():
@@ -177,12 +177,12 @@ class _HashedRows:
 def _parents(
     content: bytes, source: str, records: Sequence[_BailianRecord]
 ) -> tuple[NDArray[np.int64], int]:
-    """(the row each row answers or −1, how many answer a row that is not there)."""
+    """(parent row of each row or −1, number of rows whose parent is not in the file)."""
     row_of: dict[int | str | None, int] = {}
     for row, record in enumerate(records):
         if record.chat_id in row_of:
             raise TraceFileError(
-                f"{source}:{line_of_record(content, row)}: chat_id: {record.chat_id!r} is there"
+                f"{source}:{line_of_record(content, row)}: chat_id: {record.chat_id!r} occurs"
                 f" twice, first on line {line_of_record(content, row_of[record.chat_id])}"
             )
         row_of[record.chat_id] = row
@@ -193,8 +193,8 @@ def _parents(
 
 
 def _sessions(parents: NDArray[np.int64]) -> Ids:
-    """Conversations numbered from 1 by their first row: pointers are followed to the root, twice as
-    far in each round. Rows of a loop (a broken file) end up wherever the rounds stop."""
+    """Conversations numbered from 1 by their first row. Each round doubles the distance to which
+    parents are followed; rows in a loop (a broken file) end anywhere in it."""
     root = np.where(parents < 0, np.arange(parents.size), parents)
     for _ in range(int(parents.size).bit_length() + 1):
         root = root[root]
