@@ -47,9 +47,7 @@ def translate(text: str) -> Translation:
     words = ["slobench", draft.verb, "scenario.yaml", "--target", spec]
     words += ["--model", draft.model] if draft.model else []
     words += draft.options
-    head = (
-        f"# The traffic of a {draft.tool} command, translated; all numbers are from that command.\n"
-    )
+    head = f"# Traffic of a command line of {draft.tool}; all numbers come from that command.\n"
     return Translation(
         scenario_yaml=head + scenario.to_yaml(),
         target_yaml=target,

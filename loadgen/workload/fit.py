@@ -36,40 +36,21 @@ _EDGES = np.concatenate([np.arange(50) / 50, [0.99, 0.995, 0.999, 1.0]])
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFit:
-    """A proposed scenario and the figures of its quality.
+    """A proposed scenario and the figures of its quality, as JSON.
 
-    `arrivals` holds, for the trace and for a run of the fitted process over the same time: rate,
-    gap cv, lag-1 correlation of gaps, and dispersion of counts in windows of 5 and of 100 requests.
+    `facts["arrivals"]` holds, for the trace and for a run of the fitted process over the same time:
+    rate, gap cv, lag-1 correlation of gaps, and dispersion of counts in windows of 5 and of 100
+    requests.
     """
 
     scenario: Scenario
-    source: str
-    n: int
-    duration_s: float
-    arrivals: dict[str, dict[str, Any]]
-    arrival_fit: ArrivalFit
-    lengths: dict[str, LengthFit]
-    correlation: float
-    notes: tuple[str, ...]
-
-    def to_facts(self) -> dict[str, Any]:
-        """The figures as JSON."""
-        return {
-            "source": self.source,
-            "n": self.n,
-            "duration_s": self.duration_s,
-            "arrivals": self.arrivals,
-            "dispersion_distance": dict(self.arrival_fit.distance),
-            "chosen": self.arrival_fit.spec["kind"],
-            "ks_distance": {name: dict(fit.distance) for name, fit in self.lengths.items()},
-            "correlation": self.correlation,
-            "notes": [*self.notes],
-        }
+    facts: dict[str, Any]
 
     def to_yaml(self) -> str:
         """The scenario as a file; the first line names the source of its numbers."""
+        source, n, duration_s = (self.facts[key] for key in ("source", "n", "duration_s"))
         return (
-            f"# Fitted to {Path(self.source).name}: {self.n} requests in {self.duration_s:.4g} s;"
+            f"# Fitted to {Path(source).name}: {n} requests in {duration_s:.4g} s;"
             f" add the SLOs (slo) of this traffic.\n{self.scenario.to_yaml()}"
         )
 
@@ -116,23 +97,24 @@ def fit(trace: Trace) -> ScenarioFit:
             "phases": {"measure": write_duration(measure_s)},
         }
     )
-    return ScenarioFit(
-        scenario=scenario,
-        source=trace.source,
-        n=n,
-        duration_s=duration_s,
-        arrivals=_compared(trace, scenario, duration_s) if has_times else {},
-        arrival_fit=arrival_fit,
-        lengths=lengths,
-        correlation=correlation,
-        notes=tuple(notes),
-    )
+    facts = {
+        "source": trace.source,
+        "n": n,
+        "duration_s": duration_s,
+        "arrivals": _compared(trace, scenario, duration_s) if has_times else {},
+        "dispersion_distance": dict(arrival_fit.distance),
+        "chosen": arrival_fit.spec["kind"],
+        "ks_distance": {name: dict(law.distance) for name, law in lengths.items()},
+        "correlation": correlation,
+        "notes": notes,
+    }
+    return ScenarioFit(scenario, facts)
 
 
 def fit_file(path: str | Path, format: str | TraceFormat = "auto") -> tuple[str, dict[str, Any]]:
     """(the proposed scenario as YAML, the figures of the fit as JSON) for a trace file."""
     fitted = fit(load_trace(path, format))
-    return fitted.to_yaml(), fitted.to_facts()
+    return fitted.to_yaml(), fitted.facts
 
 
 def _compared(trace: Trace, scenario: Scenario, duration_s: float) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from math import sqrt
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,21 +110,30 @@ class Fixed(Lengths):
         return np.full(n, self.tokens, np.uint32)
 
 
-class Uniform(Lengths):
-    """Every integer from `min` to `max`, both included, equally likely; mean (min + max)/2."""
+class Bounded(Lengths):
+    """A distribution on the integers min … max."""
 
-    kind = "uniform"
-    min: Tokens
-    max: Tokens
+    if TYPE_CHECKING:  # every kind declares these keys itself, in its own order
+        min: int
+        max: int
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
-        check_order(self.min, self.max)
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
         return self
 
     @property
     def support(self) -> tuple[int, int]:
         return self.min, self.max
+
+
+class Uniform(Bounded):
+    """Every integer from `min` to `max`, both included, equally likely; mean (min + max)/2."""
+
+    kind = "uniform"
+    min: Tokens
+    max: Tokens
 
     def cdf(self, tokens: NDArray[np.integer]) -> Shares:
         return np.asarray((tokens.astype(np.int64) - self.min + 1) / self._n)
@@ -147,7 +156,7 @@ class Uniform(Lengths):
         return self.max - self.min + 1
 
 
-class PowerLaw(Lengths):
+class PowerLaw(Bounded):
     """P(x) = x^−alpha / Σ_{y = min … max} y^−alpha on the integers min … max: a Zipf law truncated
     at both ends.
 
@@ -162,15 +171,6 @@ class PowerLaw(Lengths):
     alpha: Annotated[float, Field(gt=0, le=50)]
     min: Tokens
     max: Tokens
-
-    @model_validator(mode="after")
-    def _is_ordered(self) -> Self:
-        check_order(self.min, self.max)
-        return self
-
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
 
     def cdf(self, tokens: NDArray[np.integer]) -> Shares:
         cumulative = np.cumsum(self._weights())
@@ -205,9 +205,3 @@ def _by_bisection(cdf: CdfFunction, shares: Shares, least: int, greatest: int) -
         low, high = np.where(is_above, low, middle + 1), np.where(is_above, middle, high)
         low = np.minimum(low, high)
     return low.astype(np.uint32)
-
-
-def check_order(low: int, high: int) -> None:
-    """Raise ValueError if min is above max."""
-    if low > high:
-        raise ValueError(f"min {low} is above max {high}")

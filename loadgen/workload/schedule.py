@@ -132,10 +132,7 @@ def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
 
 def _without(schedule: Schedule, columns: Sequence[str]) -> NDArray[np.void]:
     names = [name for name in schedule.dtype.names or () if name not in columns]
-    rows = np.empty(len(schedule), [(name, schedule.dtype[name]) for name in names])
-    for name in names:
-        rows[name] = schedule[name]
-    return rows
+    return schedule[names].astype([(name, schedule.dtype[name]) for name in names])
 
 
 def _traffic_by_class(

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens, check_order
+from loadgen.workload.lengths import Bounded, Shares, TokenCounts, Tokens
 
 Reals = NDArray[np.float64]
 LEAST_SHARE_INSIDE = 1e-3
 
 
-class Truncated(Lengths):
+class Truncated(Bounded):
     """A positive or real variable Y with distribution function F, rounded and *truncated* to
     min … max: values outside are drawn again. (Clamping would pile up probability at the ends.)
 
@@ -69,10 +69,6 @@ class Normal(Truncated):
         _check_reachable(_normal_share(*z), self.min, self.max, f"mean {self.centre:g}", "mean")
         return self
 
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
-
     def _continuous(self, rng: np.random.Generator, n: int) -> Reals:
         return rng.normal(self.centre, self.spread, n)
 
@@ -98,10 +94,6 @@ class Lognormal(Truncated):
         _check_reachable(_normal_share(*z), self.min, self.max, f"median {self.median:g}", "median")
         return self
 
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
-
     def _continuous(self, rng: np.random.Generator, n: int) -> Reals:
         return rng.lognormal(log(self.median), self.sigma, n)
 
@@ -123,14 +115,9 @@ class GammaLengths(Truncated):
 
     @model_validator(mode="after")
     def _is_reachable(self) -> Self:
-        check_order(self.min, self.max)
         low, high = self._ends()
         _check_reachable(high - low, self.min, self.max, f"mean {self.centre:g}", "mean")
         return self
-
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
 
     def _continuous(self, rng: np.random.Generator, n: int) -> Reals:
         return rng.gamma(self._shape, self.centre / self._shape, n)
@@ -152,7 +139,6 @@ def _normal_share(low_z: float, high_z: float) -> float:
 def _check_reachable(share: float, low: int, high: int, centre: str, key: str) -> None:
     """Raise ValueError if min … max holds so little of the law that a length takes over 1000 draws,
     which is surely a mistake in the scenario."""
-    check_order(low, high)
     if share < LEAST_SHARE_INSIDE:
         raise ValueError(
             f"less than 0.1% of this distribution ({centre}) lies between "

@@ -232,9 +232,9 @@ def test_the_real_azure_hour_keeps_its_burstiness():
     path = SHARED / "AzureLLMInferenceTrace_code.csv"
     if not path.exists():
         pytest.skip(f"{path} is not there (set SLOBENCH_SHARED to the folder that holds traces/)")
-    found = fit(load_trace(path))
-    trace, fitted = found.arrivals["trace"], found.arrivals["fit"]
+    facts = fit(load_trace(path)).facts
+    trace, fitted = facts["arrivals"]["trace"], facts["arrivals"]["fit"]
     assert trace["dispersion"] > 20
     assert fitted["dispersion"] == pytest.approx(trace["dispersion"], rel=0.35)
     assert fitted["dispersion_100"] == pytest.approx(trace["dispersion_100"], rel=0.5)
-    assert any("the rate changes" in note for note in found.notes)
+    assert any("the rate changes" in note for note in facts["notes"])
