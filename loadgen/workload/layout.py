@@ -79,22 +79,27 @@ class Layout:
     parent: Index
 
 
-def lay_out(
-    own: TrafficClass,
-    traffic: Traffic,
-    pause: Durations | None,
-    streams: RandomStreams,
-    horizon_s: float,
-    max_rows: int,
-) -> Layout:
-    """The rows of a class whose sources arrive as in `traffic`. With a `pause` (closed loop) every
-    source sends further units until no request can be released before `horizon_s`.
+@dataclass(frozen=True, slots=True)
+class ClassTraffic:
+    """A class, the arrivals of its sources, the pause between their units in a closed loop (None:
+    an open loop), and its random streams."""
+
+    own: TrafficClass
+    arrivals: Traffic
+    pause: Durations | None
+    streams: RandomStreams
+
+
+def lay_out(part: ClassTraffic, horizon_s: float, max_rows: int) -> Layout:
+    """The rows of a class. In a closed loop every source sends further units until no request can
+    be released before `horizon_s`.
 
     Fills every column except request_id, session_id, class_id, tenant_id, priority and phase.
     Raises ScenarioError for more than `max_rows` rows.
     """
-    n_units, pauses_s = _units(own, traffic.scheduled_s, pause, streams, horizon_s, max_rows)
-    unit_source = np.repeat(row_numbers(len(traffic)), n_units)
+    own, streams, starts_s = part.own, part.streams, part.arrivals.scheduled_s
+    n_units, pauses_s = _units(part, horizon_s, max_rows)
+    unit_source = np.repeat(row_numbers(len(starts_s)), n_units)
     sizes = _sizes(own, len(unit_source), streams)
     n_rows = int(sizes.sum(dtype=np.int64))
     if n_rows > max_rows:
@@ -106,9 +111,9 @@ def lay_out(
     rows["prompt_seed"] = streams.stream(Purpose.prompt).integers(0, 2**64, n_rows, np.uint64)
     for number, step in enumerate(own.steps()):
         step_rows = places(place == number) if own.chain else row_numbers(n_rows)
-        _fill(rows, step_rows, unit[step_rows], step, traffic, streams, is_step=bool(own.chain))
+        _fill(rows, step_rows, unit[step_rows], step, part)
     for column in OWN_SLO.values():
-        if (limits_s := getattr(traffic, column)) is not None:
+        if (limits_s := getattr(part.arrivals, column)) is not None:
             rows[column] = limits_s[unit_source[unit]]
     child, parent = _edges_within(own, first, place)
     _think(own, rows, place, streams)
@@ -123,7 +128,7 @@ def lay_out(
     child, parent = np.concatenate([child, next_child]), np.concatenate([parent, next_parent])
     rows["n_parents"] = np.bincount(child, minlength=n_rows)
     source = unit_source[unit]
-    starts_s = traffic.scheduled_s[source]
+    starts_s = starts_s[source]
     rows["scheduled_s"] = np.where(rows["n_parents"] == 0, starts_s, np.nan)
     order = np.lexsort((parent, child))
     return Layout(
@@ -137,12 +142,7 @@ def lay_out(
 
 
 def _units(
-    own: TrafficClass,
-    starts_s: Times,
-    pause: Durations | None,
-    streams: RandomStreams,
-    horizon_s: float,
-    max_rows: int,
+    part: ClassTraffic, horizon_s: float, max_rows: int
 ) -> tuple[Index, NDArray[np.float64]]:
     """(units per source, pause before each unit; that before a source's first unit is unused).
 
@@ -150,10 +150,10 @@ def _units(
     horizon with the fastest planned answers, and one more: a user who gets to that unit had even
     faster answers.
     """
-    n = len(starts_s)
+    n, pause = len(part.arrivals), part.pause
     if pause is None:
         return np.ones(n, np.int32), np.zeros(n)
-    rng, fastest_s = streams.stream(Purpose.think, "again"), _fastest_unit_s(own)
+    rng, fastest_s = part.streams.stream(Purpose.think, "again"), _fastest_unit_s(part.own)
     expected = horizon_s / (fastest_s + pause.mean)
     if n * expected > max_rows:
         raise ScenarioError(
@@ -161,7 +161,7 @@ def _units(
             f"{max_rows:.0e}; lengthen think, or use fewer users or less time"
         )
     n_units, all_pauses = np.zeros(n, np.int32), [np.empty(0)]
-    for source, start_s in enumerate(starts_s.tolist()):
+    for source, start_s in enumerate(part.arrivals.scheduled_s.tolist()):
         blocks: list[NDArray[np.float64]] = []
         last_s = start_s
         while last_s < horizon_s:
@@ -195,20 +195,13 @@ def _sizes(own: TrafficClass, n_units: int, streams: RandomStreams) -> Index:
     return np.full(n_units, len(own.steps()), np.int32)
 
 
-def _fill(
-    rows: Schedule,
-    step_rows: Index,
-    unit: Index,
-    step: Step,
-    traffic: Traffic,
-    streams: RandomStreams,
-    is_step: bool,
-) -> None:
+def _fill(rows: Schedule, step_rows: Index, unit: Index, step: Step, part: ClassTraffic) -> None:
     """Fill lengths, prefixes, temperature and cancellation of `step_rows`, whose units are `unit`.
 
     The requests' own lengths go before those of the traffic.
     """
-    requests, name, n = step.requests, (step.name,) if is_step else (), len(step_rows)
+    requests, streams, traffic, n = step.requests, part.streams, part.arrivals, len(step_rows)
+    name = (step.name,) if part.own.chain else ()
     inputs, outputs = requests.draw_lengths(
         streams.stream(Purpose.input_tokens, *name), streams.stream(Purpose.output_tokens, *name), n
     )

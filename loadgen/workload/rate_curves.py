@@ -24,7 +24,7 @@ from loadgen.records import Times
 from loadgen.registry import FILLED, FROM_LIST, Strict
 from loadgen.units import Level, Rate, Seconds
 from loadgen.workload.arrivals import Arrivals
-from loadgen.workload.renewal import Cv, constant_instants, gamma_instants, poisson_instants
+from loadgen.workload.renewal import Constant, Cv, Gamma, poisson_instants
 
 Counts = NDArray[np.float64]  # expected arrivals since t = 0
 
@@ -184,9 +184,9 @@ class Curve(PiecewiseRate):
 
     def _unit_rate(self, rng: np.random.Generator, until: float) -> Counts:
         if self.cv is not None:
-            return gamma_instants(rng, 1.0, self.cv, until)
+            return Gamma.model_construct(rate=1.0, cv=self.cv).times(rng, until)
         if self.process == "constant":
-            return constant_instants(rng, 1.0, until)
+            return Constant.model_construct(rate=1.0).times(rng, until)
         return poisson_instants(rng, 1.0, until)
 
     def _pieces(self) -> Pieces:

@@ -34,7 +34,10 @@ class Constant(StationaryArrivals):
     kind = "constant"
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        return constant_instants(rng, self.rate, horizon_s)
+        # a product, not a running sum: the k-th instant has one rounding error, not k
+        k = np.arange(np.ceil(self.rate * horizon_s) + 1)
+        instants: Times = (k + rng.random()) / self.rate
+        return instants[instants < horizon_s]
 
 
 class Poisson(StationaryArrivals):
@@ -69,7 +72,13 @@ class Gamma(StationaryArrivals):
     cv: Cv
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        return gamma_instants(rng, self.rate, self.cv, horizon_s)
+        shape, scale_s = self.cv**-2, self.cv**2 / self.rate
+
+        def gaps_s(n: int) -> NDArray[np.float64]:
+            return rng.gamma(shape, scale_s, n)
+
+        first_s = float(rng.random() * rng.gamma(shape + 1, scale_s))
+        return _with_first(first_s, gaps_s, self.rate, self.cv, horizon_s)
 
 
 class Weibull(StationaryArrivals):
@@ -103,13 +112,6 @@ class Weibull(StationaryArrivals):
         return sqrt(max(0.0, gamma(1 + 2 / self.shape) / gamma(1 + 1 / self.shape) ** 2 - 1))
 
 
-def constant_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: float) -> Times:
-    """Instants of `Constant` in [0, horizon_s)."""
-    # a product, not a running sum: the k-th instant has one rounding error, not k
-    instants: Times = (np.arange(np.ceil(rate_per_s * horizon_s) + 1) + rng.random()) / rate_per_s
-    return instants[instants < horizon_s]
-
-
 def poisson_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: float) -> Times:
     """Instants of `Poisson` in [0, horizon_s)."""
 
@@ -117,19 +119,6 @@ def poisson_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: flo
         return rng.standard_exponential(n) / rate_per_s
 
     return _renewals(0.0, gaps_s, rate_per_s, 1.0, horizon_s)
-
-
-def gamma_instants(
-    rng: np.random.Generator, rate_per_s: float, cv: float, horizon_s: float
-) -> Times:
-    """Instants of `Gamma` in [0, horizon_s)."""
-    shape, scale_s = cv**-2, cv**2 / rate_per_s
-
-    def gaps_s(n: int) -> NDArray[np.float64]:
-        return rng.gamma(shape, scale_s, n)
-
-    first_s = float(rng.random() * rng.gamma(shape + 1, scale_s))
-    return _with_first(first_s, gaps_s, rate_per_s, cv, horizon_s)
 
 
 def _with_first(

@@ -19,8 +19,8 @@ from loadgen.errors import ScenarioError, nearest
 from loadgen.records import EDGES, LATER, SCHEDULE, Edges, Phase, Schedule
 from loadgen.workload.arrivals import Arrivals, Traffic
 from loadgen.workload.classes import TrafficClass
-from loadgen.workload.durations import Durations
 from loadgen.workload.layout import (
+    ClassTraffic,
     Index,
     Layout,
     Purpose,
@@ -77,17 +77,17 @@ def _layouts(scenario: Scenario) -> list[Layout]:
     names = scenario.names()
     layouts: list[Layout] = []
     n_prefixes = 0
-    for own, traffic, pause, streams in _traffic_by_class(scenario):
+    for part in _parts(scenario):
         max_rows = MAX_REQUESTS - sum(len(layout.rows) for layout in layouts)
-        layout = lay_out(own, traffic, pause, streams, scenario.horizon_s, max_rows)
-        if traffic.session_id is not None:
-            layout = replace(layout, source=_renumbered(traffic.session_id))
+        layout = lay_out(part, scenario.horizon_s, max_rows)
+        if part.arrivals.session_id is not None:
+            layout = replace(layout, source=_renumbered(part.arrivals.session_id))
         rows = layout.rows
-        if traffic.prefix_id is None:  # classes do not share prefixes
+        if part.arrivals.prefix_id is None:  # classes do not share prefixes
             rows["prefix_id"][rows["prefix_id"] > 0] += np.uint32(n_prefixes)
             n_prefixes = max(n_prefixes, int(rows["prefix_id"].max(initial=0)))
-        rows["tenant_id"] = names.tenants.index(own.tenant)
-        rows["priority"] = own.priority
+        rows["tenant_id"] = names.tenants.index(part.own.tenant)
+        rows["priority"] = part.own.priority
         layouts.append(layout)
     assert len(layouts) == len(scenario.traffic()), "one layout per class"
     return layouts
@@ -135,9 +135,7 @@ def _without(schedule: Schedule, columns: Sequence[str]) -> NDArray[np.void]:
     return schedule[names].astype([(name, schedule.dtype[name]) for name in names])
 
 
-def _traffic_by_class(
-    scenario: Scenario,
-) -> Iterator[tuple[TrafficClass, Traffic, Durations | None, RandomStreams]]:
+def _parts(scenario: Scenario) -> Iterator[ClassTraffic]:
     """Every class with its arriving requests: a share of the scenario's arrivals, or its own."""
     classes = scenario.traffic()
     sharing = [name for name, own in classes.items() if own.arrivals is None]
@@ -151,7 +149,7 @@ def _traffic_by_class(
         arrivals = own.arrivals or scenario.arrivals
         assert arrivals is not None, "validation rejects a scenario without arrivals"
         traffic = shares[name] if name in shares else _traffic(scenario, arrivals, streams)
-        yield own, traffic, arrivals.pause(), streams
+        yield ClassTraffic(own, traffic, arrivals.pause(), streams)
 
 
 def _traffic(scenario: Scenario, arrivals: Arrivals, streams: RandomStreams) -> Traffic:
@@ -187,8 +185,12 @@ def _shares(
 
 
 def _selected(whole: Traffic, mask: NDArray[np.bool_]) -> Traffic:
-    columns: dict[str, Any] = {field.name: getattr(whole, field.name) for field in fields(whole)}
-    return Traffic(**{name: c if c is None else c[mask] for name, c in columns.items()})
+    columns: dict[str, Any] = {
+        field.name: column[mask]
+        for field in fields(whole)
+        if (column := getattr(whole, field.name)) is not None
+    }
+    return Traffic(**columns)
 
 
 def _renumbered(session_id: NDArray[np.uint32]) -> Index:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.text_columns import read_csv, read_header, read_limits
+from loadgen.workload.traces.text_columns import read_csv
 from loadgen.workload.traces.trace import (
     LIMIT_COLUMNS,
     Trace,
@@ -36,11 +36,10 @@ class Azure(TraceFormat):
         return {_TIME, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        header = read_header(content, source)[0]
-        optional = [name for name in (_IMAGES, *LIMIT_COLUMNS) if name in header]
-        table = read_csv(content, source, (_TIME, _IN, _OUT, *optional))
+        optional = (_IMAGES, *LIMIT_COLUMNS)
+        table = read_csv(content, source, (_TIME, _IN, _OUT), optional=optional)
         notes = []
-        if _IMAGES in header:
+        if _IMAGES in table.names:
             images = table.whole_numbers(_IMAGES)
             n_images = int(np.count_nonzero(images))
             notes = [f"{n_images} of {len(images)} requests had images; sent as text only"]
@@ -48,7 +47,7 @@ class Azure(TraceFormat):
             ticks=table.instants(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
-            slo_s=read_limits(table, header),
+            slo_s=table.limits(),
             notes=notes,
         )
         return build_trace(source, self.kind, columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from loadgen.workload.traces.text_columns import read_csv, read_header, read_limits
+from loadgen.workload.traces.text_columns import read_csv
 from loadgen.workload.traces.trace import (
     LIMIT_COLUMNS,
     Trace,
@@ -33,15 +33,14 @@ class BurstGPT(TraceFormat):
         return {_TIME, _MODEL, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        header = read_header(content, source)[0]
-        optional = [name for name in (_SESSION, *LIMIT_COLUMNS) if name in header]
-        table = read_csv(content, source, (_TIME, _MODEL, _IN, _OUT, *optional))
+        optional = (_SESSION, *LIMIT_COLUMNS)
+        table = read_csv(content, source, (_TIME, _MODEL, _IN, _OUT), optional=optional)
         columns = TraceColumns(
             ticks=table.ticks(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
-            session_ids=table.sessions(_SESSION) if _SESSION in header else None,
+            session_ids=table.sessions(_SESSION) if _SESSION in table.names else None,
             classes=table.words(_MODEL),
-            slo_s=read_limits(table, header),
+            slo_s=table.limits(),
         )
         return build_trace(source, self.kind, columns)

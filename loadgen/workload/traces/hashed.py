@@ -21,7 +21,7 @@ from loadgen.workload.traces.json_lines import (
     tick_column,
     token_column,
 )
-from loadgen.workload.traces.trace import Ids, Ticks, Trace, TraceColumns, TraceFormat, build_trace
+from loadgen.workload.traces.trace import Ids, Trace, TraceColumns, TraceFormat, build_trace
 
 _64_BITS = 2**64 - 1
 BlockTokens = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -144,7 +144,20 @@ class _HashedRows:
         where = self._content, self._source
         ticks = tick_column(*where, times, time_unit)
         input_tokens = token_column(*where, "input_length", inputs)
-        prefix, note = self._prefixes(block_tokens, ticks, input_tokens)
+        n_ids = np.concatenate(self._n_ids)
+        prefix, note = None, "no hash_ids: no shared prefixes"
+        if n_ids.any():
+            by_time = np.argsort(ticks, kind="stable")
+            sharing = share_blocks(np.concatenate(self._ids), n_ids, by_time)
+            # a prompt's last token is never part of a prefix, so that something is left to compute
+            most = np.maximum(input_tokens - 1, 0)
+            tokens = np.clip(sharing.blocks * block_tokens, 0, most).astype(np.uint32)
+            prefix = sharing.prefix_ids, tokens
+            note = (
+                f"shared prefixes: an unlimited cache would hit {sharing.share_in_trace:.1%} of the"
+                f" trace's blocks, and hits {sharing.share_kept:.1%} of them as replayed (one"
+                " prefix per request)"
+            )
         return TraceColumns(
             ticks=ticks,
             input_tokens=input_tokens,
@@ -153,25 +166,6 @@ class _HashedRows:
             slo_s=self._limits.columns(),
             notes=[note],
         )
-
-    def _prefixes(
-        self, block_tokens: int, ticks: Ticks, input_tokens: NDArray[np.int64]
-    ) -> tuple[tuple[Ids, NDArray[np.uint32]] | None, str]:
-        """((prefix ids, prefix tokens) or None, note) of all rows collected.
-
-        The last token of a prompt is never part of a prefix, so that something is left to compute.
-        """
-        n_ids = np.concatenate(self._n_ids)
-        if not n_ids.any():
-            return None, "no hash_ids: no shared prefixes"
-        sharing = share_blocks(np.concatenate(self._ids), n_ids, np.argsort(ticks, kind="stable"))
-        tokens = np.clip(sharing.blocks * block_tokens, 0, np.maximum(input_tokens - 1, 0))
-        note = (
-            f"shared prefixes: an unlimited cache would hit {sharing.share_in_trace:.1%} of the"
-            f" trace's blocks, and hits {sharing.share_kept:.1%} of them as replayed (one prefix"
-            " per request)"
-        )
-        return (sharing.prefix_ids, tokens.astype(np.uint32)), note
 
 
 def _parents(

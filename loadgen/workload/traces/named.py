@@ -88,7 +88,7 @@ def _read_json_table(content: bytes, source: str, names: Sequence[str]) -> TextT
         except KeyError:
             require(source, record, names, number)
     columns = {name: [pa.array(values, pa.string())] for name, values in texts.items()}
-    return TextTable(source, columns.__getitem__, partial(line_of_record, content))
+    return TextTable(source, names, columns.__getitem__, partial(line_of_record, content))
 
 
 def _text(raw: bytes) -> str:

@@ -41,6 +41,7 @@ class TextTable:
     text takes ten times the memory of its numbers. `line_of` returns the line number of a row."""
 
     source: str
+    names: Collection[str]
     read: Callable[[str], Iterable[Any]]  # of pa.StringArray
     line_of: Callable[[int], int]
 
@@ -84,6 +85,11 @@ class TextTable:
         codes, names = self.words(name)
         is_named = np.array([word != "" for word in names])
         return np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
+
+    def limits(self) -> dict[str, NDArray[np.float64]]:
+        """The schedule's SLO columns, as far as the table has `LIMIT_COLUMNS`."""
+        own = {column: name for name, column in LIMIT_COLUMNS.items() if name in self.names}
+        return {column: self.seconds(name, "ms") for column, name in own.items()}
 
     def is_numeric(self, name: str) -> bool:
         """Whether the first value of a column is a plain number."""
@@ -219,23 +225,20 @@ def _plain_instants(text: Any) -> Ticks | None:
     return instants_ns if np.all(np.abs(instants_ns // 10**9) <= _FARTHEST_S) else None
 
 
-def read_limits(table: TextTable, fields: Collection[str]) -> dict[str, NDArray[np.float64]]:
-    """The schedule's SLO columns for the `LIMIT_COLUMNS` among a table's fields."""
-    return {
-        column: table.seconds(name, "ms")
-        for name, column in LIMIT_COLUMNS.items()
-        if name in fields
-    }
+def read_csv(
+    content: bytes,
+    source: str,
+    names: Iterable[str],
+    separator: str = ",",
+    optional: Iterable[str] = (),
+) -> TextTable:
+    """The columns of a CSV file with a header line. `names` and `optional` are those to be read.
 
-
-def read_csv(content: bytes, source: str, names: Iterable[str], separator: str = ",") -> TextTable:
-    """The named columns of a CSV file with a header line; other columns are ignored.
-
-    Quotes, CRLF and blank lines are allowed. Raises TraceFileError for a column that is missing
+    Quotes, CRLF and blank lines are allowed. Raises TraceFileError for a missing column of `names`
     and, when a column is read, for a row with too few or too many cells.
     """
     header, begin = read_header(content, source, separator)
-    require(source, header, names)
+    require(source, header, [*names, *(name for name in optional if name in header)])
     if not re.compile(rb"\S").search(content, begin):
         raise TraceFileError(f"{source}: has a header and no rows")
     has_quotes = b'"' in content
@@ -268,7 +271,7 @@ def read_csv(content: bytes, source: str, names: Iterable[str], separator: str =
         lines = (line for line, cells in _csv_rows(content, separator) if cells)
         return next(line for k, line in enumerate(lines) if k == row + 1)  # 0 is the header
 
-    return TextTable(source, read, line_of)
+    return TextTable(source, header, read, line_of)
 
 
 def require(source: str, header: Collection[str], names: Iterable[str], line: int = 1) -> None:
