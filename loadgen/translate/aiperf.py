@@ -108,6 +108,5 @@ def _arrivals(flags: Flags, draft: Draft) -> None:
     draft.set_duration(seconds, n_requests, rate or 0.0)
     if rate is not None and in_flight is not None:
         draft.limit_in_flight(
-            in_flight,
-            "at --concurrency aiperf skips arrivals; slobench lets them wait, as latency",
+            in_flight, "at --concurrency aiperf skips arrivals; slobench lets them wait, as latency"
         )

@@ -23,10 +23,7 @@ Means = NDArray[np.float64]  # tokens
 
 
 def preview(
-    scenario: Scenario,
-    schedule: Schedule,
-    edges: Edges | None = None,
-    confidence: float = 0.95,
+    scenario: Scenario, schedule: Schedule, edges: Edges | None = None, confidence: float = 0.95
 ) -> dict[str, Any]:
     """The figures of a plan as JSON; None for a figure that does not exist (a gap of a single row,
     a kind without a rate).

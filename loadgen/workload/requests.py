@@ -146,10 +146,7 @@ class Requests(Strict):
         inputs, outputs = self.input_tokens, self.output_tokens
         if isinstance(inputs, Joint):
             return inputs.means
-        return (
-            None if inputs is None else inputs.mean,
-            None if outputs is None else outputs.mean,
-        )
+        return (None if inputs is None else inputs.mean, None if outputs is None else outputs.mean)
 
     def draw_lengths(
         self, input_rng: np.random.Generator, output_rng: np.random.Generator, n: int

@@ -7,13 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from loadgen.workload.traces.text_columns import read_csv
-from loadgen.workload.traces.trace import (
-    LIMIT_COLUMNS,
-    Trace,
-    TraceColumns,
-    TraceFormat,
-    build_trace,
-)
+from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 _TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"
 
@@ -36,10 +30,9 @@ class Azure(TraceFormat):
         return {_TIME, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        optional = (_IMAGES, *LIMIT_COLUMNS)
-        table = read_csv(content, source, (_TIME, _IN, _OUT), optional=optional)
+        table = read_csv(content, source, (_TIME, _IN, _OUT))
         notes = []
-        if _IMAGES in table.names:
+        if table.has(_IMAGES):
             images = table.whole_numbers(_IMAGES)
             n_images = int(np.count_nonzero(images))
             notes = [f"{n_images} of {len(images)} requests had images; sent as text only"]

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from loadgen.workload.traces.text_columns import read_csv
-from loadgen.workload.traces.trace import (
-    LIMIT_COLUMNS,
-    Trace,
-    TraceColumns,
-    TraceFormat,
-    build_trace,
-)
+from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 _TIME, _MODEL, _IN, _OUT = "Timestamp", "Model", "Request tokens", "Response tokens"
 _SESSION = "Session ID"
@@ -33,13 +27,12 @@ class BurstGPT(TraceFormat):
         return {_TIME, _MODEL, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        optional = (_SESSION, *LIMIT_COLUMNS)
-        table = read_csv(content, source, (_TIME, _MODEL, _IN, _OUT), optional=optional)
+        table = read_csv(content, source, (_TIME, _MODEL, _IN, _OUT))
         columns = TraceColumns(
             ticks=table.ticks(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
-            session_ids=table.sessions(_SESSION) if _SESSION in table.names else None,
+            session_ids=table.sessions(_SESSION) if table.has(_SESSION) else None,
             classes=table.words(_MODEL),
             slo_s=table.limits(),
         )

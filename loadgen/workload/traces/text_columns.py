@@ -88,8 +88,13 @@ class TextTable:
 
     def limits(self) -> dict[str, NDArray[np.float64]]:
         """The schedule's SLO columns, as far as the table has `LIMIT_COLUMNS`."""
-        own = {column: name for name, column in LIMIT_COLUMNS.items() if name in self.names}
+        own = {column: name for name, column in LIMIT_COLUMNS.items() if self.has(name)}
         return {column: self.seconds(name, "ms") for column, name in own.items()}
+
+    def has(self, name: str) -> bool:
+        """Whether a column exists. Raises TraceFileError if it occurs twice."""
+        require(self.source, self.names, {name} & {*self.names})
+        return name in self.names
 
     def is_numeric(self, name: str) -> bool:
         """Whether the first value of a column is a plain number."""
@@ -225,20 +230,14 @@ def _plain_instants(text: Any) -> Ticks | None:
     return instants_ns if np.all(np.abs(instants_ns // 10**9) <= _FARTHEST_S) else None
 
 
-def read_csv(
-    content: bytes,
-    source: str,
-    names: Iterable[str],
-    separator: str = ",",
-    optional: Iterable[str] = (),
-) -> TextTable:
-    """The columns of a CSV file with a header line. `names` and `optional` are those to be read.
+def read_csv(content: bytes, source: str, names: Iterable[str], separator: str = ",") -> TextTable:
+    """The columns of a CSV file with a header line, which must contain `names`.
 
     Quotes, CRLF and blank lines are allowed. Raises TraceFileError for a missing column of `names`
     and, when a column is read, for a row with too few or too many cells.
     """
     header, begin = read_header(content, source, separator)
-    require(source, header, [*names, *(name for name in optional if name in header)])
+    require(source, header, names)
     if not re.compile(rb"\S").search(content, begin):
         raise TraceFileError(f"{source}: has a header and no rows")
     has_quotes = b'"' in content
