@@ -84,7 +84,7 @@ def _presets() -> list[dict[str, Any]]:
     return [
         {
             "kind": name,
-            "what": f"{', '.join(preset.promises)}. {preset.why} ({preset.source})",
+            "what": f"{', '.join(preset.slos)}. {preset.why} ({preset.source})",
             "parameters": {},
         }
         for name, preset in CATALOGUE.items()

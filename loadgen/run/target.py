@@ -250,7 +250,7 @@ def _examined(
         timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
         text_of=calibration.sample,
         calibrate=calibration.steps,
-        ahead=calibration.ahead,
+        ahead=calibration.early_prompts,
         on_timed=warm_up.may_begin,
     )
     found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)

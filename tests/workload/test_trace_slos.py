@@ -168,7 +168,11 @@ def test_every_row_keeps_its_own_limit_however_it_is_cut_and_dealt_out(tmp_path_
 
 
 def test_attainment_may_be_promised_where_the_rows_say_of_what(trace):
-    assert scenario(trace, slo=["attainment >= 95%"]).promised() == ("ttft_s", "tpot_s", "e2e_s")
+    assert scenario(trace, slo=["attainment >= 95%"]).own_slo_metrics() == (
+        "ttft_s",
+        "tpot_s",
+        "e2e_s",
+    )
     with pytest.raises(ScenarioError, match=r"add one, e\.g\. 'ttft <= 500ms'"):
         scenario(trace, slo=["attainment >= 95%"], ttft_slo=None, tpot_slo=None, e2e_slo=None)
 
