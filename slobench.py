@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loadgen.measure.compare import measure_noise as measure_noise
     from loadgen.nightly.api import nightly as nightly
     from loadgen.run.execute import run as run
-    from loadgen.sweep.api import sweep as sweep
+    from loadgen.sweep.sweep import sweep as sweep
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
 
@@ -38,7 +38,7 @@ _HOMES = {
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",
     "measure_noise": "loadgen.measure.compare",
-    "sweep": "loadgen.sweep.api",
+    "sweep": "loadgen.sweep.sweep",
     "nightly": "loadgen.nightly.api",
     "export": "loadgen.exports.formats",
 }

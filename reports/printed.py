@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import MissingDependency, UsageError
-from reports.figure_files import write_figure
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _WIDTH_PX, _MOST_PX = 1280, 16_000  # Chromium draws no higher picture
@@ -117,3 +116,19 @@ def _write(browser: str, page: Path, into: Path, *flags: str) -> None:
     _chromium(browser, page, *flags)
     if not into.is_file() or not into.stat().st_size:
         raise UsageError(f"{into}: the browser wrote nothing there")
+
+
+_FONT = "Helvetica, Arial, sans-serif"  # system-ui is a browser's word
+
+
+def write_figure(spec: Mapping[str, Any], path: Path) -> None:
+    """Draw a figure of fixed size into `path`, by its suffix `.svg` or `.pdf`."""
+    import vl_convert
+
+    config = {**spec.get("config", {}), "font": _FONT}
+    printed = {**spec, "config": config, "background": "white"}
+    if path.suffix == ".svg":
+        path.write_text(vl_convert.vegalite_to_svg(printed), encoding="utf-8")
+    else:
+        assert path.suffix == ".pdf", f"{path}: figures are written as .svg or .pdf"
+        path.write_bytes(vl_convert.vegalite_to_pdf(printed))

@@ -80,7 +80,7 @@ def rescore(
     from loadgen.measure.definitions import DEFINITIONS
     from loadgen.measure.definitions import rescore as defined_values
     from loadgen.measure.window import with_window
-    from reports.run.definitions_view import table
+    from reports.run.console import definitions_table
 
     definitions, tools = definition or [], [*DEFINITIONS, "all"]
     for name in definitions:
@@ -98,7 +98,7 @@ def rescore(
     else:
         print_summary(summary, as_json=False)
         if rows:
-            stdout().print(table(rows))
+            stdout().print(definitions_table(rows))
     raise typer.Exit(summary.exit_code)
 
 

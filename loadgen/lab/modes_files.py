@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.lab.mode_table import to_csv
-from reports.figure_files import write_figure
 from reports.modes.charts import paper
 from reports.modes.page import render
 from reports.page import write_page
+from reports.printed import write_figure
 
 
 def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) -> None:

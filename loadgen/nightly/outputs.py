@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 from loadgen.nightly.night import FinishedNight
-from reports.nightly.junit import junit
 from reports.nightly.page import render
-from reports.nightly.view import markdown
+from reports.nightly.view import junit, markdown
 
 
 def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:

@@ -12,8 +12,7 @@ from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import Measured
 from reports.charts import Spec
 from reports.compare import view
-from reports.compare.charts import ecdf_chart, shift_chart
-from reports.compare.curves import COMPARED_METRICS, ecdf, shifts
+from reports.compare.charts import COMPARED_METRICS, ecdf, ecdf_chart, shift_chart, shifts
 from reports.page import render_page
 
 _TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}

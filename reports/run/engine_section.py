@@ -9,12 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.wording import format_count, format_value
-from reports.charts import BLUE, GREEN, ORANGE, Spec, standalone, time_unit
-from reports.run.frames import Record
-from reports.run.timeline import TIME, name_strip, shown_scale, zoom_params
-from reports.series import colors
+from reports.charts import (
+    BLUE,
+    GREEN,
+    LEGEND,
+    ORANGE,
+    Record,
+    Spec,
+    axis,
+    colors,
+    figure,
+    hues,
+    number,
+    standalone,
+    time_unit,
+)
+from reports.run.timeline import PANEL_HEIGHT, TIME, name_strip, shown_scale, strip, zoom_params
 
-_HEIGHT = 110
 _BLAMES = {
     "request": "The promise could not be kept: alone on an idle engine they would have missed it",
     "capacity": "More tokens were offered around then than the engine can do",
@@ -127,76 +138,44 @@ def _stacked(
     unit: str,
     records: Sequence[Record],
     kinds: Mapping[str, str],
-    number: str = "",
+    digits: str = "",
 ) -> Spec:
-    """Steps stacked upon each other, one colour per kind; the last bin of each is closed."""
+    """Stacked steps, a colour per kind; the last bin of each kind is drawn up to its end."""
     last = {record["of"]: record for record in records}
     rows = [*records, *({**record, "from_s": record["to_s"]} for record in last.values())]
+    legend = {**LEGEND, "labelLimit": 260, "columns": 4} if len(kinds) > 1 else None
+    ticks = {"minExtent": 46, **({"format": digits} if digits else {})}
     return {
-        "height": _HEIGHT,
-        "width": "fit",
-        "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 4},
+        **strip(title, PANEL_HEIGHT),
         "data": {"values": rows},
         "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.75, "clip": True},
         "encoding": {
-            "x": {
-                "field": "from_s",
-                "type": "quantitative",
-                "title": None,
-                "axis": {"grid": False, "tickCount": 10},
-            },
-            "y": {
-                "field": "value",
-                "type": "quantitative",
-                "stack": "zero",
-                "title": unit,
-                "axis": {"minExtent": 46, **({"format": number} if number else {})},
-            },
-            "color": {
-                "field": "of",
-                "type": "nominal",
-                "scale": {"domain": list(kinds), "range": list(kinds.values())},
-                "legend": {"title": None, "orient": "top", "labelLimit": 260, "columns": 4}
-                if len(kinds) > 1
-                else None,
-            },
+            "x": axis("from_s", None, axis={"grid": False, "tickCount": 10}),
+            "y": axis("value", unit, stack="zero", axis=ticks),
+            "color": hues("of", list(kinds), list(kinds.values()), legend),
             "tooltip": [
-                {"field": "from_s", "title": "from s", "type": "quantitative", "format": ".4~g"},
-                {"field": "of", "title": "what"},
-                {"field": "value", "title": unit, "type": "quantitative", "format": ".4~g"},
+                number("from_s", "from s"),
+                {"field": "of", "title": "kind"},
+                number("value", unit),
             ],
         },
     }
 
 
 def _waits(waits_s: Mapping[str, float]) -> Spec:
-    """Seconds of waiting of all requests together, by reason, the longest first."""
+    """Seconds of waiting, all requests together, by reason, the longest first."""
     unit, per_s = time_unit(max(waits_s.values()))
-    rows = [{"reason": reason, "value": s * per_s} for reason, s in waits_s.items()]
-    spec = {
-        "height": 26 * len(waits_s),
-        "width": "container",
-        "data": {"values": rows},
-        "mark": {"type": "bar", "height": 16},
-        "encoding": {
-            "y": {
-                "field": "reason",
-                "type": "nominal",
-                "sort": None,
-                "title": None,
-                "axis": {"labelLimit": 220},
-            },
-            "x": {"field": "value", "type": "quantitative", "title": f"{unit}, all requests"},
-            "color": {
-                "field": "reason",
-                "type": "nominal",
-                "scale": {"domain": list(waits_s), "range": colors(len(waits_s))},
-                "legend": None,
-            },
-            "tooltip": [
-                {"field": "reason"},
-                {"field": "value", "title": unit, "type": "quantitative", "format": ".4~g"},
-            ],
+    reasons = {"field": "reason", "type": "nominal", "sort": None, "title": None,
+               "axis": {"labelLimit": 220}}  # fmt: skip
+    return figure(
+        "Seconds that requests waited inside the engine, by reason",
+        [{"reason": reason, "value": s * per_s} for reason, s in waits_s.items()],
+        height=26 * len(waits_s),
+        mark={"type": "bar", "height": 16},
+        encoding={
+            "y": reasons,
+            "x": axis("value", f"{unit}, all requests"),
+            "color": hues("reason", list(waits_s), colors(len(waits_s)), None),
+            "tooltip": [{"field": "reason"}, number("value", unit)],
         },
-    }
-    return standalone(spec, "Seconds that requests waited inside the engine, by reason")
+    )

@@ -3,8 +3,7 @@
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from reports.run.advice import is_inconclusive, next_steps
-from reports.run.verdict_rows import banner
+from reports.run.verdict_section import banner, is_inconclusive, next_steps
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 CHAT, URL = "scenarios/chat.yaml", "--target http://h"
