@@ -1,5 +1,5 @@
-"""What the bundled engine says of itself, as a page tells it: steps over time, why requests waited,
-who held them up, and whose fault missed promises are. Filled by whoever can read the engine's log.
+"""Section on the bundled engine: its steps over time, why requests waited, which requests delayed
+them, and why requests missed the SLO. Filled from the engine's log.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from reports.charts import (
 )
 from reports.run.timeline import PANEL_HEIGHT, TIME, name_strip, shown_scale, strip, zoom_params
 
-_BLAMES = {
-    "request": "The promise could not be kept: alone on an idle engine they would have missed it",
-    "capacity": "More tokens were offered around then than the engine can do",
-    "policy": "Another batching mode would have kept it",
-    "interference": "Other requests held them up",
-    "unsettled": "It would take more simulation than a page waits for to tell whether another mode"
-    " keeps it",
+_CAUSES = {
+    "request": "Unachievable: they would miss even alone on an idle engine",
+    "capacity": "Overload: more tokens were offered at that time than the engine can compute",
+    "policy": "Batching mode: another mode would have met the SLO",
+    "interference": "Interference: other requests delayed them",
+    "unsettled": "Undecided: only a longer simulation shows whether another mode meets the SLO",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MissReason:
-    """Promises that the engine missed for one reason: how many, and the modes or requests most
+    """Requests that missed the SLO for one cause: their number, and the modes or requests most
     often named, with their counts."""
 
     blame: str
@@ -46,19 +45,19 @@ class MissReason:
     culprits: Sequence[tuple[str, int]] = ()
 
     def sentence(self) -> str:
-        told = f"{_BLAMES[self.blame]}: {format_count(self.n)} missed promises"
+        cause = f"{_CAUSES[self.blame]} ({format_count(self.n)} missed SLOs)"
         named = ", ".join(f"{name} ({format_count(n)})" for name, n in self.culprits if name)
-        return f"{told}; most often named: {named}." if named else f"{told}."
+        return f"{cause}; most often: {named}." if named else f"{cause}."
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSection:
-    """`bins`: from_s, to_s, prefill and decode (tokens per s), kv (share of blocks, the most).
+    """`bins`: from_s, to_s, prefill and decode (tokens per s), kv (largest share of blocks in use).
     `waiting`: from_s, to_s, reason, requests (mean). `waits_s`: seconds of all requests by reason.
 
-    The rest needs a log of level "full": `blockers` are requests in words with the seconds that
-    others were charged for waiting for them, `why` a sentence for each request id, `misses` by
-    blame. `note` says what is missing and how to get it.
+    The other fields need a log of level "full". `blockers`: descriptions of requests with the
+    seconds that other requests waited for them; `why`: a sentence per request id; `misses`: by
+    cause. `note`: what is missing, and how to get it.
     """
 
     bins: Sequence[Record]
@@ -71,8 +70,8 @@ class EngineSection:
 
 
 def simulated_section(engine: Mapping[str, Any]) -> EngineSection | None:
-    """What the manifest of a simulated run says of its engine: why the requests of the measured
-    window waited. None where it says nothing."""
+    """The section of a simulated run, from its manifest: why the requests of the measured window
+    waited. None without an entry."""
     by_class = engine.get("waits_s")
     if not isinstance(by_class, Mapping):
         return None
@@ -86,13 +85,13 @@ def simulated_section(engine: Mapping[str, Any]) -> EngineSection | None:
         bins=[],
         waiting=[],
         waits_s={reason: waits_s[reason] for reason in ordered if waits_s[reason] > 0},
-        note="Simulated: its steps are not kept; --target reference keeps them.",
+        note="Simulated run: engine steps are not recorded; --target reference records them.",
     )
 
 
 def engine_figures(story: EngineSection, end_s: float) -> dict[str, Spec]:
-    """Figures by name; waits have none where nobody waited, and time none without steps. The time
-    axis ends where the run's does, at `end_s`, and is brushed together with it."""
+    """Figures by name; none for waits without a waiting request, none over time without steps. The
+    time axis ends with the run, at `end_s`, and is brushed together with the run's timeline."""
     drawn = {"engine": _timeline(story, end_s)} if story.bins else {}
     if story.waits_s:
         drawn["engine-waits"] = _waits(story.waits_s)
@@ -104,7 +103,7 @@ def blocker_rows(story: EngineSection) -> list[tuple[str, str]]:
 
 
 def _timeline(story: EngineSection, end_s: float) -> Spec:
-    """Tokens of the steps, who waited for what, and KV in use, over one time axis."""
+    """Tokens of the steps, waiting requests by reason, and KV in use over one time axis."""
     tokens = [
         {"from_s": b["from_s"], "to_s": b["to_s"], "of": of, "value": b[of]}
         for b in story.bins
