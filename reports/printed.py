@@ -24,7 +24,7 @@ _FIGURES = re.compile(r'<script type="application/json" id="figures">(.*?)</scri
 
 
 def find_browser(search_path: str) -> str:
-    """The first Chromium or Chrome in a PATH. Raises MissingDependency with a hint to install it."""
+    """The first Chromium or Chrome in a PATH. Raises MissingDependency."""
     for name in BROWSERS:
         browser = shutil.which(name, path=search_path)
         if browser is not None:
@@ -81,7 +81,7 @@ def _sized(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chromium(browser: str, page: Path, *flags: str) -> str:
-    """Standard output of a headless browser with a profile of its own and background traffic off."""
+    """Standard output of a headless browser with its own profile, without background traffic."""
     with tempfile.TemporaryDirectory(prefix="slobench-chromium-") as profile:
         command = [
             browser,

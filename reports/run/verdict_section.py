@@ -170,8 +170,8 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
     if summary.exit_code == 0:
         return [
             NextStep(
-                "State an SLO, e.g. --slo 'p99(ttft) <= 500ms'. To check this run against it, without"
-                " another measurement:",
+                "State an SLO, e.g. --slo 'p99(ttft) <= 500ms'; to check this run against it"
+                " without measuring again:",
                 f"slobench rescore {place} --slo 'p99(ttft) <= 500ms'",
             )
         ]
