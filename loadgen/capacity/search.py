@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.capacity.capacity_files import default_directory, kept_probes, store, write
+from loadgen.capacity.capacity_files import default_directory, earlier_probes, store, write
 from loadgen.capacity.capacity_spec import CapacitySpec, question_of
 from loadgen.capacity.early_stop import EarlyStop
 from loadgen.capacity.observed import probe_of
@@ -46,7 +46,7 @@ def search(
     """
     question = question_of(asked)
     directory = out_dir or default_directory(asked.scenario)
-    probes = kept_probes(asked, question, directory, resume)
+    probes = earlier_probes(asked, question, directory, resume)
     with _cache(asked.options) as cache_dir:  # every probe has a page, and plotting is slow to make
         asked = replace(asked, options=replace(asked.options, cache_dir=cache_dir))
         return _searched(asked, question, directory, console, probes)

@@ -147,8 +147,9 @@ def prepare(directory: Path, file: SweepFile, base: Base, spec: SweepSpec) -> No
 def _line(run: Mapping[str, Any], spec: SweepSpec, was_reused: bool) -> str:
     from loadgen.measure.wording import format_value
 
+    values = run["measures"]
     shown = [
-        f"{measure.text} {format_value(run['measures'][measure.text]['value'], measure.metric.unit)}"
+        f"{measure.text} {format_value(values[measure.text]['value'], measure.metric.unit)}"
         for measure in (spec.benefit, spec.cost)
     ]
     doubt = "" if run["is_trusted"] else " (not trusted: " + "; ".join(run["reasons"]) + ")"

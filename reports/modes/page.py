@@ -46,7 +46,7 @@ _CAPTIONS = {
 
 
 def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
-    """The page of modes.json. `cache_dir` caches the plotting bundle, which takes seconds to make."""
+    """The page of modes.json. `cache_dir` caches the plotting bundle."""
     drawn = figures(facts)
     has_classes = any(row["class"] for row in facts["rows"])
     return render_page(

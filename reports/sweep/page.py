@@ -30,7 +30,7 @@ _CAPTIONS = {
 
 
 def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
-    """The page of sweep.json. `cache_dir` caches the plotting bundle, which takes seconds to make."""
+    """The page of sweep.json. `cache_dir` caches the plotting bundle."""
     drawn = figures(facts)
     columns = view.shown_columns(facts)
     return render_page(

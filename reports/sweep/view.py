@@ -78,7 +78,7 @@ def notes(facts: Mapping[str, Any]) -> list[str]:
         )
     if facts["repeats"] == 1:
         texts.append(
-            "one run per cell: throughput has no confidence interval, so near ties are decided by chance"
+            "one run per cell: throughput has no confidence interval, chance decides near ties"
         )
     if facts["targets"] == ["sim"]:
         texts.append(SIMULATED)
