@@ -264,8 +264,7 @@ def nightly(
     json: Json = False,
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
-    from loadgen.nightly.night import Nightly, NightOptions
-    from loadgen.nightly.outputs import write_night
+    from loadgen.nightly.night import Nightly, NightOptions, write_night
 
     fail_on = _fail_on(fail_on)
     load_plugins(plugin)

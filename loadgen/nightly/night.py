@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,10 +25,11 @@ from loadgen.measure.nights.night_trend import trend
 from loadgen.measure.nights.night_verdict import CellVerdict, History, judge_night, night_word
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells
-from loadgen.nightly.measuring import CellProgress
+from loadgen.nightly.measuring import CellProgress, pace_s
 from loadgen.nightly.nightly_file import load_nightly
-from loadgen.nightly.pace import pace_s
 from loadgen.run.run_options import RunOptions
+from reports.nightly.page import render
+from reports.nightly.view import junit, markdown
 
 _BEGINNING = "night.json"
 _MUST_AGREE = ("target.model", "target.api", "control.target.model", "control.target.api")
@@ -260,3 +262,47 @@ def _first_measures(options: Options) -> list[str]:
     from loadgen.measure.comparison.compare import GATED
 
     return list(options.metrics or GATED)
+
+
+def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
+    """index.html, junit.xml, summary.md and nightly.json, which is last: with it the night is over.
+    `cache_dir` keeps the plotting bundle."""
+    told = (night.verdict, night.cells, night.facts)
+    texts = {
+        "index.html": render(*told, cache_dir),
+        "junit.xml": junit(night.cells),
+        "summary.md": markdown(*told),
+        "nightly.json": json.dumps(night.facts, indent=1, allow_nan=False) + "\n",
+    }
+    for name, text in texts.items():
+        (night.directory / name).write_text(text, encoding="utf-8")
+
+
+def nightly(
+    file: Path | str,
+    out_dir: Path | str,
+    *,
+    baseline: Path | str | None = None,
+    engine: str = "",
+    repeats: int | None = None,
+    cache_dir: Path | str | None = None,
+) -> FinishedNight:
+    """Measure a nightly file into `out_dir`, judge it against its baseline and keep it there.
+
+    `baseline` and `repeats` are instead of the file's; `engine` are settings of the bundled engine
+    under test, `step_delay=10%`, which a control does not get; `cache_dir` keeps what is slow to
+    make. The night has its `verdict`, its `cells` with their measures, and `facts`, which are
+    nightly.json. Raises UsageError before anything runs, KeyboardInterrupt where it was
+    interrupted; the same call then goes on from there.
+    """
+    cache = None if cache_dir is None else Path(cache_dir)
+    options = NightOptions(
+        baseline=None if baseline is None else Path(baseline),
+        engine=engine,
+        repeats=repeats,
+        run=RunOptions(environ=dict(os.environ), cache_dir=cache),
+    )
+    asked = Nightly(Path(file), options)
+    night = asked.run(Console(quiet=True), datetime.now().astimezone(), Path(out_dir))
+    write_night(night, cache)
+    return night

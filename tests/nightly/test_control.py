@@ -13,9 +13,9 @@ from loadgen.cells.order import run_cells
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module
 from loadgen.nightly.matrix import night_cells
+from loadgen.nightly.measuring import pace_s
 from loadgen.nightly.night import Nightly, NightOptions
 from loadgen.nightly.nightly_file import load_nightly
-from loadgen.nightly.pace import pace_s
 from loadgen.run.run_options import RunOptions
 from tests.nightly import few
 

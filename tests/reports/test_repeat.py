@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from reports.run.repeat import curl
+from reports.run.failures import curl
 
 TARGET = {"url": "http://127.0.0.1:1", "api": "chat", "model": "m'\"; touch x; $(touch y)`z`"}
 
