@@ -1,4 +1,4 @@
-"""What a night keeps of one cell's runs while it goes on: their numbers, not their requests."""
+"""Progress of a cell during a night: the numbers of its runs; and the speed of this machine."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from loadgen.measure.nights.night_record import RunNumbers, numbers_of
 
 @dataclass
 class CellProgress:
-    """One cell so far: by repeat its numbers, or why there are none; `manifest` is that of the
-    first run."""
+    """The runs of a cell so far: by repeat their numbers, or the reason why there are none;
+    `manifest` is that of the first run."""
 
     numbers: dict[int, RunNumbers] = field(default_factory=dict)
     missing: dict[int, str] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, found: CellRun | CellFailure, directory: Path, asked: Sequence[str]) -> None:
-        if isinstance(found, CellFailure):
-            self.missing[found.repeat] = found.reason
+    def add(self, result: CellRun | CellFailure, directory: Path, measures: Sequence[str]) -> None:
+        if isinstance(result, CellFailure):
+            self.missing[result.repeat] = result.reason
             return
-        self.manifest = self.manifest or dict(found.run.manifest)
-        where = found.directory.relative_to(directory)
-        measured = Measured(found.run, f"{found.cell.name}/r{found.repeat}")
-        numbers = numbers_of(measured, asked, str(where))
-        pace_s = math.prod(found.paces) ** (1 / len(found.paces)) if found.paces else None
-        self.numbers[found.repeat] = replace(numbers, pace_s=pace_s)
+        self.manifest = self.manifest or dict(result.run.manifest)
+        where = result.directory.relative_to(directory)
+        measured = Measured(result.run, f"{result.cell.name}/r{result.repeat}")
+        numbers = numbers_of(measured, measures, str(where))
+        pace_s = math.prod(result.paces) ** (1 / len(result.paces)) if result.paces else None
+        self.numbers[result.repeat] = replace(numbers, pace_s=pace_s)
 
     @property
     def runs(self) -> tuple[RunNumbers, ...]:
@@ -45,9 +45,9 @@ class CellProgress:
     def failures(self) -> tuple[str, ...]:
         return tuple(f"repeat {repeat}: {reason}" for repeat, reason in self.missing.items())
 
-    def beside(self, control: CellProgress) -> tuple[RunNumbers, ...]:
-        """The runs, each with the control that ran beside it; one whose control could not be
-        measured says so and cannot be trusted."""
+    def paired_with(self, control: CellProgress) -> tuple[RunNumbers, ...]:
+        """The runs, each with the run of its control; a run without one is not trusted, with the
+        reason."""
         return tuple(
             replace(run, control=control.numbers[repeat])
             if repeat in control.numbers
@@ -56,7 +56,7 @@ class CellProgress:
         )
 
     def factor(self) -> dict[str, Any]:
-        """What may differ between nights, flat; empty without a run."""
+        """The recorded settings that may differ between nights, flat; empty without a run."""
         if not self.manifest:
             return {}
         target = self.manifest.get("target") or {}
@@ -67,9 +67,9 @@ class CellProgress:
         }
 
     def factor_of_control(self) -> dict[str, Any]:
-        """What a control said of itself; client and machine are the cell's own."""
-        said = self.factor()
-        return {f"control.{key}": said[key] for key in said if key.startswith("target.")}
+        """Those of a control's target; load generator and machine are those of the cell."""
+        values = self.factor()
+        return {f"control.{key}": values[key] for key in values if key.startswith("target.")}
 
 
 def _alone(reason: str) -> str:
@@ -80,10 +80,10 @@ _CHUNKS = 20
 _STEPS, _PRODUCTS, _SIDE = 100_000, 1000, 48
 
 
-def pace_s() -> float:
-    """Seconds for one of 20 equal chunks of work, a plain loop and small matrix products on one
-    core: about 12 ms, a quarter of a second in all. The median, so that a moment in which somebody
-    else had the core does not count; a neighbour who stays does."""
+def machine_speed_s() -> float:
+    """Seconds for a fixed calculation, a plain loop and small matrix products on one core: the
+    median of 20 repeats of about 12 ms. Short interruptions by other programs do not count; lasting
+    load does. Call it while nothing is sent."""
     matrix = np.full((_SIDE, _SIDE), 0.5, dtype=np.float32)
     return float(np.median([_chunk_s(matrix) for _ in range(_CHUNKS)]))
 

@@ -13,7 +13,7 @@ from loadgen.cells.order import run_cells
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module
 from loadgen.nightly.matrix import night_cells
-from loadgen.nightly.measuring import pace_s
+from loadgen.nightly.measuring import machine_speed_s
 from loadgen.nightly.night import Nightly, NightOptions
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.run.run_options import RunOptions
@@ -195,7 +195,7 @@ def test_the_pace_of_the_machine_is_asked_where_no_control_tells_it(tmp_path):
     assert asked == [True, True, False, False]
     assert not any(cell.needs_pace for cell in cells_of(tmp_path, text + "control: reference\n"))
     assert not any(cell.needs_pace for cell in cells_of(tmp_path, HEAD + "targets: [sim]\n"))
-    assert 0.0005 < pace_s() < 5
+    assert 0.0005 < machine_speed_s() < 5
 
 
 def test_the_key_holds_everything_a_control_declares(tmp_path):
