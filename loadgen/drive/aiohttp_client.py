@@ -18,9 +18,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from loadgen.drive.connect_errors import connect_reason
-from loadgen.drive.exchange import Exchange
-from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
+from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd, connect_reason
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.aiohttp_route import connector, request_options

@@ -15,10 +15,8 @@ from typing import cast
 
 import httptools
 
-from loadgen.drive.connect_errors import connect_reason
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.pool import Pool
-from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
+from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd, connect_reason
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import Dialer

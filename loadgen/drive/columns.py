@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.drive.decode import Decoded
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.transport import Exchange
 from loadgen.records import CHUNKS, Chunks, Requests
 
 _BATCH = 512

@@ -6,17 +6,19 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import httptools
 import msgspec
 
-from loadgen.drive.body import Body
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, SseDecoder, SseEvent, plain_events
+from loadgen.drive.transport import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape
 
 _OK = Status.ok  # Python 3.11 takes 0.2 µs to look a member up
+_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _SHAPED_BY = 4  # parts at the beginning: a role, perhaps, and two tokens with different texts
 
@@ -88,6 +90,22 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         return result
     _read_stream(body, adapter, result)
     return result
+
+
+def answer_text(exchange: Exchange, adapter: Adapter) -> str:
+    """The answer of an exchange that ended well, reasoning left out (chat templates drop it from
+    earlier turns); events that cannot be read add nothing, they were judged by `decode`."""
+    sse, said = SseDecoder(), []
+    events = [event for part in Body(exchange).parts for event in sse.feed(part)]
+    last = sse.flush()
+    for event in [*events, last] if last is not None else events:
+        try:
+            delta = adapter.decode(event.data)
+        except ValueError:
+            continue
+        if delta.is_answer:
+            said.append(delta.text)
+    return "".join(said)
 
 
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
@@ -251,3 +269,52 @@ def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
 def _excerpt(data: bytes) -> str:
     text = " ".join(data[:_EXCERPT].decode("utf-8", "replace").split())
     return text + ("…" if len(data) > _EXCERPT else "")
+
+
+class Body:
+    """`parts[i]` of the body came with the read that returned at `times[i]` (ns); each chunk's data
+    is a part of its own, or several if it came in several reads. Where the framing breaks, which
+    the transport has told, the body is over."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.times: list[int] = exchange.times
+        self.parts: list[bytes] = exchange.parts
+        if exchange.is_chunked:
+            self.times, self.parts = _unchunked(exchange.times, exchange.parts)
+        elif exchange.length is not None and exchange.n_bytes > exchange.length:
+            self.times, self.parts = _cut(exchange.times, exchange.parts, exchange.length)
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.parts)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(map(len, self.parts))
+
+
+def _unchunked(times: list[int], reads: list[bytes]) -> tuple[list[int], list[bytes]]:
+    """What llhttp finds, as it would have while the reads came."""
+    found_times: list[int] = []
+    parts: list[bytes] = []
+    parser = httptools.HttpResponseParser(SimpleNamespace(on_body=parts.append))
+    parser.feed_data(_HEAD)
+    try:
+        for time, read in zip(times, reads, strict=True):
+            parser.feed_data(read)
+            found_times += [time] * (len(parts) - len(found_times))
+    except httptools.HttpParserError:
+        found_times += [time] * (len(parts) - len(found_times))
+    return found_times, parts
+
+
+def _cut(times: list[int], reads: list[bytes], length: int) -> tuple[list[int], list[bytes]]:
+    """So much of them as the head promised: what is behind is none of the body."""
+    found_times: list[int] = []
+    parts: list[bytes] = []
+    for time, read in zip(times, reads, strict=True):
+        if length > 0:
+            found_times.append(time)
+            parts.append(read[:length])
+            length -= len(read)
+    return found_times, parts

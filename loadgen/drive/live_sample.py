@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.transport import Exchange
 from loadgen.records import Schedule, Status, own_limits
 
 GAP_BOUNDS_S = (

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadgen.drive.saturation import Saturation
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.units import format_duration
 
 _AT_LEAST = 10  # endings in the window before a share of them means anything
+_POINTS = 21  # of a window, for the slope
+_SIGNIFICANT = 4.0  # standard deviations of the growth
+_SHARE = 0.1  # of what was released in the window must have stayed behind
+_LEAST = 10  # requests
+_SLOWER_BY = 1.5
+_LEAST_ENDED = 20
+_KEPT_TTFT = 32  # samples per step
+_BINS_S: NDArray[np.float64] = np.geomspace(1e-3, 1e4, 141)  # 5 % wide, for a quantile
+_LONG = 0.95
 
 
 @dataclass
@@ -36,6 +49,118 @@ class ErrorRate:
             f"{failed} of {n} requests failed in the last {self.over_s:g} s "
             f"(stop_when.error_rate {self.limit:.0%})"
         )
+
+
+@dataclass
+class Saturation:
+    """Stops when requests pile up for `over_s` or longer. Feed it running totals, summed over
+    shards: released, and ended of those (dropped ones never end, so they pile up too).
+
+    In windows of `over_s` and its doubles up to the whole run, the Theil-Sen slope of what is
+    behind is taken over 21 points. It must exceed a tenth of what was released, ten requests, and
+    four standard deviations of a Poisson stream's growth (or of the growth between the points,
+    where arrivals are burstier than Poisson). An empty system fills up just like an overloaded one,
+    so besides the median TTFT must have risen 1.5-fold from the first third of the window to the
+    last, or the window must begin later than 95 % of the answers so far took.
+
+    Sources: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, JASA 63
+    (1968); false alarms and delays on M/M/c queues: docs/decisions/0035-saturation.md.
+    """
+
+    over_s: float
+    _times_s: list[float] = field(default_factory=lambda: [0.0])
+    _released: list[int] = field(default_factory=lambda: [0])
+    _ended: list[int] = field(default_factory=lambda: [0])
+    _ttft_s: list[list[float]] = field(default_factory=lambda: [[]])  # of answers up to the step
+    _new_ttft_s: list[float] = field(default_factory=list)
+    _n_took: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_BINS_S) + 1, np.int64))
+
+    def reason(
+        self,
+        now_s: float,
+        n_released: int,
+        n_ended: int,
+        ttft_s: Sequence[float],
+        e2e_s: Sequence[float],
+    ) -> str | None:
+        """Why to stop now, or None. `ttft_s` and `e2e_s`: of the answers since the last call, from
+        their release."""
+        self._new_ttft_s += ttft_s
+        if e2e_s:
+            np.add.at(self._n_took, np.searchsorted(_BINS_S, e2e_s), 1)
+        if now_s < self._times_s[-1] + self.over_s / (_POINTS - 1):
+            return None
+        self._note(now_s, n_released, n_ended)
+        length_s = self.over_s
+        while length_s <= now_s:
+            first = bisect_right(self._times_s, now_s - length_s) - 1
+            told = self._piled_up(max(0, first))
+            if told:
+                return told
+            length_s *= 2
+        return None
+
+    def _note(self, now_s: float, n_released: int, n_ended: int) -> None:
+        self._times_s.append(now_s)
+        self._released.append(n_released)
+        self._ended.append(n_ended)
+        new = self._new_ttft_s
+        self._ttft_s.append(new[:: -(-len(new) // _KEPT_TTFT)] if new else [])
+        self._new_ttft_s = []
+
+    def _piled_up(self, first: int) -> str | None:
+        """What to say of the window from step `first` to the last one, if it is one of overload."""
+        released = self._released[-1] - self._released[first]
+        ended = self._ended[-1] - self._ended[first]
+        least = max(_LEAST, _SHARE * released)
+        if released - ended < least:
+            return None
+        chosen = np.linspace(first, len(self._times_s) - 1, _POINTS).round().astype(int)
+        behind = np.array([self._released[k] - self._ended[k] for k in chosen], np.float64)
+        growth = theil_sen(np.array([self._times_s[k] for k in chosen]), behind)
+        growth *= self._times_s[-1] - self._times_s[first]
+        spread = np.sqrt(max(released + ended, (_POINTS - 1) * np.diff(behind).var()))
+        if growth < max(least, _SIGNIFICANT * spread):
+            return None
+        slower = self._slower(first)
+        if not slower and not self._is_settled(first):
+            return None
+        length_s = self._times_s[-1] - self._times_s[first]
+        return (
+            f"{released} requests were released in the last {length_s:.3g} s and {ended} ended: "
+            f"{behind[-1]:.0f} wait for their answer, {behind[0]:.0f} did before{slower} "
+            f"(stop_when.saturated {format_duration(self.over_s)})"
+        )
+
+    def _slower(self, first: int) -> str:
+        start_s, end_s = self._times_s[first], self._times_s[-1]
+        third_s = (end_s - start_s) / 3
+        early = self._ttft_between(start_s, start_s + third_s)
+        late = self._ttft_between(end_s - third_s, end_s)
+        if min(len(early), len(late)) < 5 or np.median(late) < _SLOWER_BY * np.median(early):
+            return ""
+        before, now = (format_duration(float(np.median(part))) for part in (early, late))
+        return f"; median TTFT {now}, {before} before"
+
+    def _ttft_between(self, start_s: float, end_s: float) -> list[float]:
+        steps = range(bisect_right(self._times_s, start_s), bisect_right(self._times_s, end_s))
+        return [seconds for step in steps for seconds in self._ttft_s[step]]
+
+    def _is_settled(self, first: int) -> bool:
+        """Whether the window began only after most answers had had the time to end."""
+        n_took = int(self._n_took.sum())
+        if n_took < _LEAST_ENDED:
+            return False
+        long = bisect_left(np.cumsum(self._n_took).tolist(), _LONG * n_took)
+        return long < len(_BINS_S) and bool(self._times_s[first] >= _BINS_S[long])
+
+
+def theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """The median slope over all pairs of points; x ascending, at least two different."""
+    before, after = np.triu_indices(len(x), 1)
+    run, rise = x[after] - x[before], y[after] - y[before]
+    apart = run > 0
+    return float(np.median(rise[apart] / run[apart]))
 
 
 @dataclass

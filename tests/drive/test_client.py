@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadgen.drive.body import Body
 from loadgen.drive.client import Client, Connection
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.decode import Body
+from loadgen.drive.transport import Exchange
 from loadgen.records import Status
 from loadgen.timer import NoAlarm
 from targets.dialer import Dialer

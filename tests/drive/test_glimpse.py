@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S, GAP_BOUNDS_S, LiveSamples, coarse
+from loadgen.drive.transport import Exchange
 from loadgen.records import Status
 from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
 from tests.runs import schedule_rows

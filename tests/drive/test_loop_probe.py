@@ -11,9 +11,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.backlog import MOST_LOOKS, ReceiveBacklog, unread_bytes
 from loadgen.drive.client import Client
-from loadgen.drive.loop_probe import LoopProbe
+from loadgen.drive.loop_probe import MOST_LOOKS, LoopProbe, ReceiveBacklog, unread_bytes
 from loadgen.records import Status
 from loadgen.timer import make_quiet_timer
 from targets.dialer import Dialer

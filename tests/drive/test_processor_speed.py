@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.drive.processor_speed import ProcessorSpeed
+from loadgen.drive.loop_probe import ProcessorSpeed
 
 
 def seen(took_us, stalls=(), instants_s=None):

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.instrument import waiting_s
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.progress import Progress
 from loadgen.drive.recorder import Ids, ShardRecorder
 from loadgen.drive.stop_rules import ErrorRate
+from loadgen.drive.transport import Exchange
 from loadgen.records import SCHEDULE, Status
 from targets.base import Request
 from targets.openai_chat import OpenAIChat

@@ -14,10 +14,8 @@ import pytest
 import uvloop
 
 from loadgen.drive.aiohttp_client import AiohttpClient, parse_request
-from loadgen.drive.answer import answer_text
-from loadgen.drive.body import Body
 from loadgen.drive.client import Client
-from loadgen.drive.decode import decode
+from loadgen.drive.decode import Body, answer_text, decode
 from loadgen.drive.payloads import HttpHead
 from loadgen.records import Status
 from targets.dialer import Dialer
