@@ -95,17 +95,8 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
 def answer_text(exchange: Exchange, adapter: Adapter) -> str:
     """The answer of an exchange that ended well, reasoning left out (chat templates drop it from
     earlier turns); events that cannot be read add nothing, they were judged by `decode`."""
-    sse, said = SseDecoder(), []
-    events = [event for part in Body(exchange).parts for event in sse.feed(part)]
-    last = sse.flush()
-    for event in [*events, last] if last is not None else events:
-        try:
-            delta = adapter.decode(event.data)
-        except ValueError:
-            continue
-        if delta.is_answer:
-            said.append(delta.text)
-    return "".join(said)
+    runs = _one_by_one(Body(exchange), adapter, Decoded())
+    return "".join(run.delta.text for run in runs if run.delta.is_answer)
 
 
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
@@ -219,14 +210,14 @@ def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Said]
 
 def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     is_error = event.name == b"error"
+    failure = f"error in the stream: {_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:
-        what = f"error in the stream: {_excerpt(event.data)}" if is_error else None
-        result.fail(Status.stream_error, what or f"event not understood: {error}")
+        result.fail(Status.stream_error, failure or f"event not understood: {error}")
         return None
-    if is_error and delta.error is None:
-        result.fail(Status.stream_error, f"error in the stream: {_excerpt(event.data)}")
+    if failure and delta.error is None:
+        result.fail(Status.stream_error, failure)
     return delta
 
 

@@ -76,11 +76,6 @@ class LiveCounts:
         values = [self._histogram.get_value_from_index(int(place)) * 1e-6 for place in places]
         return [float(one) for one in np.repeat(values, self._counts[places].astype(np.int64))]
 
-    @property
-    def max_s(self) -> float:
-        """The highest value counted; NaN where there is none."""
-        return self.quantile(1.0)
-
     def quantile(self, q: float) -> float:
         """The nearest-rank q-quantile, seconds; NaN where nothing was counted."""
         if not self.n:

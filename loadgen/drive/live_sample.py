@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from loadgen.drive.transport import Exchange
 from loadgen.records import Schedule, Status, own_limits
@@ -42,23 +41,35 @@ FINE_BOUNDS_S, _STARTS = _refined()
 _BOUNDS_NS = np.rint(np.array(FINE_BOUNDS_S) * 1e9)
 
 
-def coarse(counts: Sequence[int]) -> list[int]:
+def coarse(counts: Sequence[int]) -> NDArray[np.int64]:
     """Counts of the fine buckets as those of `GAP_BOUNDS_S`; both have one without an end."""
-    summed: list[int] = np.add.reduceat(np.array(counts), _STARTS).tolist()
-    return summed
+    return np.add.reduceat(np.array(counts), _STARTS)
 
 
 _EVENT, _END = b"data:", b"\n\n"
 
 
-@dataclass(slots=True)
-class GapCounts:
-    """Times between the events of answers, counted by bucket; the last bucket has no upper end."""
+class SecondsHistogram:
+    """Durations by bucket: `counts[i]` of them in (bounds_s[i − 1], bounds_s[i]], the last above
+    all; `sum_s` is their sum."""
 
-    counts: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(len(FINE_BOUNDS_S) + 1, np.int64)
-    )
-    sum_s: float = 0.0
+    def __init__(self, bounds_s: tuple[float, ...]) -> None:
+        self.bounds_s, self.sum_s = bounds_s, 0.0
+        self.counts: NDArray[np.int64] = np.zeros(len(bounds_s) + 1, np.int64)
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+    def add_counts(self, counts: ArrayLike, sum_s: float) -> None:
+        """Durations that are counted by the same buckets already."""
+        self.counts += np.asarray(counts, np.int64)
+        self.sum_s += sum_s
+
+    def copy(self) -> SecondsHistogram:
+        copied = SecondsHistogram(self.bounds_s)
+        copied.add_counts(self.counts, self.sum_s)
+        return copied
 
 
 class LiveSamples:
@@ -69,7 +80,7 @@ class LiveSamples:
         self._looks_like_token = looks_like_token
         self._own_slo_s = own_limits(schedule)
         self._ended: list[list[Any]] = []
-        self._gaps: dict[int, GapCounts] = {}
+        self._gaps: dict[int, SecondsHistogram] = {}
 
     def unsent(self, row: int, status: Status) -> None:
         """A row that never went out."""
@@ -120,7 +131,7 @@ class LiveSamples:
         events = [part.count(_EVENT) for part in parts[first : last + 1]]
         if max(events) > 1 or not all(events):
             events = [self._events(part) for part in parts[first : last + 1]]
-        gaps = self._gaps.setdefault(class_id, GapCounts())
+        gaps = self._gaps.setdefault(class_id, SecondsHistogram(FINE_BOUNDS_S))
         n_events, span_ns = sum(events), times[last] - times[first]
         gaps.counts[0] += events[0] - 1  # came with the first one
         if last == first:
@@ -128,8 +139,7 @@ class LiveSamples:
         gap_ns = np.diff(np.array(times[first : last + 1]))
         shared = np.array(events[1:])
         buckets = np.searchsorted(_BOUNDS_NS, gap_ns / shared)
-        gaps.counts += np.bincount(buckets, shared, minlength=len(gaps.counts)).astype(np.int64)
-        gaps.sum_s += _seconds(span_ns)
+        gaps.add_counts(np.bincount(buckets, shared, len(gaps.counts)), _seconds(span_ns))
         return times[first], times[last], n_events - 1, int(gap_ns.max()), n_events
 
     def _events(self, part: bytes) -> int:

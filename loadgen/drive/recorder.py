@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.drive.columns import ExchangeColumns
 from loadgen.drive.decode import Decoded, decode
 from loadgen.drive.transport import Exchange
-from loadgen.records import Chunks, Names, Requests, Schedule, Status, empty_requests
+from loadgen.records import (
+    CHUNKS,
+    REQUESTS,
+    Chunks,
+    Names,
+    Requests,
+    Schedule,
+    Status,
+    empty_requests,
+)
 from targets.base import Adapter
 
 _MAX_DISTINCT = 1000
 _MAX_TEXT = 300
+_BATCH = 512
+_MOST_U2, _MOST_U4 = 2**16 - 1, 2**32 - 1
+_COLUMNS = [
+    name for name in REQUESTS.names or () if name not in ("request_id", "shard", "released_s")
+]
+_INSTANTS = _COLUMNS[: _COLUMNS.index("done_s") + 1]
 
 
 class Ids:
@@ -149,3 +165,91 @@ class Spill:
             self._file.close()
             self._path.unlink()
             self._file = None
+
+
+class ExchangeColumns:
+    """Writes into `rows`; instants are nanoseconds, turned into seconds since `epoch_ns`."""
+
+    def __init__(self, rows: Requests, epoch_ns: int) -> None:
+        self._rows, self._epoch_ns = rows, epoch_ns
+        self._at: list[int] = []
+        self._lines: list[tuple[float, ...]] = []
+        self._chunk_ns: list[list[int]] = []
+        self._chunk_tokens: list[list[int]] = []
+        self._chunks: list[Chunks] = []
+
+    def add(self, exchange: Exchange, decoded: Decoded, remote_id: int, error_id: int) -> None:
+        """Raises whatever a count that is no number raises, and then has added nothing."""
+        counts = decoded.chunk_tokens
+        if counts and not (min(counts) >= 0 and max(counts) <= _MOST_U2):
+            counts = [_fitting(count, _MOST_U2) for count in counts]
+        line = (
+            exchange.sent_ns,
+            exchange.connected_ns,
+            exchange.headers_ns,
+            decoded.first_chunk_ns,
+            decoded.first_token_ns,
+            decoded.first_answer_ns,
+            decoded.last_token_ns,
+            exchange.done_ns,
+            exchange.reused,
+            _fitting(decoded.input_tokens, _MOST_U4),
+            _fitting(decoded.cached_tokens, _MOST_U4),
+            _fitting(decoded.output_tokens, _MOST_U4),
+            counts[0] if counts else 0,
+            decoded.token_source,
+            len(decoded.chunk_ns),
+            decoded.n_bytes,
+            decoded.status,
+            exchange.http_status,
+            decoded.finish_reason,
+            error_id,
+            remote_id,
+            decoded.server.get("queue_s", np.nan),
+            decoded.server.get("ttft_s", np.nan),
+        )
+        self._at.append(exchange.row)
+        self._lines.append(line)
+        self._chunk_ns.append(decoded.chunk_ns)
+        self._chunk_tokens.append(counts)
+        if len(self._lines) == _BATCH:
+            self._write()
+
+    def finish(self) -> Chunks:
+        """Writes what is left; every chunk, grouped by request id."""
+        self._write()
+        chunks = np.concatenate([np.empty(0, CHUNKS), *self._chunks])
+        return chunks[np.argsort(chunks["request_id"], kind="stable")]
+
+    def _write(self) -> None:
+        at = np.array(self._at, np.intp)
+        for name, values in zip(_COLUMNS, zip(*self._lines, strict=True), strict=True):
+            if name in _INSTANTS:
+                ns = np.array(values, np.int64)
+                self._rows[name][at] = np.where(ns != 0, self._seconds(ns), np.nan)
+            else:
+                self._rows[name][at] = values
+        self._write_chunks(at)
+        for kept in (self._at, self._lines, self._chunk_ns, self._chunk_tokens):
+            kept.clear()
+
+    def _write_chunks(self, at: NDArray[np.intp]) -> None:
+        sizes = np.fromiter(map(len, self._chunk_ns), np.intp, len(at))
+        n = int(sizes.sum())
+        if not n:
+            return
+        chunks = np.empty(n, CHUNKS)
+        chunks["request_id"] = np.repeat(self._rows["request_id"][at], sizes)
+        received_ns = np.fromiter(chain.from_iterable(self._chunk_ns), np.int64, n)
+        chunks["received_s"] = self._seconds(received_ns)
+        chunks["tokens"] = np.fromiter(chain.from_iterable(self._chunk_tokens), np.int64, n)
+        self._chunks.append(chunks)
+
+    def _seconds(self, ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        seconds: NDArray[np.float64] = np.multiply(ns - self._epoch_ns, 1e-9, dtype=np.float64)
+        return seconds
+
+
+def _fitting(count: int, most: int) -> int:
+    """A count a server stated, or 0 (unknown) where no honest one could be so large."""
+    return count if 0 <= count <= most else 0

@@ -82,10 +82,6 @@ class SseDecoder:
             self._take(rest)
         return self._take(b"")
 
-    @property
-    def pending(self) -> bool:
-        return bool(self._rest or any(self._held) or self._data)
-
     def _take(self, line: bytes) -> SseEvent | None:
         if not line:
             event = SseEvent(self._name, b"\n".join(self._data)) if self._data else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from loadgen.drive.live_sample import GAP_BOUNDS_S
+from loadgen.drive.live_sample import GAP_BOUNDS_S, SecondsHistogram
 
 Kind = Literal["counter", "gauge", "histogram"]
 _FIRST_TOKEN_S = (
@@ -106,29 +105,6 @@ INFO_LABELS = ("run", "scenario", "target", "model")
 """The series that says which run this is: always 1."""
 
 Labels = tuple[str, ...]
-
-
-@dataclass(slots=True)
-class SecondsHistogram:
-    """A histogram of seconds: `counts[i]` values in (bounds[i − 1], bounds[i]], the last above."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    sum_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = self.counts or [0] * (len(self.bounds) + 1)
-
-    def add(self, value_s: float) -> None:
-        self.counts[bisect_left(self.bounds, value_s)] += 1
-        self.sum_s += value_s
-
-    def add_counts(self, counts: Sequence[int], sum_s: float) -> None:
-        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
-        self.sum_s += sum_s
-
-    def copy(self) -> SecondsHistogram:
-        return SecondsHistogram(self.bounds, list(self.counts), self.sum_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from loadgen.drive.live_sample import SecondsHistogram
 from loadgen.errors import UsageError
-from loadgen.live.live_series import Labels, Reading, SecondsHistogram
+from loadgen.live.live_series import Labels, Reading
 from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.records import Status
 
@@ -127,9 +128,9 @@ def _metric(reading: Reading, about: RunLabels, started_ns: int, now_ns: int) ->
         attributes = _attributes(dict(zip(series.labels, labels, strict=True)), series.otel, about)
         if not isinstance(value, SecondsHistogram):
             return NumberDataPoint(attributes, started_ns, now_ns, value)
-        n, unknown = sum(value.counts), None  # the least and the greatest are not kept
+        counts, unknown = value.counts.tolist(), None  # the least and the greatest are not kept
         return HistogramDataPoint(
-            *(attributes, started_ns, now_ns, n, value.sum_s, value.counts, value.bounds),
+            *(attributes, started_ns, now_ns, sum(counts), value.sum_s, counts, value.bounds_s),
             *(unknown, unknown),
         )
 

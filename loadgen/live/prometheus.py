@@ -16,8 +16,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from loadgen.drive.live_sample import SecondsHistogram
 from loadgen.errors import UsageError
-from loadgen.live.live_series import INFO, INFO_LABELS, Reading, SecondsHistogram
+from loadgen.live.live_series import INFO, INFO_LABELS, Reading
 from loadgen.live.watched import WatchedRun
 
 

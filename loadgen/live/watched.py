@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.drive.live_sample import FIELDS, coarse
-from loadgen.live.live_series import SERIES, Labels, Reading, SecondsHistogram
+from loadgen.drive.live_sample import FIELDS, SecondsHistogram, coarse
+from loadgen.live.live_series import SERIES, Labels, Reading
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.slo import Slo, for_one
 from loadgen.records import OWN_SLO, Schedule, Status

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.drive.live_sample import FINE_BOUNDS_S
+from loadgen.drive.live_sample import FINE_BOUNDS_S, SecondsHistogram
 from loadgen.errors import UsageError
 from loadgen.live.grafana import dashboard
-from loadgen.live.live_series import INFO, INFO_LABELS, SERIES, SecondsHistogram
+from loadgen.live.live_series import INFO, INFO_LABELS, SERIES
 from loadgen.live.prometheus import prometheus_endpoint
 from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.live.watching import Watch, one_endpoint, watching
@@ -123,7 +123,7 @@ def test_a_tally_counts_what_is_at_most_each_bound(added, bounds):
     tally = SecondsHistogram(tuple(sorted(set(bounds))))
     for value in added:
         tally.add(value)
-    for k, bound in enumerate(tally.bounds):
+    for k, bound in enumerate(tally.bounds_s):
         assert sum(tally.counts[: k + 1]) == sum(value <= bound for value in added)
     assert sum(tally.counts) == len(added)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from loadgen.drive.columns import ExchangeColumns
 from loadgen.drive.decode import Decoded
+from loadgen.drive.recorder import ExchangeColumns
 from loadgen.drive.transport import Exchange
 from loadgen.records import SCHEDULE, FinishReason, Status, TokenSource, empty_requests
 
