@@ -44,6 +44,8 @@ class AiohttpClient:
         first: int = 0,
     ) -> None:
         self._loop, self._route, self._mode = loop, route, connections
+        scheme = "https" if route.is_tls else "http"
+        self._origin = f"{scheme}://{show((route.host, route.port))}"
         self.on_end: OnEnd = lambda exchange: None
         self.alarm: Alarm = NoAlarm()  # left to the loop: this transport is the plain one
         self._looks_like_token = looks_like_token
@@ -145,12 +147,6 @@ class AiohttpClient:
             if exchange.n_bytes > MAX_BODY_BYTES:
                 raise _Broken(f"response body over {MAX_BODY_BYTES >> 20} MiB")
 
-    @property
-    def _origin(self) -> str:
-        route = self._route
-        host = f"[{route.host}]" if ":" in route.host else route.host
-        return f"{'https' if route.is_tls else 'http'}://{host}:{route.port}"
-
     def _session(self, key: int) -> aiohttp.ClientSession:
         if key not in self._sessions:
             self._sessions[key] = aiohttp.ClientSession(
@@ -164,11 +160,9 @@ class AiohttpClient:
         return self._sessions[key]
 
     def _connector(self) -> aiohttp.BaseConnector:
-        options: dict[str, Any] = {"limit": 0}
-        if self._mode == "never":
-            options["force_close"] = True
-        else:
-            options["keepalive_timeout"] = _IDLE_S
+        is_closed = self._mode == "never"  # after each request
+        options: dict[str, Any] = {"limit": 0, "force_close": is_closed}
+        options["keepalive_timeout"] = None if is_closed else _IDLE_S
         if not self._route.unix_path:
             options |= {"resolver": self._resolver, "use_dns_cache": False}
         return connector(self._route, **options)

@@ -37,31 +37,29 @@ class ThreadMeter:
 
     def __init__(self) -> None:
         self._before: dict[str, float | None] = {}
-        self._shares: dict[str, Any] = {}
+        self._summary: dict[str, Any] = {}
         self._stat_before = ""
+        self._started_s = self._cpu_before_s = 0.0
         self.window_s = 0.0  # between `start` and `stop`
 
     def start(self) -> None:
         self._stat_before = _proc_stat()
+        self._started_s, self._cpu_before_s = time.monotonic(), time.thread_time()
         self._before = _readings(self._stat_before)
 
     def stop(self) -> None:
         stat = _proc_stat()
-        after, before = _readings(stat), self._before
-        wall_s = (after["wall_s"] or 0.0) - (before["wall_s"] or 0.0)
-        self.window_s = wall_s
-        self._shares = {"window_s": wall_s}
-        for reading, share in (
-            ("cpu_s", "cpu_share"),
-            ("run_delay_s", "run_delay_share"),
-            ("throttled_s", "throttled_share"),
-            ("stolen_s", "stolen_share"),
-        ):
-            now, then = after[reading], before[reading]
-            known = now is not None and then is not None and wall_s > 0
-            self._shares[share] = max(0.0, now - then) / wall_s if known else None  # type: ignore[operator]  # both are known
-        own_s = (after["cpu_s"] or 0.0) - (before["cpu_s"] or 0.0)
-        self._shares["cores"] = self._core_use(stat, own_s)
+        self.window_s = time.monotonic() - self._started_s
+        own_s = time.thread_time() - self._cpu_before_s
+        self._summary = {"window_s": self.window_s, "cpu_share": self._share(0.0, own_s)}
+        for name, now_s in _readings(stat).items():
+            self._summary[name] = self._share(self._before[name], now_s)
+        self._summary["cores"] = self._core_use(stat, own_s)
+
+    def _share(self, before_s: float | None, now_s: float | None) -> float | None:
+        if before_s is None or now_s is None or self.window_s <= 0:
+            return None
+        return max(0.0, now_s - before_s) / self.window_s
 
     def _core_use(self, stat: str, own_s: float) -> dict[str, Any] | None:
         """Of the cores that the thread may use now; None where the system does not tell."""
@@ -79,7 +77,7 @@ class ThreadMeter:
         }
 
     def summary(self) -> dict[str, Any]:
-        return dict(self._shares)
+        return dict(self._summary)
 
 
 class GcPauses:
@@ -116,11 +114,9 @@ class GcPauses:
 
 def _readings(proc_stat: str) -> dict[str, float | None]:
     return {
-        "wall_s": time.monotonic(),
-        "cpu_s": time.thread_time(),
-        "run_delay_s": _run_delay_s(),
-        "throttled_s": _throttled_s(),
-        "stolen_s": stolen_s(proc_stat, TICKS_PER_S),
+        "run_delay_share": _run_delay_s(),
+        "throttled_share": _throttled_s(),
+        "stolen_share": stolen_s(proc_stat, TICKS_PER_S),
     }
 
 

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.drive.decode import answer_text, decode, quick_status
@@ -30,19 +29,6 @@ _CHORE_SHARE = 0.1
 _SIZE = 480  # below 512: of a pool of Python's own for small objects
 _ARENA = 1 << 20  # Python's allocator gives back what is free as a whole
 _MOST_BYTES = 256 << 20
-
-
-@dataclass
-class _Live:
-    """Counters since the start, and samples since the last beat."""
-
-    released: int = 0
-    sent: int = 0
-    by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
-    withdrawn: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    e2e_s: list[float] = field(default_factory=list)
-    lateness_s: list[float] = field(default_factory=list)
 
 
 class Shard:
@@ -72,7 +58,10 @@ class Shard:
             row for row, children in self._children.items() if not all(goes_on[c] for c in children)
         }
         self._finished, self._broken = asyncio.Event(), ""
-        self._live = _Live()
+        self._n_released = self._n_sent = self._n_withdrawn = 0
+        self._by_status = [0] * len(Status)
+        self._samples: dict[str, list[float]] = {}  # since the last beat
+        self._clear_samples()
         self._released_s = [0.0] * len(task.schedule)
         self._glimpses: LiveSamples | None = None
         if task.is_watched:
@@ -80,12 +69,8 @@ class Shard:
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
-        self._meter, self._gc, self._backlog = (
-            ThreadMeter(),
-            GcPauses(),
-            ReceiveBacklog(client.in_flight),
-        )
-        self._speed = ProcessorSpeed()
+        self._meter, self._gc = ThreadMeter(), GcPauses()
+        self._backlog, self._speed = ReceiveBacklog(client.in_flight), ProcessorSpeed()
         self._probe_timer = make_quiet_timer(loop)
         self._probe = LoopProbe(self._probe_timer, self._look)
         self._recorder = ShardRecorder(
@@ -176,7 +161,7 @@ class Shard:
 
     # dispatch.Sender
     def send(self, row: int) -> None:
-        self._live.sent += 1
+        self._n_sent += 1
         payload = self._payloads.take(row)
         self._client.send(row, payload, self._sessions[row], self._is_last[row])
         if row in self._late_children:
@@ -190,12 +175,12 @@ class Shard:
 
     # dispatch.Recorder
     def released(self, row: int, release_s: float) -> None:
-        self._live.released += 1
+        self._n_released += 1
         self._released_s[row] = release_s
         self._recorder.released(row, release_s)
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
-        self._live.by_status[status] += 1
+        self._by_status[status] += 1
         if self._glimpses is not None:
             self._glimpses.unsent(row, status)
         self._recorder.unsent(row, status, reason)
@@ -208,14 +193,14 @@ class Shard:
             self._loop.call_exception_handler(context)
 
     def _note_end(self, exchange: Exchange) -> None:
-        status, live = self._status(exchange), self._live
-        live.by_status[status] += 1
-        live.withdrawn += exchange.error.startswith(ON_PURPOSE)
+        status, samples = self._status(exchange), self._samples
+        self._by_status[status] += 1
+        self._n_withdrawn += exchange.error.startswith(ON_PURPOSE)
         released_s = self._released_s[exchange.row]
-        live.lateness_s.append(self._seconds(exchange.sent_ns) - released_s)
+        samples["lateness_s"].append(self._seconds(exchange.sent_ns) - released_s)
         if exchange.first_guess_ns:
-            live.ttft_s.append(self._seconds(exchange.first_guess_ns) - released_s)
-            live.e2e_s.append(self._seconds(exchange.done_ns) - released_s)
+            samples["ttft_s"].append(self._seconds(exchange.first_guess_ns) - released_s)
+            samples["e2e_s"].append(self._seconds(exchange.done_ns) - released_s)
         if self._glimpses is not None:
             released_ns = self._epoch_ns + round(released_s * 1e9)
             self._glimpses.ended(exchange, status, released_ns)
@@ -256,22 +241,22 @@ class Shard:
         self._loop.call_later(_CHORE_S if has_more else _BEAT_S, self._encode_ahead)
 
     def _report(self) -> None:
-        live = self._live
         self._say(
             "beat",
             now_s=self._timer.now_s(),
-            released=live.released,
-            sent=live.sent,
+            released=self._n_released,
+            sent=self._n_sent,
             in_flight=self._dispatcher.n_in_flight,
             waiting=self._dispatcher.n_waiting,
-            by_status=live.by_status,
-            withdrawn=live.withdrawn,
-            e2e_s=[round(value, 6) for value in live.e2e_s],
-            ttft_s=[round(value, 6) for value in live.ttft_s],
-            lateness_s=[round(value, 6) for value in live.lateness_s],
+            by_status=self._by_status,
+            withdrawn=self._n_withdrawn,
+            **{name: [round(s, 6) for s in samples] for name, samples in self._samples.items()},
             **({} if self._glimpses is None else self._glimpses.take()),
         )
-        live.ttft_s, live.e2e_s, live.lateness_s = [], [], []
+        self._clear_samples()
+
+    def _clear_samples(self) -> None:
+        self._samples = {"e2e_s": [], "ttft_s": [], "lateness_s": []}
 
     def _seconds(self, ns: int) -> float:
         return (ns - self._epoch_ns) * 1e-9
