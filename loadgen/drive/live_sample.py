@@ -41,7 +41,7 @@ FINE_BOUNDS_S, _STARTS = _refined()
 _BOUNDS_NS = np.rint(np.array(FINE_BOUNDS_S) * 1e9)
 
 
-def coarse(counts: Sequence[int]) -> NDArray[np.int64]:
+def coarse_counts(counts: Sequence[int]) -> NDArray[np.int64]:
     """Counts of the fine buckets as those of `GAP_BOUNDS_S`; both have one without an end."""
     return np.add.reduceat(np.array(counts), _STARTS)
 

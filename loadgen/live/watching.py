@@ -1,14 +1,15 @@
-"""Exports live metrics of a run: Prometheus at a port, OpenTelemetry to a collector."""
+"""Exports of a run's live metrics: Prometheus at a port, OpenTelemetry to a collector."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from loadgen.live.watched import RunLabels, WatchedRun
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import parse_slo
 from loadgen.workload.scenario import Scenario
 
 
@@ -28,10 +29,10 @@ class Watch:
 def run_labels(scenario: Scenario, target: Mapping[str, Any], run: str) -> RunLabels:
     """Labels of a run and the per-request SLOs of its classes; `target` is the manifest's
     section."""
-    shared = [parse_slo(text) for text in scenario.slo_texts()]
-    own = {
-        name: [parse_slo(text) for text in traffic.slo_texts()]
-        for name, traffic in scenario.traffic().items()
+    texts = {name: traffic.slo_texts() for name, traffic in scenario.traffic().items()}
+    slos = {
+        name: [parse_slo(text) for text in (*scenario.slo_texts(), *own)]
+        for name, own in texts.items()
     }
     return RunLabels(
         run=run,
@@ -40,13 +41,9 @@ def run_labels(scenario: Scenario, target: Mapping[str, Any], run: str) -> RunLa
         model=str(target["model"]),
         api=str(target["api"]),
         classes=scenario.names().classes,
-        promises={name: _of_requests([*shared, *own.get(name, [])]) for name in own},
+        slos={name: [slo for slo in all_ if slo.scope == "request"] for name, all_ in slos.items()},
         horizon_s=scenario.horizon_s,
     )
-
-
-def _of_requests(slos: list[Slo]) -> list[Slo]:
-    return [slo for slo in slos if slo.scope == "request"]
 
 
 @contextmanager
@@ -60,11 +57,7 @@ def watching(
     if watch.show is not None:
         watch.show(watched)
     with ExitStack() as stack:
-        if watch.port is not None:
-            from loadgen.live.prometheus import prometheus_endpoint
-
-            url = stack.enter_context(prometheus_endpoint(lambda: watched, watch.host, watch.port))
-            note(f"metrics: {url}")
+        stack.enter_context(_endpoint(lambda: watched, watch, note))
         if watch.otlp is not None:
             from loadgen.live.otlp import otlp_export
 
@@ -79,16 +72,21 @@ def one_endpoint(watch: Watch, note: Callable[[str], None]) -> Iterator[Watch]:
     The endpoint is open for the length of the `with` block. Between two runs it shows the final
     values of the earlier run; a new run starts its counters at 0.
     """
+    latest: deque[WatchedRun] = deque(maxlen=1)
+    with _endpoint(lambda: latest[0] if latest else None, watch, note):
+        yield watch if watch.port is None else replace(watch, port=None, show=latest.append)
+
+
+@contextmanager
+def _endpoint(
+    shown: Callable[[], WatchedRun | None], watch: Watch, note: Callable[[str], None]
+) -> Iterator[None]:
+    """The Prometheus endpoint of `watch`, if it has one, inside the `with` block."""
     if watch.port is None:
-        yield watch
+        yield
         return
     from loadgen.live.prometheus import prometheus_endpoint
 
-    shown: list[WatchedRun] = []  # the last one counts
-
-    def show(watched: WatchedRun) -> None:
-        shown[:] = [watched]
-
-    with prometheus_endpoint(lambda: shown[0] if shown else None, watch.host, watch.port) as url:
+    with prometheus_endpoint(shown, watch.host, watch.port) as url:
         note(f"metrics: {url}")
-        yield replace(watch, port=None, show=show)
+        yield
