@@ -140,7 +140,7 @@ class Shard:
             "connections": {
                 "opened": self._client.n_opened,
                 "reused": self._client.n_reused,
-                "known": self._client.known,
+                "known": self._client.addresses,
             },
             "encoded_late": self._payloads.n_late,
             "spilled_bytes": self._recorder.spilled_bytes,

@@ -1,4 +1,4 @@
-"""What a shard needs of whatever carries its requests, and what one request looked like on it."""
+"""Contract between a shard and its two transports (`client`, `aiohttp_client`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from loadgen.records import CLIENT_LIMIT, Status
 from loadgen.timer import Alarm
 
 Connections = Literal["reuse", "per_session", "never"]
-MAX_BODY_BYTES = 256 << 20  # a runaway response is cut here, so that one request cannot eat the run
-_OURS = (
-    errno.EADDRNOTAVAIL,  # no free local port, or no local address to reach that one from
+MAX_BODY_BYTES = 256 << 20  # a runaway response ends here, before it fills the memory of the run
+_CLIENT_LIMITS = (
+    errno.EADDRNOTAVAIL,  # no free local port, or no local address of the peer's family
     errno.EMFILE,  # open files of the process
-    errno.ENFILE,  # of the machine
+    errno.ENFILE,  # open files of the machine
     errno.ENOBUFS,
     errno.ENOMEM,
 )
@@ -23,20 +23,21 @@ _OURS = (
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """Written on the hot path, read after it. Instants are CLOCK_MONOTONIC nanoseconds, 0 = never.
+    """Raw record of one request: times and bytes, nothing decoded.
 
-    `row` is the shard's row index. `times[i]` is when the socket read that brought `parts[i]` of
-    the body returned. The parts are as they came: chunked where `is_chunked` says so, and perhaps
-    longer than the `length` that the head stated (`Body` reads them). `outcome` is set only where
-    the transport itself failed (connect, timeout, cancel, cut); what the body says is found out by
-    `decode`.
+    Times are CLOCK_MONOTONIC nanoseconds; 0 means "never". `row` is the request's index in the
+    shard's schedule. `parts[i]` holds the body bytes of one socket read, and `times[i]` is the time
+    at which that read returned. Parts are stored as received: still chunked if `is_chunked`, and
+    possibly longer than the Content-Length `length`; `decode.Body` removes the framing. `outcome`
+    and `error` are set only for failures of the transport (connect, timeout, cancel, cut);
+    `decode` finds the errors inside the body.
     """
 
     row: int
     sent_ns: int = 0
     connected_ns: int = 0
     headers_ns: int = 0
-    first_guess_ns: int = 0  # first read that looked like a token: for the live view only
+    first_guess_ns: int = 0  # first read that looks like a token: for the live view only
     done_ns: int = 0
     reused: bool = False
     remote: str = ""
@@ -52,7 +53,7 @@ class Exchange:
     error: str = ""
 
     def fail(self, outcome: Status, error: str, now_ns: int) -> None:
-        """Record how the transport ended it; the first reason stays."""
+        """Records a failure of the transport; a failure recorded earlier stays."""
         if self.outcome is None:
             self.outcome, self.error = outcome, error
         if not self.done_ns:
@@ -63,11 +64,11 @@ OnEnd = Callable[[Exchange], None]
 
 
 class Transport(Protocol):
-    """Sends requests that are written out already, and tells how each went.
+    """Sends encoded requests and reports the end of each.
 
-    `on_end` is set before the first `send`; it is called once per sent exchange, on the loop.
-    `alarm` may be set then, too: it is rung between two reads once it is due, for between them
-    everything else waits.
+    The shard sets `on_end` before the first `send`; it is called exactly once per sent request, on
+    the loop's thread. The shard may set `alarm`, too: an overdue alarm rings between two socket
+    reads, because the loop itself would run it only after all sockets that are readable by then.
     """
 
     on_end: OnEnd
@@ -76,31 +77,33 @@ class Transport(Protocol):
     n_reused: int
 
     @property
-    def known(self) -> list[str]:
-        """The addresses that the target's name is known to have; empty where nobody asked."""
+    def addresses(self) -> list[str]:
+        """Addresses that the target's name resolved to; empty without a lookup."""
 
     async def open(self, n: int) -> int:
-        """Open connections before the clock starts; returns how many it got."""
+        """Opens up to `n` connections before the run starts; returns the number opened."""
 
     def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
-        """Send now. `is_last`: no later request of this session will want the connection."""
+        """Sends a request now. `is_last`: the session sends no later request."""
 
     def sent_ns(self, row: int) -> int:
-        """When a request in flight was sent (monotonic), as its exchange will say unless it still
-        waits for a connection."""
+        """Send time of a request in flight (monotonic). It may still grow while the request waits
+        for a connection."""
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
-        """End a request from our side; one that is already over is left as it is."""
+        """Ends a request from the client's side; does nothing if it is over."""
 
     def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
-        """How many connections wait for an answer or read one, and the file descriptors of at most
-        so many of them, others each time; none where they are not known."""
+        """Number of connections with a request in flight, and the file descriptors of at most
+        `most` of them. Successive calls return different ones. No descriptors where the transport
+        cannot access its sockets."""
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Closes every connection."""
 
 
 def connect_reason(to: object, error: OSError) -> str:
-    """Ends in `CLIENT_LIMIT` where no server was asked, for want of something on this machine."""
-    why = f"connect to {to}: {error.strerror or str(error) or type(error).__name__}"
-    return why + CLIENT_LIMIT if error.errno in _OURS else why
+    """The error text of a failed connection; ends in `CLIENT_LIMIT` if this machine ran out of
+    ports, files or memory, so that the failure is not the server's."""
+    reason = f"connect to {to}: {error.strerror or str(error) or type(error).__name__}"
+    return reason + CLIENT_LIMIT if error.errno in _CLIENT_LIMITS else reason

@@ -208,7 +208,7 @@ def test_a_trailer_changes_nothing(run):
     [
         ((HEAD, chunk(b"data: tok")), "in the middle of the response"),
         ((HEAD, b"40\r\nshort"), "in the middle of the response"),
-        ((b"",), "without an answer"),
+        ((b"",), "without a response"),
         ((b"SSH-2.0-OpenSSH_9.2\r\n",), "not HTTP/1.1"),
         ((HEAD, b"zz\r\n"), "not HTTP/1.1"),
         ((b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",), "protocols"),
