@@ -1,4 +1,4 @@
-"""Preallocated rows of one shard: written by index, decoded when nothing is being measured."""
+"""Recorded rows of one shard: raw during the run, decoded after it (docs/decisions/0004)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ _MAX_DISTINCT = 1000
 _MAX_TEXT = 300
 _BATCH = 512
 _MOST_U2, _MOST_U4 = 2**16 - 1, 2**32 - 1
+# Columns that a decoded exchange fills, and those of them that are times.
 _COLUMNS = [
     name for name in REQUESTS.names or () if name not in ("request_id", "shard", "released_s")
 ]
-_INSTANTS = _COLUMNS[: _COLUMNS.index("done_s") + 1]
+_TIMES = _COLUMNS[: _COLUMNS.index("done_s") + 1]
 
 
 class Ids:
-    """Strings to small ids in order of appearance; 0 is the empty string. Past `_MAX_DISTINCT`
-    distinct ones the rest share one id, so that a server that puts a nonce into each error
+    """Small ids for strings, in order of appearance; 0 is the empty string. After `_MAX_DISTINCT`
+    different strings all further ones share one id, so that a server with a nonce in each error
     message cannot fill the table."""
 
     def __init__(self) -> None:
@@ -55,9 +56,9 @@ class Ids:
 class ShardRecorder:
     """The recorder of one shard.
 
-    Raw exchanges are kept as they came and decoded by `finish`. Once they hold more than
-    `memory_bytes`, the bodies of later ones go to a file at `spill_path` until then. `redact` is
-    applied to every text of the server's that is kept. `epoch_ns` may be set until `finish`.
+    `finish` decodes the exchanges; until then they are stored as received. Bodies beyond
+    `memory_bytes` go to a file at `spill_path`. `redact` is applied to each server text that is
+    stored. `epoch_ns` may be set at any time before `finish`.
     """
 
     def __init__(
@@ -72,24 +73,24 @@ class ShardRecorder:
     ) -> None:
         self.rows = empty_requests(schedule)
         self.rows["shard"] = shard
-        self._released_s = self.rows["released_s"]  # a view: naming the column takes twice as long
+        self._released_s = self.rows["released_s"]  # a view: a write by field takes twice as long
         self._adapter, self.epoch_ns, self._redact = adapter, epoch_ns, redact
         self._errors, self._remotes = Ids(), Ids()
         self._exchanges: list[Exchange] = []
         self._spill = Spill(spill_path, memory_bytes)
-        self._is_accounted = np.zeros(len(schedule), bool)
-        self.n_reads = 0  # that brought some of a body; counted by `finish`
+        self._has_ended = np.zeros(len(schedule), bool)
+        self.n_reads = 0  # socket reads with body bytes; counted by `finish`
 
     @property
     def spilled_bytes(self) -> int:
         return self._spill.n_bytes
 
-    # what the dispatcher and the client report
+    # called by the dispatcher and the client
     def released(self, row: int, release_s: float) -> None:
         self._released_s[row] = release_s
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
-        self._is_accounted[row] = True
+        self._has_ended[row] = True
         self.rows["status"][row] = status
         self.rows["error_id"][row] = self._errors.id(reason)
 
@@ -98,22 +99,22 @@ class ShardRecorder:
         self._exchanges.append(exchange)
 
     def finish(self, lost: str = "") -> tuple[Requests, Chunks, Names]:
-        """Decode everything; the rows, their chunks grouped by request id, and the names. Rows
-        that nobody accounted for are `lost`, with that reason."""
+        """Decodes everything; returns the rows, their chunks grouped by request id, and the names.
+        Rows without a recorded end get the status `lost` with the reason `lost`."""
         columns = ExchangeColumns(self.rows, self.epoch_ns)
         for exchange in self._exchanges:
             self._spill.restore(exchange)
-            self._understand(exchange, columns)
+            self._decode(exchange, columns)
             exchange.parts = []
         self._exchanges.clear()
         self._spill.close()
-        for row in np.flatnonzero(~self._is_accounted).tolist():
-            self.unsent(row, Status.lost, lost or "never accounted for")
+        for row in np.flatnonzero(~self._has_ended).tolist():
+            self.unsent(row, Status.lost, lost or "no end was recorded")
         chunks = columns.finish()
         return self.rows, chunks, Names(errors=self._errors.texts(), remotes=self._remotes.texts())
 
-    def _understand(self, exchange: Exchange, columns: ExchangeColumns) -> None:
-        self._is_accounted[exchange.row] = True
+    def _decode(self, exchange: Exchange, columns: ExchangeColumns) -> None:
+        self._has_ended[exchange.row] = True
         self.n_reads += len(set(exchange.times))
         remote_id = self._remotes.id(exchange.remote)
         try:
@@ -121,17 +122,19 @@ class ShardRecorder:
             error_id = self._errors.id(self._redact(decoded.error))
             columns.add(exchange, decoded, remote_id, error_id)
         except Exception as error:  # a codec's bug on one body must not cost the other rows
-            what = f"not decodable ({type(error).__name__}: {error}); please report this body"
-            error_id = self._errors.id(self._redact(what))
+            reason = f"not decodable ({type(error).__name__}: {error}); please report this body"
+            error_id = self._errors.id(self._redact(reason))
             first_ns = exchange.times[0] if exchange.times else 0
-            known = Decoded(Status.stream_error, n_bytes=exchange.n_bytes, first_chunk_ns=first_ns)
-            columns.add(exchange, known, remote_id, error_id)
+            decoded = Decoded(
+                Status.stream_error, n_bytes=exchange.n_bytes, first_chunk_ns=first_ns
+            )
+            columns.add(exchange, decoded, remote_id, error_id)
 
 
 class Spill:
-    """Keeps the bodies of finished exchanges: in memory up to `memory_bytes`, then in one file
-    that is only appended to. Writing 16 kB takes some ten microseconds; decoding it instead would
-    take ten times as long, at a moment when other requests are being measured."""
+    """Stores the bodies of finished exchanges: in memory up to `memory_bytes`, then in a file that
+    is only appended to. Writing 16 kB takes about 10 µs; decoding them at once would take ten times
+    as long, while other requests are being measured."""
 
     def __init__(self, path: Path, memory_bytes: int) -> None:
         self._path, self._left_bytes = path, memory_bytes
@@ -152,7 +155,7 @@ class Spill:
         exchange.parts = []
 
     def restore(self, exchange: Exchange) -> None:
-        """Give an exchange its parts back, as they were."""
+        """Reads the parts of an exchange back, if they are in the file."""
         place = self._places.pop(exchange.row, None)
         if place is None or self._file is None:
             return
@@ -168,7 +171,11 @@ class Spill:
 
 
 class ExchangeColumns:
-    """Writes into `rows`; instants are nanoseconds, turned into seconds since `epoch_ns`."""
+    """Writes decoded exchanges into `rows` and converts nanoseconds to seconds since `epoch_ns`.
+
+    Column by column for `_BATCH` requests at a time: writing a field of a numpy row takes 0.3 µs,
+    and 23 fields per request took longer than decoding it.
+    """
 
     def __init__(self, rows: Requests, epoch_ns: int) -> None:
         self._rows, self._epoch_ns = rows, epoch_ns
@@ -179,11 +186,12 @@ class ExchangeColumns:
         self._chunks: list[Chunks] = []
 
     def add(self, exchange: Exchange, decoded: Decoded, remote_id: int, error_id: int) -> None:
-        """Raises whatever a count that is no number raises, and then has added nothing."""
+        """Adds one row. Adds nothing if a count of `decoded` is not a number, and raises its
+        TypeError."""
         counts = decoded.chunk_tokens
         if counts and not (min(counts) >= 0 and max(counts) <= _MOST_U2):
             counts = [_fitting(count, _MOST_U2) for count in counts]
-        line = (
+        line = (  # in the order of _COLUMNS
             exchange.sent_ns,
             exchange.connected_ns,
             exchange.headers_ns,
@@ -216,22 +224,23 @@ class ExchangeColumns:
             self._write()
 
     def finish(self) -> Chunks:
-        """Writes what is left; every chunk, grouped by request id."""
+        """Writes the last batch and returns all chunks, grouped by request id."""
         self._write()
         chunks = np.concatenate([np.empty(0, CHUNKS), *self._chunks])
         return chunks[np.argsort(chunks["request_id"], kind="stable")]
 
     def _write(self) -> None:
         at = np.array(self._at, np.intp)
-        for name, values in zip(_COLUMNS, zip(*self._lines, strict=True), strict=True):
-            if name in _INSTANTS:
+        columns = zip(*self._lines, strict=True)  # none for an empty batch
+        for name, values in zip(_COLUMNS, columns, strict=False):
+            if name in _TIMES:
                 ns = np.array(values, np.int64)
                 self._rows[name][at] = np.where(ns != 0, self._seconds(ns), np.nan)
             else:
                 self._rows[name][at] = values
         self._write_chunks(at)
-        for kept in (self._at, self._lines, self._chunk_ns, self._chunk_tokens):
-            kept.clear()
+        for batch in (self._at, self._lines, self._chunk_ns, self._chunk_tokens):
+            batch.clear()
 
     def _write_chunks(self, at: NDArray[np.intp]) -> None:
         sizes = np.fromiter(map(len, self._chunk_ns), np.intp, len(at))
@@ -251,5 +260,5 @@ class ExchangeColumns:
 
 
 def _fitting(count: int, most: int) -> int:
-    """A count a server stated, or 0 (unknown) where no honest one could be so large."""
+    """A count stated by a server; 0 (unknown) if it does not fit into its column."""
     return count if 0 <= count <= most else 0

@@ -69,7 +69,7 @@ def payloads_of(task: ShardTask, head: HttpHead) -> Payloads:
         task.tenants,
         dialogue.waits_for,
         task.fit.tokens_per_char,
-        task.promises,
+        task.slo_limits_s,
     )
 
 

@@ -72,7 +72,7 @@ class Shard:
         self._meter, self._gc = ThreadMeter(), GcPauses()
         self._backlog, self._speed = ReceiveBacklog(client.in_flight), ProcessorSpeed()
         self._probe_timer = make_quiet_timer(loop)
-        self._probe = LoopProbe(self._probe_timer, self._look)
+        self._probe = LoopProbe(self._probe_timer, self._sample)
         self._recorder = ShardRecorder(
             task.schedule,
             task.adapter,
@@ -146,10 +146,9 @@ class Shard:
             "spilled_bytes": self._recorder.spilled_bytes,
         }
 
-    def _look(self) -> None:
-        """With each probe of the loop."""
-        self._backlog.look()
-        self._speed.look(self._probe_timer.now_s())
+    def _sample(self) -> None:
+        self._backlog.sample()
+        self._speed.sample(self._probe_timer.now_s())
 
     def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An error in a callback: nothing measured from now on could be trusted, but what was

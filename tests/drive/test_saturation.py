@@ -72,7 +72,7 @@ def test_it_says_what_piled_up():
     found = stopped_at(Saturation(20.0), *queue(3.0, 8, 1, minutes=2))
     assert found is not None
     assert found[1].endswith("(stop_when.saturated 20 s)")
-    assert "wait for their answer" in found[1]
+    assert "are unfinished" in found[1]
     assert "median TTFT" in found[1]
 
 
