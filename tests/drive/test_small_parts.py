@@ -219,7 +219,7 @@ def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
     assert (totals.released, totals.in_flight, totals.n_failed, totals.n_ended) == (16, 6, 2, 16)
     first, line, note = out.getvalue().splitlines()
     assert first == "sending 100 requests in 60 s"
-    assert line.startswith("6/60 s · sent 16/100 (2.7/s, asked 4.0/s) · in flight 6")
+    assert line.startswith("6/60 s · sent 16/100 (2.7/s, offered 4.0/s) · in flight 6")
     assert "failed 2" in line
     assert "TTFT p50 100 ms" in line
     assert note == "ending the run: because"

@@ -100,7 +100,7 @@ def test_classes_are_told_apart_and_everything_is_told_once():
         glimpses.ended(answered(token("a"), token("b"), row=row), Status.ok, 1000 * MS)
     glimpses.unsent(2, Status.dropped)
     beat = glimpses.take()
-    assert [line[:2] for line in beat["ended"]] == [[1, 0], [0, 0], [1, Status.dropped]]
+    assert [line[:2] for line in beat["ended"]] == [(1, 0), (0, 0), (1, Status.dropped)]
     assert [line[-1] for line in beat["ended"]] == [None, (0.0, 0.05, 0.0), None]
     assert [len(line) for line in beat["ended"]] == [len(FIELDS)] * 3
     assert sorted(entry[0] for entry in beat["gaps"]) == [0, 1]
