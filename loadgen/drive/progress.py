@@ -50,7 +50,7 @@ class Totals:
 
 
 class Progress:
-    """The live view: redrawn on a terminal, elsewhere a line every five seconds. A context manager."""
+    """The live view: redrawn on a terminal, elsewhere a line every 5 s. A context manager."""
 
     def __init__(self, console: Console, n_scheduled: int, window_s: float, offered_per_s: float):
         self._console, self._window_s, self._n = console, window_s, n_scheduled
