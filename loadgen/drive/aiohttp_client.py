@@ -1,4 +1,4 @@
-"""Plain transport (`--transport aiohttp`): the same requests over aiohttp, one task per request.
+"""Plain transport (`--transport aiohttp`): the same requests over aiohttp, a task for each.
 
 It shares no code with `client` but the request bytes and the recorded fields, so it can confirm or
 refute a doubtful run; tests hold the two against each other. Its latencies are larger: it uses more
@@ -31,7 +31,7 @@ _NO_AUTO_HEADERS = ("user-agent", "accept", "accept-encoding", "content-type")
 
 
 class AiohttpClient:
-    """A `Transport`. All requests share one aiohttp session; with `per_session` each session of the
+    """A `Transport`. All requests share an aiohttp session; with `per_session` each session of the
     schedule has its own."""
 
     def __init__(

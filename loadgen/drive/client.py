@@ -1,7 +1,7 @@
 """HTTP/1.1 client of the measured path: streaming requests over kept-alive connections.
 
 Each socket read is timestamped first and stored as it came. llhttp (httptools) parses the heads and
-finds the end of each response; its body callback is not used, because one call per piece of a body
+finds the end of each response; its body callback is not used, because a call per piece of a body
 costs as much as the read itself. A token creates no task, no future and no JSON: `decode` parses
 the stored bytes after the request, outside the measured time. Reasons: docs/decisions 0004, 0040.
 """
@@ -27,7 +27,7 @@ _CONNECT_AT_ONCE = 64  # half of the shortest listen backlog in common use (128)
 
 
 class Connection(asyncio.Protocol):
-    """A TCP connection with at most one request at a time."""
+    """A TCP connection; carries at most a single request at a time."""
 
     def __init__(self, pool: Client) -> None:
         self._pool = pool

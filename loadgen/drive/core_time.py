@@ -44,8 +44,8 @@ class CoreTimes(NamedTuple):
 
 
 def processor_ticks(proc_stat: str) -> dict[int, list[int]]:
-    """The eight times of each processor in `/proc/stat`, in ticks; processors that lack one are
-    left out.
+    """The eight times of each processor in `/proc/stat`, in ticks; incomplete processors
+    are left out.
 
     Source: proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; user holds guests.
     """
@@ -58,7 +58,7 @@ def processor_ticks(proc_stat: str) -> dict[int, list[int]]:
 
 
 def core_times(proc_stat: str, cores: Collection[int]) -> CoreTimes | None:
-    """Times of `cores` since boot, from `/proc/stat`; None if it lacks one of them."""
+    """Times of `cores` since boot, from `/proc/stat`; None if a core is missing."""
     ticks = processor_ticks(proc_stat)
     if not cores or not ticks.keys() >= set(cores):
         return None
@@ -69,8 +69,8 @@ def core_times(proc_stat: str, cores: Collection[int]) -> CoreTimes | None:
 
 
 def most_stolen_s(proc_stat: str, before: str, cores: Collection[int]) -> float | None:
-    """The largest steal of one core in `cores`, seconds, between the readings `before` and
-    `proc_stat` of `/proc/stat`; None if a reading lacks one of the cores."""
+    """The largest steal of a core in `cores`, seconds, between the readings `before` and
+    `proc_stat` of `/proc/stat`; None if a core is missing in a reading."""
     now, then = processor_ticks(proc_stat), processor_ticks(before)
     if not cores or not (now.keys() & then.keys()) >= set(cores):
         return None
@@ -110,7 +110,7 @@ def family_cpu(ancestor: int, without: Collection[int] = (), proc: Path = Path("
 
 def family_cpu_s(before: Cpu, after: Cpu, cores: frozenset[int]) -> float:
     """Upper bound, seconds, of the time that the processes of `after` and their ended descendants
-    used on `cores` since `before`: all their time, of processes that may run on one of `cores`."""
+    used on `cores` since `before`: all time of the processes that may run on any of `cores`."""
     return sum(
         now.own_s + now.reaped_s - _used_before(pid, before, after)
         for pid, now in after.items()

@@ -26,7 +26,7 @@ _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens o
 class EventRun(NamedTuple):
     """Consecutive events that differ only in their text and perhaps in their running token count.
 
-    `received_ns` has one time per event; `delta` is the content of the last event; `running` has
+    `received_ns` has a time per event; `delta` is the content of the last event; `running` has
     each event's running token count, None if the events have no such count.
     """
 
@@ -37,7 +37,7 @@ class EventRun(NamedTuple):
 
 @dataclass(slots=True)
 class Decoded:
-    """Content of one response. Times as in Exchange; `chunk_*` have one entry per token chunk."""
+    """Content of a response. Times as in Exchange; `chunk_*` have an entry per token chunk."""
 
     status: Status = Status.ok
     error: str = ""
@@ -56,7 +56,7 @@ class Decoded:
     server: dict[str, float] = field(default_factory=dict)
 
     def fail(self, status: Status, error: str) -> None:
-        """Records a failure, unless an earlier one is recorded."""
+        """Records a failure, unless an earlier failure is recorded."""
         if self.status is Status.ok:
             self.status, self.error = status, error
 
@@ -72,7 +72,7 @@ def quick_status(exchange: Exchange) -> Status:
 
 
 def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
-    """Decodes one response. Never raises for a malformed body: its status is `stream_error` with an
+    """Decodes a response. Never raises for a malformed body: its status is `stream_error` with an
     excerpt, and the tokens before the fault are kept."""
     body = Body(exchange)
     result = Decoded(n_bytes=body.n_bytes, first_chunk_ns=body.times[0] if body.times else 0)
@@ -138,7 +138,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
 
 
 def _by_shape(body: Body, adapter: Adapter) -> list[EventRun] | None:
-    """The events of a body in the form that most servers send: one event per part, nearly all of
+    """The events of a body in the form that most servers send: an event per part, nearly all of
     the same shape. Only events of other shapes are decoded. None for a body of any other form."""
     shape = _shape(body.parts[:_SHAPE_PARTS], adapter)
     if shape is None:
@@ -252,7 +252,7 @@ def _check_end(result: Decoded, is_done: bool) -> None:
 
 
 def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
-    """The server's message if the body has one in OpenAI's format, else the start of the body."""
+    """The server's message if the body is in OpenAI's error format, else the start of the body."""
     try:
         message = adapter.decode(body).error
     except ValueError:
@@ -269,7 +269,7 @@ class Body:
     """A response body without its HTTP framing.
 
     `parts[i]` arrived with the read that returned at `times[i]` (ns). Of a chunked body each
-    chunk's data is one part, or several if it came in several reads. The body ends where the
+    chunk's data is a part, or several if it came in several reads. The body ends where the
     framing is invalid; the transport has recorded that error.
     """
 

@@ -1,11 +1,11 @@
-"""Release of each row of a schedule, by one rule for open loop, closed loop and multi-turn.
+"""Release of each row of a schedule, by a single rule for open loop, closed loop and multi-turn.
 
 A row without parents is released at `scheduled_s`, a row with parents at `max(done_s of parents) +
 think_s`. A failed parent releases only children marked `after_failure` (the user of a closed loop
 continues); their think time counts from the time at which the failure was certain. A row with
 `cancel_after_s` is cancelled that long after its send if it is still running. All times are
-absolute, so a late alarm delays one row and none after it. A row that cannot be sent is recorded
-with its cause; it is never shifted silently.
+absolute, so a late alarm delays a single row and none after it. A row that cannot be sent is
+recorded with its cause; it is never shifted silently.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of one shard.
+    """Limits of a shard.
 
     `timeout_s` counts from the release. No row is released after `horizon_s`; every request ends by
     `horizon_s + drain_s`. A row released at `max_concurrency` requests in flight is dropped or
@@ -69,7 +69,7 @@ class _GivenUp(NamedTuple):
 
 
 class Dispatcher:
-    """Releases the rows of one shard; calls `on_finished` when every row has ended.
+    """Releases the rows of a shard; calls `on_finished` when every row has ended.
 
     Rows are indices into `schedule`. All methods run on the event loop's thread.
     """
@@ -95,7 +95,7 @@ class Dispatcher:
         scheduled_s: list[float] = schedule["scheduled_s"].tolist()
         roots = np.flatnonzero(schedule["n_parents"] == 0)
         order = roots[np.argsort(schedule["scheduled_s"][roots], kind="stable")].tolist()
-        # Invariant: `_planned` is a heap of (release_s, row); a sorted list already is one.
+        # Invariant: `_planned` is a heap of (release_s, row); a sorted list is a heap.
         self._planned: list[tuple[float, int]] = [(scheduled_s[row], row) for row in order]
         self._parents_done_s = [0.0] * len(schedule)
         self._unaccounted = len(schedule)

@@ -72,7 +72,7 @@ class SecondsHistogram:
 
 
 class EndedSample(NamedTuple):
-    """One finished request. Latencies count from the release, `duration_s` from the send; None
+    """A finished request. Latencies count from the release, `duration_s` from the send; None
     where undefined. `own_slo_s` are the limits of a request that brings its own (0: none), in the
     order of `records.OWN_SLO`."""
 

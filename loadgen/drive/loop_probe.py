@@ -29,7 +29,7 @@ Sockets = Callable[[int], tuple[int, Sequence[int]]]
 """`Transport.in_flight`: the number of connections in flight, and some of their descriptors."""
 _SLOW = 3.0  # times the median; a busy neighbour thread on the core costs less than twice
 _LEAST_SAMPLES = 3
-_TRIES = 3  # the fastest counts, so that an interrupt during one of them does not look slow
+_TRIES = 3  # the fastest counts, so that an interrupted try does not look slow
 _WORK = range(100)  # additions, 1.2 µs, without touching memory
 _SLOW_SPAN_S = 0.02  # most that a single slow sample stands for
 
@@ -74,8 +74,8 @@ class LoopProbe:
         }
 
     def _probe(self) -> None:
-        """Records one lag for each probe that a delay displaced. Otherwise a stall of 2 s would
-        count as one late probe instead of 200 (coordinated omission)."""
+        """Records a lag for each probe that a delay displaced. Otherwise a stall of 2 s would count
+        as a single late probe instead of 200 (coordinated omission)."""
         if self._is_stopped:
             return
         now_s = self._timer.now_s()
@@ -91,7 +91,7 @@ class LoopProbe:
 
     def _note_stall(self, now_s: float, lag_s: float) -> None:
         if lag_s > STALL_S:
-            # Beyond the limit all the rest is one stall; such a run is INVALID anyway.
+            # Beyond the limit all the rest is a single stall; such a run is INVALID anyway.
             if self._is_stalled or len(self._stalls) == _MOST_STALLS:
                 self._stalls[-1][2] = max(self._stalls[-1][2], lag_s)
             else:
@@ -160,8 +160,8 @@ class ProcessorSpeed:
     clock of the system: the thread has the whole core but gets a tenth of the work done. Seen on a
     rented machine: 8 % of the usual speed for 20 ms every 1.5 s, without steal or run-queue delay.
 
-    The time between two slow samples is slow. A slow sample next to a normal one stands for at most
-    20 ms. Slow phases between two samples are missed.
+    The time between two slow samples is slow. A slow sample next to a normal sample stands for at
+    most 20 ms. Slow phases between two samples are missed.
     """
 
     def __init__(self, work_s: Callable[[], float] | None = None) -> None:

@@ -42,8 +42,8 @@ class HttpHead:
     headers: tuple[tuple[str, str], ...]
 
     def redact(self, text: str) -> str:
-        """A server's text without the values of `headers`, also where the text ends inside one of
-        them: some servers echo a key that they reject."""
+        """A server's text without the values of `headers`, also where the text ends inside a
+        value: some servers echo a key that they reject."""
         values = [value for _, value in self.headers]
         bare = [value.partition(" ")[2] for value in values]  # without the scheme, such as "Bearer"
         return redact(text, [*values, *bare]) if text else text
@@ -67,11 +67,11 @@ class HttpHead:
 class Payloads:
     """Encoded requests by row.
 
-    A schedule of up to about 256 MiB is encoded before the start. Of a larger one, `extend` encodes
-    the rows due in the next 10 s, and `prepare` the rows with parents. A row whose prompt quotes
-    the server's answer to another row (`waits_for(row)`, None if it quotes none) can be encoded
-    only after `answered`; `prepare` does that, between two events of the loop. `take` encodes a row
-    that is not ready and counts it in `n_late`.
+    A schedule of up to about 256 MiB is encoded before the start. Of a larger schedule, `extend`
+    encodes the rows due in the next 10 s, and `prepare` the rows with parents. A row whose prompt
+    quotes the server's answer to another row (`waits_for(row)`, None if it quotes none) can be
+    encoded only after `answered`; `prepare` does that, between two events of the loop. `take`
+    encodes a row that is not ready and counts it in `n_late`.
 
     `render(row, answer)` returns the content of a row. `tenants` are the names by tenant_id, "" for
     a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id.
@@ -170,7 +170,7 @@ class Payloads:
         return self._head.request(http.method, http.path, own, http.body)
 
     def _limits_of(self, row: int) -> LimitsS:
-        """TTFT, TPOT and E2E limit of a request: its own where it has one, else its class's."""
+        """TTFT, TPOT and E2E limit of a request: its own, if any, else its class's."""
         class_id = int(self._schedule["class_id"][row])
         limits_s = self._class_limits_s
         of_class_s = limits_s[class_id] if class_id < len(limits_s) else (None,) * 3

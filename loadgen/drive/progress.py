@@ -79,7 +79,7 @@ class Progress:
             self._console.print(f"sending {self._n} requests in {window}", soft_wrap=True)
 
     def beat(self, shard: int, message: dict[str, Any]) -> Totals:
-        """Adds a progress message of one shard, draws, and returns the current totals."""
+        """Adds a progress message of a shard, draws, and returns the current totals."""
         self._beats[shard] = message
         self._ttft.add(message["ttft_s"])
         self._lateness.add(message["lateness_s"])

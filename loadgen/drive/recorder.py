@@ -1,4 +1,4 @@
-"""Recorded rows of one shard: raw during the run, decoded after it (docs/decisions/0004)."""
+"""Recorded rows of a shard: raw during the run, decoded after it (docs/decisions/0004)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TIMES = _COLUMNS[: _COLUMNS.index("done_s") + 1]
 
 class Ids:
     """Small ids for strings, in order of appearance; 0 is the empty string. After `_MAX_DISTINCT`
-    different strings all further ones share one id, so that a server with a nonce in each error
+    different strings all further strings share an id, so that a server with a nonce in each error
     message cannot fill the table."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Ids:
 
 
 class ShardRecorder:
-    """The recorder of one shard.
+    """The recorder of a shard.
 
     `finish` decodes the exchanges; until then they are stored as received. Bodies beyond
     `memory_bytes` go to a file at `spill_path`. `redact` is applied to each server text that is
@@ -121,7 +121,7 @@ class ShardRecorder:
             decoded = decode(exchange, self._adapter)
             error_id = self._errors.id(self._redact(decoded.error))
             columns.add(exchange, decoded, remote_id, error_id)
-        except Exception as error:  # a codec's bug on one body must not cost the other rows
+        except Exception as error:  # a codec's bug on a body must not cost the other rows
             reason = f"not decodable ({type(error).__name__}: {error}); please report this body"
             error_id = self._errors.id(self._redact(reason))
             first_ns = exchange.times[0] if exchange.times else 0
@@ -186,7 +186,7 @@ class ExchangeColumns:
         self._chunks: list[Chunks] = []
 
     def add(self, exchange: Exchange, decoded: Decoded, remote_id: int, error_id: int) -> None:
-        """Adds one row. Adds nothing if a count of `decoded` is not a number, and raises its
+        """Adds a row. Adds nothing if a count of `decoded` is not a number, and raises its
         TypeError."""
         counts = decoded.chunk_tokens
         if counts and not (min(counts) >= 0 and max(counts) <= _MOST_U2):

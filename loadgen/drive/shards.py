@@ -1,8 +1,8 @@
-"""Controlling side of the load-generating processes: starts them, sends each its task once, sets the
+"""Controlling side of the load-generating processes: starts them, sends each its task, sets the
 common epoch, forwards stops, and detects a process that dies.
 
-Each is a process of its own because a redraw of the live view takes 5-15 ms, which timestamps in
-the same process would suffer (docs/decisions/0003).
+Load is generated in processes of its own because a redraw of the live view takes 5-15 ms, by which
+timestamps in the same process would be late (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Shards:
 
     def __exit__(self, *exc: object) -> None:
         self._selector.close()
-        with contextlib.ExitStack() as ends:  # ends every process, even if one raises
+        with contextlib.ExitStack() as ends:  # ends every process, even after an error
             for child in reversed(self._children):
                 ends.callback(child.process.end)
 
@@ -195,7 +195,7 @@ class Shards:
             ) from None
 
     def _await(self, kind: str) -> None:
-        """Reads messages until every shard has sent one of this kind."""
+        """Reads messages until every shard has sent a message of this kind."""
         deadline_s = time.monotonic() + _READY_S
         for child, message in self._messages(deadline_s):
             child.received.add(message["kind"])

@@ -2,7 +2,7 @@
 
 Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream": lines end with CR, LF or CRLF,
 `data` lines are joined with LF, comments and unknown fields are ignored, a leading BOM is skipped.
-One extension: an `error:` line, by which llama.cpp reports a failure after a 200, becomes data that
+Extension: an `error:` line, by which llama.cpp reports a failure after a 200, becomes data that
 holds an error.
 """
 

@@ -164,7 +164,7 @@ def theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 @dataclass
 class StopRules:
-    """The rules of one run; None for a rule that the scenario does not have."""
+    """The rules of a run; None for a rule that the scenario does not have."""
 
     error_rate: ErrorRate | None = None
     saturation: Saturation | None = None

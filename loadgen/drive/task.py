@@ -1,4 +1,4 @@
-"""Task of one load-generating process. A module of its own, so that the controlling process does
+"""Task of a load-generating process. A module of its own, so that the controlling process does
 not import `shard`."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from targets.route import Route
 
 @dataclass(frozen=True, repr=False)
 class ShardTask:
-    """Everything that one shard needs, sent to it once. No repr: `head` holds the API key."""
+    """Everything that a shard needs, sent to it once. No repr: `head` holds the API key."""
 
     shard: int
     schedule: Schedule

@@ -23,10 +23,10 @@ _CLIENT_LIMITS = (
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """Raw record of one request: times and bytes, nothing decoded.
+    """Raw record of a request: times and bytes, nothing decoded.
 
     Times are CLOCK_MONOTONIC nanoseconds; 0 means "never". `row` is the request's index in the
-    shard's schedule. `parts[i]` holds the body bytes of one socket read, and `times[i]` is the time
+    shard's schedule. `parts[i]` holds the body bytes of a socket read, and `times[i]` is the time
     at which that read returned. Parts are stored as received: still chunked if `is_chunked`, and
     possibly longer than the Content-Length `length`; `decode.Body` removes the framing. `outcome`
     and `error` are set only for failures of the transport (connect, timeout, cancel, cut);

@@ -23,7 +23,7 @@ _LATENESS_S = (*(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01), *(0.025, 
 
 @dataclass(frozen=True, slots=True)
 class LiveSeries:
-    """One series. `name` is its Prometheus name, which ends in the unit; `otel` and `unit` are its
+    """A series. `name` is its Prometheus name, which ends in the unit; `otel` and `unit` are its
     OpenTelemetry name and unit. `bounds` are the inclusive upper bounds of a histogram's buckets.
     """
 
@@ -109,7 +109,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The values of a series at one instant: a number or a histogram for each set of labels."""
+    """The values of a series at some time: a number or a histogram for each set of labels."""
 
     series: LiveSeries
     values: Mapping[Labels, float | SecondsHistogram]

@@ -35,7 +35,7 @@ class RunLabels:
 
 
 class WatchedRun:
-    """The live metrics of one run.
+    """The live metrics of a run.
 
     The thread that reads the shards' messages calls `take`; any thread may call `read`. The values
     come from undecoded bytes, so they are estimates; the report's come from the decoded rows.
@@ -64,7 +64,7 @@ class WatchedRun:
         self._histograms["slobench_duration_seconds"] = {}
 
     def take(self, shard: int, beat: Mapping[str, Any]) -> None:
-        """Add a progress message of one shard: totals since its start, and the requests that ended
+        """Adds a progress message of a shard: totals since its start, and the requests that ended
         since its previous message."""
         with self._lock:
             self._beats[shard] = {key: beat[key] for key in ("now_s", *_SUMMED)}
@@ -82,12 +82,12 @@ class WatchedRun:
             values = {name: {(): value} for name, value in self._totals().items()}
             values |= {name: dict(counts) for name, counts in self._counts.items()}
             for name, histograms in self._histograms.items():
-                values[name] = {labels: one.copy() for labels, one in histograms.items()}
+                values[name] = {labels: h.copy() for labels, h in histograms.items()}
         values |= {old: values[new] for old, new in OLD_NAMES.items()}
         return [Reading(series, values[name]) for name, series in SERIES.items()]
 
     def _add(self, ended: Mapping[str, Any]) -> None:
-        """Add one finished request; `ended` has the fields of `EndedSample`."""
+        """Adds a finished request; `ended` has the fields of `EndedSample`."""
         name, status = self.labels.classes[ended["class_id"]], Status(ended["status"])
         label = (name,)
         self._counts["slobench_requests_total"][name, status.name] += 1

@@ -17,7 +17,7 @@ from loadgen.workload.scenario import Scenario
 class Watch:
     """The exports of a run: a Prometheus endpoint at `host:port` (0: a free port; None: no
     endpoint), and OpenTelemetry to the collector at `otlp` ("": the collector that the OTEL_…
-    variables name). `show` receives the live metrics of each run where several runs share one
+    variables name). `show` receives the live metrics of each run where several runs share an
     endpoint (`one_endpoint`)."""
 
     port: int | None = None
@@ -67,7 +67,7 @@ def watching(
 
 @contextmanager
 def one_endpoint(watch: Watch, note: Callable[[str], None]) -> Iterator[Watch]:
-    """The Watch for each of several runs that share one address.
+    """The Watch for each of several runs that share an address.
 
     The endpoint is open for the length of the `with` block. Between two runs it shows the final
     values of the earlier run; a new run starts its counters at 0.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.drive.shard import ask_for_short_slices
+from loadgen.drive.shard import request_short_slices
 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 
@@ -28,36 +28,36 @@ def release():
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or release() < (6, 12), reason="slices can be asked for from Linux 6.12"
+    sys.platform != "linux" or release() < (6, 12), reason="Linux sets slices per thread from 6.12"
 )
-def test_a_thread_that_asks_gets_slices_of_a_tenth_of_a_millisecond_and_no_other_does():
+def test_a_thread_gets_short_slices_by_request_and_other_threads_keep_theirs():
     if os.sched_getscheduler(0) != os.SCHED_OTHER:
         pytest.skip("this process has a scheduling policy of its own")
-    before_s, seen = time_slice_s(), list[Any]()
+    before_s, values = time_slice_s(), list[Any]()
 
-    def ask():
+    def request():
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-        ask_for_short_slices()
-        seen.extend([time_slice_s(), os.getpriority(os.PRIO_PROCESS, 0) == nice])
+        request_short_slices()
+        values.extend([time_slice_s(), os.getpriority(os.PRIO_PROCESS, 0) == nice])
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=request)
     thread.start()
     thread.join()
-    assert seen == [pytest.approx(100e-6), True]
+    assert values == [pytest.approx(100e-6), True]
     assert time_slice_s() == before_s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux")
 def test_a_policy_that_was_chosen_is_kept():
-    seen: list[Any] = []
+    values: list[Any] = []
 
-    def ask():
+    def request():
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         before_s = time_slice_s()
-        ask_for_short_slices()
-        seen.extend([os.sched_getscheduler(0), time_slice_s() == before_s])
+        request_short_slices()
+        values.extend([os.sched_getscheduler(0), time_slice_s() == before_s])
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=request)
     thread.start()
     thread.join()
-    assert seen == [os.SCHED_BATCH, True]
+    assert values == [os.SCHED_BATCH, True]

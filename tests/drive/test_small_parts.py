@@ -179,9 +179,9 @@ def test_a_count_no_server_can_mean_is_unknown(tmp_path):
 def test_rows_nobody_accounted_for_are_lost_with_the_reason(tmp_path):
     recorder = recorder_of(tmp_path, n=2)
     recorder.ended(exchange_of(1, b"no"))
-    rows, _, names = recorder.finish("the load generator broke: X")
+    rows, _, names = recorder.finish("the load generator failed: X")
     assert rows["status"].tolist() == [Status.lost, Status.http_error]
-    assert names.errors[rows["error_id"][0]] == "the load generator broke: X"
+    assert names.errors[rows["error_id"][0]] == "the load generator failed: X"
 
 
 def test_an_echoed_key_is_taken_out_of_what_is_kept(tmp_path):
