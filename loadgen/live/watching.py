@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loadgen.live.watched import RunLabels, WatchedRun
-from loadgen.measure.slo import parse_slo
 from loadgen.workload.scenario import Scenario
 
 
@@ -29,11 +28,6 @@ class Watch:
 def run_labels(scenario: Scenario, target: Mapping[str, Any], run: str) -> RunLabels:
     """Labels of a run and the per-request SLOs of its classes; `target` is the manifest's
     section."""
-    texts = {name: traffic.slo_texts() for name, traffic in scenario.traffic().items()}
-    slos = {
-        name: [parse_slo(text) for text in (*scenario.slo_texts(), *own)]
-        for name, own in texts.items()
-    }
     return RunLabels(
         run=run,
         scenario=scenario.name,
@@ -41,7 +35,10 @@ def run_labels(scenario: Scenario, target: Mapping[str, Any], run: str) -> RunLa
         model=str(target["model"]),
         api=str(target["api"]),
         classes=scenario.names().classes,
-        slos={name: [slo for slo in all_ if slo.scope == "request"] for name, all_ in slos.items()},
+        slos={
+            name: [slo for slo in slos if slo.scope == "request"]
+            for name, slos in scenario.slos_by_class().items()
+        },
         horizon_s=scenario.horizon_s,
     )
 
