@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.dispatch import Bounds, Dispatcher
-from loadgen.drive.progress import NEVER_ASKED
+from loadgen.drive.progress import NEVER_SENT
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.records import (
@@ -333,7 +333,7 @@ class VirtualClient:
             self.stop("stopped", reason, self._drain_s)
 
     def _reason(self, rules: StopRules, now_s: float) -> str | None:
-        n_ended = sum(self._by_status) - sum(self._by_status[status] for status in NEVER_ASKED)
+        n_ended = sum(self._by_status) - sum(self._by_status[status] for status in NEVER_SENT)
         (ttft_s, e2e_s), self._answered_s = self._answered_s, ([], [])
         return rules.reason(
             now_s,

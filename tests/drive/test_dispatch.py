@@ -192,7 +192,7 @@ def test_rows_that_time_out_together_are_not_handed_each_others_slot():
     ).run()  # fmt: skip
     assert world.statuses() == [Status.timeout, Status.timeout, Status.timeout, Status.ok]
     assert set(world.sent) == {0, 3}
-    assert "never got a slot" in world.outcome[2][1]
+    assert "no free slot" in world.outcome[2][1]
 
 
 def test_a_child_is_released_after_its_last_parent_and_its_think_time():
@@ -237,7 +237,7 @@ def test_stopping_sends_nobody_who_waits_for_a_slot():
     world.resume()
     assert world.statuses() == [Status.ok, Status.cancelled, Status.cancelled]
     assert set(world.sent) == {0}
-    assert world.outcome[2][1:] == ("never got a slot before the interrupt", 2.0)
+    assert world.outcome[2][1:] == ("no free slot before the interrupt", 2.0)
 
 
 def test_a_second_stop_shortens_the_drain():
