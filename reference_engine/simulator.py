@@ -20,13 +20,12 @@ from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
 from reference_engine.state.cost_model import CostModel, StepCost
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
-from reference_engine.state.plan import Limits
+from reference_engine.state.plan import AdmissionError, Limits
 from reference_engine.state.predictor import Predictor
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_tokens import StepTokens
 from reference_engine.state.steps import StepLog, StepRecord
 
 _LITTLE_TOLERANCE = 1e-6

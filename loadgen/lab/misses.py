@@ -17,8 +17,8 @@ from loadgen.records import Run
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import Attribution, MissCause
 from reference_engine.attribution.counterfactual import Case, judge
-from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import EngineLog, replay
+from reference_engine.step_log.step_files import read_log
 
 _MOST_SIMULATED = 2_000_000  # steps, all modes together
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")

@@ -3,19 +3,22 @@ pushed whom back and what each tenant owes. The core tells it what happens; it d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from math import exp
 
 from reference_engine.accounting.displacement import Displacements
 from reference_engine.accounting.explain import Account, Accounts, Blockers, account
 from reference_engine.accounting.ledger import ARRIVED, Ledger
-from reference_engine.accounting.tenants import Tenants
+from reference_engine.accounting.totals import Tenants
 from reference_engine.state.cost_model import CostModel, StepShape
-from reference_engine.state.forecast import PromptReadRate, StartForecast
 from reference_engine.state.plan import Cause, Limits, Plan, Why
 from reference_engine.state.queues import Roster
-from reference_engine.state.sequence import Request
+from reference_engine.state.sequence import Request, StartForecast
 
 _N_NAMED = 8  # of those a jump pushed back
+_MEMORY_S = 30.0
+_KEPT = 256
 
 
 class Accounting:
@@ -142,3 +145,27 @@ class Accounting:
         n = max(n_tokens, 1)
         seconds = self._cost.estimate(StepShape(1, n, n**2 / 2))
         return n / seconds if seconds > 0 else None
+
+
+class PromptReadRate:
+    """Prompt tokens computed per second while requests waited; what was t ago counts e^(-t/30 s).
+    `errors` are the latest starts less their forecasts (s)."""
+
+    def __init__(self) -> None:
+        self.errors: deque[float] = deque(maxlen=_KEPT)
+        self._tokens = self._busy_s = 0.0
+        self._at_s = float("-inf")
+
+    def add(self, n_tokens: int, began_s: float, now_s: float) -> None:
+        """A step of [began_s, now_s] computed so many prompt tokens while others waited."""
+        took_s = now_s - max(began_s, self._at_s)
+        faded = exp(-(now_s - self._at_s) / _MEMORY_S)
+        self._tokens = self._tokens * faded + n_tokens
+        self._busy_s = self._busy_s * faded + took_s
+        self._at_s = now_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        if self._tokens <= 0 or self._busy_s <= 0:
+            return None
+        return self._tokens / self._busy_s

@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from reference_engine.state.forecast import StartForecast
 from reference_engine.state.plan import Cause, Why
-from reference_engine.state.sequence import Request
+from reference_engine.state.sequence import Request, StartForecast
 
 _KEPT = 1024
 _N_TOLD = 4  # causes in a sentence

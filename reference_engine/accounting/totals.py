@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from reference_engine.accounting.explain import Account
 
 
 @dataclass(slots=True)
@@ -20,3 +22,40 @@ class EngineTotals:
     finished: int = 0
     cancelled: int = 0
     rejected_plans: int = 0
+
+
+_MOST = 1024
+_OTHER = "other"
+
+
+@dataclass(slots=True)
+class TenantAccount:
+    """Totals of a tenant's finished requests. `displaced_s` was charged to it for those let in
+    before others that came earlier, `pushed_back_s` is what others' jumps cost it; `wait_s` is by
+    reason."""
+
+    n_finished: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    displaced_s: float = 0.0
+    pushed_back_s: float = 0.0
+    wait_s: dict[str, float] = field(default_factory=dict)
+
+
+class Tenants(dict[str, TenantAccount]):
+    """Accounts by tenant; names come from clients, so all beyond a thousand share one."""
+
+    def of(self, tenant: str) -> TenantAccount:
+        if tenant not in self and len(self) >= _MOST:
+            tenant = _OTHER
+        return self.setdefault(tenant, TenantAccount())
+
+    def add(self, entry: Account) -> None:
+        """A request is over."""
+        tenant = self.of(entry.tenant)
+        tenant.n_finished += 1
+        tenant.input_tokens += entry.input_tokens
+        tenant.output_tokens += entry.output_tokens
+        tenant.pushed_back_s += entry.pushed_back_s
+        for cause, seconds in entry.waits:
+            tenant.wait_s[cause.why.name] = tenant.wait_s.get(cause.why.name, 0.0) + seconds

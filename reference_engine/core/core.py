@@ -12,23 +12,30 @@ from loadgen.clock import Clock
 from reference_engine.accounting.accounting import Accounting
 from reference_engine.accounting.explain import Account
 from reference_engine.accounting.totals import EngineTotals
-from reference_engine.core.commit import UNKNOWN, Due, book, fill, seat
-from reference_engine.core.paused_tenants import PausedTenants
+from reference_engine.core.commit import UNKNOWN, Due, PlannedStep, PlanRecord, book, fill, seat
+from reference_engine.core.interventions import PausedTenants
 from reference_engine.core.placement import Placement
-from reference_engine.core.planned import PlannedStep, PlanRecord
 from reference_engine.executors.base import Executor, Launching
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
-from reference_engine.state.admission import AdmissionError, check_admission
-from reference_engine.state.batch import StepBatch, StepResult
+from reference_engine.state.batch import StepBatch, StepResult, StepTokens
 from reference_engine.state.cost_model import CostModel
-from reference_engine.state.forecast import StartForecast
 from reference_engine.state.kv import KvPool
-from reference_engine.state.plan import Cause, How, Limits, Plan, PlanError, View, Why, check_plan
+from reference_engine.state.plan import (
+    AdmissionError,
+    Cause,
+    How,
+    Limits,
+    Plan,
+    PlanError,
+    View,
+    Why,
+    check_admission,
+    check_plan,
+)
 from reference_engine.state.predictor import Predictor
 from reference_engine.state.queues import Roster
-from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_tokens import StepTokens
+from reference_engine.state.sequence import Request, StartForecast, State
 from reference_engine.state.steps import StepEvent, StepLog, told
 from reference_engine.state.swap import HostPool
 

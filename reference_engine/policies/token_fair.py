@@ -10,8 +10,7 @@ from reference_engine.policies.base import Policy
 from reference_engine.policies.budgets import Budget, WhenOver, mapping_of_text
 from reference_engine.policies.step_budget import StepBudget
 from reference_engine.policies.tenancy import Tenancy
-from reference_engine.state.admission import AdmissionError
-from reference_engine.state.plan import Cause, Plan, View, Why
+from reference_engine.state.plan import AdmissionError, Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from reference_engine.policy_testing.policy_workloads import PlannedRequest, Workload
 from reference_engine.policy_testing.watched_policy import WatchedPolicy, check_accounting, sealed
 from reference_engine.simulator import Simulator
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request
-from reference_engine.state.step_tokens import StepTokens
 
 _CHECK_EVERY = 16  # steps between two looks at the engine's own invariants, which take long
 

@@ -25,9 +25,9 @@ from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.serving.active_request import ActiveRequest
 from reference_engine.serving.departures import Departures
 from reference_engine.serving.streams import Sink, StreamDelta
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_tokens import StepTokens
 
 log = logging.getLogger(__name__)
 

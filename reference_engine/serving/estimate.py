@@ -8,8 +8,8 @@ from math import ceil
 
 from reference_engine.core.core import EngineState
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepShape
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request
 

@@ -6,9 +6,8 @@ import random
 
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
-from reference_engine.state.admission import AdmissionError, check_admission
 from reference_engine.state.kv import KvPool
-from reference_engine.state.plan import Limits
+from reference_engine.state.plan import AdmissionError, Limits, check_admission
 from reference_engine.state.sequence import Request, Sampling
 from reference_engine.state.tokenizer import Tokenizer
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-
-from reference_engine.state.forecast import StartForecast
+from typing import NamedTuple
 
 
 class State(Enum):
@@ -54,6 +53,15 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
     logprobs: bool = False
+
+
+class StartForecast(NamedTuple):
+    """`tokens_ahead` prompt tokens are to be computed first, at `tokens_per_s`; `start_s` is the
+    instant (engine's clock) at which the request's turn comes. None: nothing to go by yet."""
+
+    tokens_ahead: int
+    tokens_per_s: float | None
+    start_s: float | None
 
 
 @dataclass(slots=True, eq=False)

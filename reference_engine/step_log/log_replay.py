@@ -21,8 +21,8 @@ from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
 from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, registered
 from reference_engine.executors.base import Caps
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.batch import StepBatch, StepResult
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import StepEvent, StepLog, StepRecord
 

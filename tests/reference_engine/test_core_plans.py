@@ -8,10 +8,9 @@ import pytest
 from pydantic import PrivateAttr
 
 from reference_engine.policies.chunked import Chunked
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.batch import StepResult
 from reference_engine.state.cost_model import Padding
-from reference_engine.state.plan import Cause, Item, Plan, Preemption, Why
+from reference_engine.state.plan import AdmissionError, Cause, Item, Plan, Preemption, Why
 from reference_engine.state.sequence import Sampling, State
 from reference_engine.state.steps import StepLog
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from reference_engine.attribution.attribution import MissCause
-from reference_engine.attribution.counterfactual import Case, Counterfactual, judge, judge_without
-from reference_engine.attribution.observed_cost import observed_cost, shape_of
+from reference_engine.attribution.counterfactual import (
+    Case,
+    Counterfactual,
+    judge,
+    judge_without,
+    observed_cost,
+    shape_of,
+)
 from reference_engine.core.setup import Setup
 from reference_engine.policies.chunked import Chunked
 from reference_engine.policies.sjf import Sjf

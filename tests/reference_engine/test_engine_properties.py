@@ -14,9 +14,8 @@ from pydantic import PrivateAttr
 
 from reference_engine.core import interventions
 from reference_engine.policies.base import Policy
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.plan import Cause, How, Item, Plan, Preemption, Why
+from reference_engine.state.plan import AdmissionError, Cause, How, Item, Plan, Preemption, Why
 from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import request, rig, toy_output
 

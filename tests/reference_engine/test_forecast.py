@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from reference_engine.accounting.accounting import PromptReadRate
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.forecast import PromptReadRate, StartForecast
+from reference_engine.state.sequence import StartForecast
 from tests.reference_engine.engine_kit import request, rig
 
 

@@ -7,8 +7,7 @@ import pytest
 from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
-from reference_engine.state.admission import AdmissionError
-from reference_engine.state.plan import Item, NoProgress, Plan
+from reference_engine.state.plan import AdmissionError, Item, NoProgress, Plan
 from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 

@@ -13,8 +13,7 @@ from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.budgets import Budget, TokenBucket, WhenOver
 from reference_engine.policies.token_fair import TokenFair
-from reference_engine.state.admission import AdmissionError
-from reference_engine.state.plan import Cause, Why
+from reference_engine.state.plan import AdmissionError, Cause, Why
 from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig

@@ -17,9 +17,8 @@ from reference_engine.core.setup import NotReplayable, Setup
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.plan import How
+from reference_engine.state.plan import AdmissionError, How
 from reference_engine.state.sequence import State
 from reference_engine.state.steps import StepEvent, StepLog
 from reference_engine.step_log.log_replay import EngineLog, replay

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.state.free_list import FreeList
+from reference_engine.state.kv import FreeList
 
 moves = st.lists(
     st.tuples(st.sampled_from(["take", "reuse", "give"]), st.integers(0, 7), st.booleans()),
