@@ -132,7 +132,7 @@ def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = Non
     service = engine.service(options.outbox_tokens, options.max_queue)
     state = engine.state
     state.log.on_step, state.log.on_event = _listeners(service.metrics, files)
-    state.log.note(Setup.of(state).event(state.view().now_s))
+    state.log.add_event(Setup.of(state).event(state.view().now_s))
     about = ServerIdentity(
         model=options.model_name or engine.model.name,
         max_model_len=engine.limits.max_model_len,

@@ -46,11 +46,8 @@ def misses(
     _prepare("--misses", plugins, others)
     found = judge(directory)
     if as_json:
-        told = [
-            {**asdict(miss), "promise": miss.promise._asdict(), "sentence": miss.sentence()}
-            for miss in found.missed
-        ]
-        print_json({"n_requests": found.n_requests, "misses": told})
+        misses_json = [miss.as_json() for miss in found.missed]
+        print_json({"n_requests": found.n_requests, "misses": misses_json})
         return
     n_missed = len({miss.request_id for miss in found.missed})
     typer.echo(f"{n_missed} of {found.n_requests} requests missed a promise")
@@ -59,7 +56,7 @@ def misses(
             most = ", ".join(f"{name} {n}" for name, n in named.most_common(_N_NAMED) if name)
             typer.echo(f"  {blame:12} {named.total():5}" + (f"   {most}" if most else ""))
     for miss in found.missed[:_N_TOLD]:
-        typer.echo(f"  {miss.request_id}: {miss.blame}: {miss.sentence()}")
+        typer.echo(f"  {miss.request_id}: {miss.cause}: {miss.sentence()}")
     if len(found.missed) > _N_TOLD:
         typer.echo(f"  … and {len(found.missed) - _N_TOLD} more (--json has all)")
 

@@ -13,7 +13,7 @@ from reference_engine.accounting.ledger import ARRIVED, Ledger
 from reference_engine.accounting.totals import Tenants
 from reference_engine.state.cost_model import CostModel, StepShape
 from reference_engine.state.plan import Cause, Limits, Plan, Why
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request, StartForecast
 
 _N_NAMED = 8  # of those a jump pushed back
@@ -24,23 +24,23 @@ _KEPT = 256
 class Accounting:
     """Times are instants on the engine's clock (s)."""
 
-    def __init__(self, roster: Roster, limits: Limits, cost: CostModel) -> None:
-        self.ledger, self.pace = Ledger(), PromptReadRate()
+    def __init__(self, queues: Queues, limits: Limits, cost: CostModel) -> None:
+        self.ledger, self.prompt_rate = Ledger(), PromptReadRate()
         self.accounts, self.tenants = Accounts(), Tenants()
-        self._roster, self._limits, self._cost = roster, limits, cost
+        self._queues, self._limits, self._cost = queues, limits, cost
         self._displacements, self._blockers = Displacements(), Blockers()
         self._n_arrived = 0
 
     def forecast(self, n_prompt: int, now_s: float) -> StartForecast:
         """For a request of so many prompt tokens that would arrive now, at the queue's end."""
-        roster = self._roster
-        unread = sum(len(r.tokens) - r.n_computed for r in roster.prefilling.values())
-        n_ahead = roster.queued_tokens + unread
-        has_slot = len(roster.running) < self._limits.max_num_seqs
+        queues = self._queues
+        unread = sum(len(r.tokens) - r.n_computed for r in queues.prefilling.values())
+        n_ahead = queues.queued_tokens + unread
+        has_slot = len(queues.running) < self._limits.max_num_seqs
         # Where slots are what all wait for, each takes as long to become free as a prompt is worth.
         n_first = n_ahead if has_slot else n_ahead + n_prompt
-        rate = self.pace.tokens_per_s or self._modelled(n_first)
-        if not roster.waiting and has_slot:
+        rate = self.prompt_rate.tokens_per_s or self._modelled(n_first)
+        if not queues.waiting and has_slot:
             return StartForecast(n_ahead, rate, now_s)
         return StartForecast(n_ahead, rate, None if rate is None else now_s + n_first / rate)
 
@@ -81,14 +81,14 @@ class Accounting:
             self._push_back(request)
             foretold = request.forecast
             if request.scheduled_s is None and foretold and foretold.start_s is not None:
-                self.pace.errors.append(now_s - foretold.start_s)
+                self.prompt_rate.errors.append(now_s - foretold.start_s)
         jumps = ((request, self._displacements.n_before(request.arrival)) for request in requests)
         return [(request, self._jump(request, n)) for request, n in jumps if n]
 
-    def note(self, plan: Plan, causes: Iterable[tuple[str, Cause]], now_s: float) -> None:
+    def record_plan(self, plan: Plan, causes: Iterable[tuple[str, Cause]], now_s: float) -> None:
         """A plan was carried out, and these are left waiting."""
         causes = tuple(causes)
-        self.ledger.note(now_s, causes, plan.segments, plan.rest)
+        self.ledger.set_causes(now_s, causes, plan.segments, plan.rest)
         self._know(plan.rest)
         for _, cause in (*causes, *plan.segments):
             self._know(cause)
@@ -111,14 +111,14 @@ class Accounting:
 
     def _jump(self, request: Request, n_before: int) -> dict[str, object]:
         n_tokens = len(request.tokens) - request.n_computed
-        rate = self.pace.tokens_per_s or self._modelled(n_tokens)
+        rate = self.prompt_rate.tokens_per_s or self._modelled(n_tokens)
         seconds = n_tokens / rate if rate else 0.0
         self._displacements.jump(request.arrival, seconds)
         request.n_displaced += n_before
         request.displaced_s += n_before * seconds
         self.tenants.of(request.tenant).displaced_s += n_before * seconds
         named: list[str] = []
-        for other in self._roster.waiting.values():
+        for other in self._queues.waiting.values():
             if other.arrival < request.arrival:
                 named.append(other.id)
                 if len(named) == _N_NAMED:
@@ -136,7 +136,7 @@ class Accounting:
 
     def _know(self, cause: Cause) -> None:
         if cause.blocker and cause.blocker not in self._blockers.known:
-            blocker = self._roster.find(cause.blocker)
+            blocker = self._queues.find(cause.blocker)
             if blocker is not None:
                 self._blockers.add(blocker)
 

@@ -70,7 +70,7 @@ class Ledger:
         self._close(request_id, _ticks(now_s))
         self._named[request_id] = (ARRIVED, _ticks(now_s))
 
-    def note(
+    def set_causes(
         self,
         now_s: float,
         causes: Iterable[tuple[str, Cause]],

@@ -2,7 +2,7 @@
 
 1. the request's own: even alone on the engine it would have missed (cost model);
 2. the capacity's: more tokens were offered around then than the engine can do at all;
-3. the policy's: the same requests replayed under another policy keep this promise, and replayed
+3. the policy's: the same requests replayed under another policy keep this slo, and replayed
    under the one that served them they miss it, or the replay could prove nothing;
 4. interference: none of these; the top blocker by charged seconds is named.
 
@@ -47,7 +47,7 @@ class Timing(NamedTuple):
 Replay = Callable[[str], Mapping[str, Timing]]  # mode → what each request would have been served
 
 
-class Promise(NamedTuple):
+class SloLimit(NamedTuple):
     """`ttft`, `tpot` or `e2e` (of a deadline) within `seconds`."""
 
     metric: str
@@ -55,7 +55,7 @@ class Promise(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plant:
+class EngineCapacity:
     """What an engine can do: the cost of a step, and its limits in sequences, in tokens per step
     and in tokens of KV."""
 
@@ -72,16 +72,31 @@ class Attribution:
 
     request_id: str
     tenant: str
-    promise: Promise
+    slo: SloLimit
     was_s: float | None
-    blame: MissCause
-    because: str
-    culprit: str = ""
+    cause: MissCause
+    evidence: str
+    subject: str = ""
 
     def sentence(self) -> str:
         was = "never came" if self.was_s is None else f"{self.was_s:.3g} s"
-        name = self.promise.metric.upper()
-        return f"{name} {was}, {self.promise.seconds:.3g} s promised: {self.because}"
+        name = self.slo.metric.upper()
+        return f"{name} {was}, {self.slo.seconds:.3g} s promised: {self.evidence}"
+
+    def as_json(self) -> dict[str, object]:
+        """The keys of `/debug/misses` and `--misses --json`, which are older than the fields'
+        names; `promise` repeats `slo` for one release."""
+        return {
+            "request_id": self.request_id,
+            "tenant": self.tenant,
+            "slo": self.slo._asdict(),
+            "promise": self.slo._asdict(),
+            "was_s": self.was_s,
+            "blame": str(self.cause),
+            "because": self.evidence,
+            "culprit": self.subject,
+            "sentence": self.sentence(),
+        }
 
 
 class Attributor:
@@ -92,7 +107,7 @@ class Attributor:
     def __init__(
         self,
         accounts: Iterable[Account],
-        plant: Plant,
+        plant: EngineCapacity,
         replay: Replay | None = None,
         modes: Sequence[str] = (),
         steps: Sequence[StepRecord] = (),
@@ -112,28 +127,28 @@ class Attributor:
 
     def attribute(self, entry: Account) -> list[Attribution]:
         """The missed promises of one request; empty when it kept all."""
-        return [self._judge(entry, promise) for promise in missed(entry)]
+        return [self._judge(entry, slo) for slo in missed_slos(entry)]
 
-    def _judge(self, entry: Account, promise: Promise) -> Attribution:
+    def _judge(self, entry: Account, slo: SloLimit) -> Attribution:
         blame, because, culprit = (
-            self._own_fault(entry, promise)
+            self._own_fault(entry, slo)
             or self._overload(entry)
-            or self._other_policy(entry, promise)
-            or self._interference(entry, promise)
+            or self._other_policy(entry, slo)
+            or self._interference(entry, slo)
         )
         return Attribution(
             entry.request_id,
             entry.tenant,
-            promise,
-            _of(timing(entry), promise),
+            slo,
+            _of(timing(entry), slo),
             blame,
             because,
             culprit,
         )
 
-    def _own_fault(self, entry: Account, promise: Promise) -> tuple[MissCause, str, str] | None:
-        own_s = _of(at_most(alone(entry, self._plant), entry), promise)
-        if own_s is None or own_s <= promise.seconds:
+    def _own_fault(self, entry: Account, slo: SloLimit) -> tuple[MissCause, str, str] | None:
+        own_s = _of(capped_by_actual(timing_alone(entry, self._plant), entry), slo)
+        if own_s is None or own_s <= slo.seconds:
             return None
         return MissCause.request, f"even alone it takes {own_s:.3g} s", ""
 
@@ -153,25 +168,25 @@ class Attributor:
             "",
         )
 
-    def _other_policy(self, entry: Account, promise: Promise) -> tuple[MissCause, str, str] | None:
-        if self._modes and self._control and not self._shows(entry, promise):
+    def _other_policy(self, entry: Account, slo: SloLimit) -> tuple[MissCause, str, str] | None:
+        if self._modes and self._control and not self._shows(entry, slo):
             return None
         for mode in self._modes:
-            would_s = self._would_s(mode, entry, promise)
-            if would_s is not None and would_s <= promise.seconds:
+            would_s = self._would_s(mode, entry, slo)
+            if would_s is not None and would_s <= slo.seconds:
                 return MissCause.policy, f"under {mode} it would have been {would_s:.3g} s", mode
         return None
 
-    def _shows(self, entry: Account, promise: Promise) -> bool:
+    def _shows(self, entry: Account, slo: SloLimit) -> bool:
         """Whether the replay under the mode that served the request shows the miss there was."""
         if entry.request_id not in self._timings(self._control):
             return False
-        again_s = self._would_s(self._control, entry, promise)
-        return again_s is None or again_s > promise.seconds
+        again_s = self._would_s(self._control, entry, slo)
+        return again_s is None or again_s > slo.seconds
 
-    def _would_s(self, mode: str, entry: Account, promise: Promise) -> float | None:
+    def _would_s(self, mode: str, entry: Account, slo: SloLimit) -> float | None:
         would = self._timings(mode).get(entry.request_id)
-        return None if would is None else _of(would, promise)
+        return None if would is None else _of(would, slo)
 
     def _timings(self, mode: str) -> Mapping[str, Timing]:
         if mode not in self._replayed:
@@ -179,12 +194,12 @@ class Attributor:
             self._replayed[mode] = self._replay(mode)
         return self._replayed[mode]
 
-    def _interference(self, entry: Account, promise: Promise) -> tuple[MissCause, str, str]:
+    def _interference(self, entry: Account, slo: SloLimit) -> tuple[MissCause, str, str]:
         blockers = defaultdict[str, float](float)
         for cause, seconds in entry.waits:
             if cause.blocker:
                 blockers[cause.blocker] += seconds
-        if promise.metric != "ttft":
+        if slo.metric != "ttft":
             for name, seconds in slowed_by(entry, self._steps).items():
                 blockers[name] += seconds
         culprit = max(blockers, key=lambda name: blockers[name], default="")
@@ -197,13 +212,13 @@ class Attributor:
         return MissCause.interference, f"it {entry.sentence()}", ""
 
 
-def missed(entry: Account) -> list[Promise]:
+def missed_slos(entry: Account) -> list[SloLimit]:
     """The promises that a request which is over was not served with. One that was given up before
     a promise was due missed nothing."""
     deadline_s = None if entry.deadline_s is None else entry.deadline_s - entry.arrived_s
     asked = (("ttft", entry.ttft_slo_s), ("tpot", entry.tpot_slo_s), ("e2e", deadline_s))
-    promises = [Promise(metric, seconds) for metric, seconds in asked if seconds is not None]
-    return [promise for promise in promises if not _is_kept(entry, promise)]
+    promises = [SloLimit(metric, seconds) for metric, seconds in asked if seconds is not None]
+    return [slo for slo in promises if not _is_kept(entry, slo)]
 
 
 def timing(entry: Account) -> Timing:
@@ -212,7 +227,7 @@ def timing(entry: Account) -> Timing:
     return Timing(entry.ttft_s, entry.tpot_s, entry.e2e_s if is_whole else None)
 
 
-def alone(entry: Account, plant: Plant) -> Timing:
+def timing_alone(entry: Account, plant: EngineCapacity) -> Timing:
     """What an idle engine would have served the request with: its prompt in steps of its own, each
     as long as the limit lets it be, then one token a step. Without an output of two tokens there
     is no TPOT."""
@@ -227,7 +242,7 @@ def alone(entry: Account, plant: Plant) -> Timing:
     return Timing(ttft_s, tpot_s if n_more else None, ttft_s + n_more * tpot_s)
 
 
-def at_most(estimate: Timing, entry: Account) -> Timing:
+def capped_by_actual(estimate: Timing, entry: Account) -> Timing:
     """An estimate for the request alone, and no more than it took in company once it was let in:
     step costs of a machine that stood still meanwhile are too high for what was served besides."""
     was, queue_s = timing(entry), entry.queue_s
@@ -238,7 +253,7 @@ def at_most(estimate: Timing, entry: Account) -> Timing:
     )
 
 
-def capacity_tokens_per_s(entries: Sequence[Account], plant: Plant) -> float | None:
+def capacity_tokens_per_s(entries: Sequence[Account], plant: EngineCapacity) -> float | None:
     """Tokens (prompt, not cached, and output) per second of the fullest batch that holds requests
     of this mean size: as many decode as slots and KV admit, and each step reads as much prompt as
     keeps them coming. None where the cost model says that steps take no time.
@@ -279,17 +294,17 @@ def slowed_by(entry: Account, steps: Sequence[StepRecord]) -> dict[str, float]:
     return dict(charged)
 
 
-def _is_kept(entry: Account, promise: Promise) -> bool:
-    was_s = _of(timing(entry), promise)
+def _is_kept(entry: Account, slo: SloLimit) -> bool:
+    was_s = _of(timing(entry), slo)
     if was_s is not None:
-        return was_s <= promise.seconds
-    if promise.metric == "tpot":
+        return was_s <= slo.seconds
+    if slo.metric == "tpot":
         return True  # fewer than two tokens: there is no time between them
-    return entry.e2e_s is None or entry.e2e_s <= promise.seconds
+    return entry.e2e_s is None or entry.e2e_s <= slo.seconds
 
 
-def _of(times: Timing, promise: Promise) -> float | None:
-    return {"ttft": times.ttft_s, "tpot": times.tpot_s, "e2e": times.e2e_s}[promise.metric]
+def _of(times: Timing, slo: SloLimit) -> float | None:
+    return {"ttft": times.ttft_s, "tpot": times.tpot_s, "e2e": times.e2e_s}[slo.metric]
 
 
 def _planned_s(record: StepRecord) -> float:

@@ -9,8 +9,12 @@ import pickle
 import sys
 from contextlib import suppress
 
-from reference_engine.attribution.attribution import Attribution, MissCause, missed
-from reference_engine.attribution.counterfactual import Case, judge, judge_without
+from reference_engine.attribution.attribution import Attribution, MissCause, missed_slos
+from reference_engine.attribution.counterfactual import (
+    Case,
+    attribute_misses,
+    attribute_without_simulation,
+)
 
 _LATER = 10  # niceness: the engine goes first
 
@@ -25,10 +29,10 @@ class AttributionProcess:
         """The misses of a case. Most are clear from the accounts alone; only what those leave to
         interference is worth simulating other modes for. Where the process comes to nothing, that
         is what they are left at."""
-        if not any(map(missed, case.asked)):
+        if not any(map(missed_slos, case.asked)):
             return []
-        found = await asyncio.to_thread(judge_without, case)
-        if all(miss.blame is not MissCause.interference for miss in found):
+        found = await asyncio.to_thread(attribute_without_simulation, case)
+        if all(miss.cause is not MissCause.interference for miss in found):
             return found
         async with self._turn:
             return await _beside(case) or found
@@ -55,7 +59,7 @@ async def _beside(case: Case) -> list[Attribution] | None:
 def main() -> None:
     """The child: a case on its input, the judgement on its output."""
     os.nice(_LATER)
-    sys.stdout.buffer.write(pickle.dumps(judge(pickle.load(sys.stdin.buffer))))
+    sys.stdout.buffer.write(pickle.dumps(attribute_misses(pickle.load(sys.stdin.buffer))))
 
 
 if __name__ == "__main__":

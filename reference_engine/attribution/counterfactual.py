@@ -25,12 +25,12 @@ from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import (
     Attribution,
     Attributor,
+    EngineCapacity,
     MissCause,
-    Plant,
     Timing,
 )
 from reference_engine.core.core import EngineState
-from reference_engine.core.setup import Setup, registered
+from reference_engine.core.setup import Setup, build_policy
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import POLICIES, Policy
@@ -74,13 +74,13 @@ class Case:
         apart = len(self.steps) // _PRICED + 1
         return observed_cost(self.steps[::apart], self.setup.cost)
 
-    def plant(self) -> Plant:
+    def plant(self) -> EngineCapacity:
         limits = self.setup.limits
         n_tokens = self.setup.n_blocks * self.setup.block_tokens
-        return Plant(self.cost, limits.max_num_seqs, limits.max_step_tokens, n_tokens)
+        return EngineCapacity(self.cost, limits.max_num_seqs, limits.max_step_tokens, n_tokens)
 
 
-def judge(case: Case) -> list[Attribution]:
+def attribute_misses(case: Case) -> list[Attribution]:
     """The missed promises of a case and whose fault each is. May take as long as `max_steps`
     simulated steps do; what they were too few for is unsettled."""
     control = str(case.setup.policy["kind"])
@@ -97,15 +97,15 @@ def judge(case: Case) -> list[Attribution]:
 
 def _unsettled(miss: Attribution, max_steps: int) -> Attribution:
     """A miss for which no better mode was found, though not all were simulated to the end."""
-    if miss.blame is not MissCause.interference:
+    if miss.cause is not MissCause.interference:
         return miss
     because = f"{max_steps} simulated steps did not tell whether another mode would have kept it"
-    return replace(miss, blame=MissCause.unsettled, because=because, culprit="")
+    return replace(miss, cause=MissCause.unsettled, evidence=because, subject="")
 
 
-def judge_without(case: Case) -> list[Attribution]:
-    """As `judge`, without asking for other modes: what it calls interference may be the policy's
-    fault. Takes as long as a look at the accounts."""
+def attribute_without_simulation(case: Case) -> list[Attribution]:
+    """As `attribute_misses`, but without simulating other modes, so a miss reported as interference
+    may turn out to be the policy's. Reads the accounts only and takes no noticeable time."""
     return _misses(case, Attributor(case.accounts, case.plant(), steps=case.steps))
 
 
@@ -157,9 +157,9 @@ class Counterfactual:
     def _policy(self, mode: str) -> Policy:
         own = self._case.setup.policy
         if mode == own["kind"]:
-            return registered(own)
+            return build_policy(own)
         known: Mapping[str, Any] = POLICIES.get(mode).model_fields
-        return registered(
+        return build_policy(
             {"kind": mode} | {key: own[key] for key in _SHARED if key in own and key in known}
         )
 

@@ -9,19 +9,19 @@ from reference_engine.state.batch import Row, StepBatch
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Plan
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import Level, StepRecord
 
 Due = list[tuple[Request, int]]  # tokens, already appended, that may be the last of their request
 
 
-def book(batch: StepBatch, tokens: Sequence[int], roster: Roster, kv: KvPool) -> tuple[Due, int]:
+def book(batch: StepBatch, tokens: Sequence[int], queues: Queues, kv: KvPool) -> tuple[Due, int]:
     """Append tokens and publish full blocks; (the due ones, prompt tokens computed)."""
     n_sampled = batch.n_tokens - len(batch.decodes)
     assert len(tokens) == batch.n_tokens, f"{len(tokens)} tokens for {batch.n_tokens} rows"
-    due, n_prompt = _book_rows(batch.rows, tokens, roster, kv)
-    late = _book_decodes(batch.decodes, tokens[n_sampled:] if n_sampled else tokens, roster)
+    due, n_prompt = _book_rows(batch.rows, tokens, queues, kv)
+    late = _book_decodes(batch.decodes, tokens[n_sampled:] if n_sampled else tokens, queues)
     n_prompt += sum(request.n_computed <= request.n_prompt for request, _ in late)
     return due + late, n_prompt
 
@@ -44,18 +44,18 @@ def fill(batch: StepBatch, tokens: Sequence[int], due: Due) -> Due:
     return filled
 
 
-def seat(request: Request, roster: Roster) -> None:
+def seat(request: Request, queues: Queues) -> None:
     """Put a running request where it belongs after its tokens were booked."""
     if request.n_computed >= request.n_most:
-        roster.land(request)
-    elif request.id in roster.decoding:
-        roster.measure(request)
+        queues.land(request)
+    elif request.id in queues.decoding:
+        queues.measure(request)
     elif len(request.tokens) - request.n_computed == 1:
-        roster.decode(request)
+        queues.decode(request)
 
 
 def _book_rows(
-    rows: Sequence[Row], tokens: Sequence[int], roster: Roster, kv: KvPool
+    rows: Sequence[Row], tokens: Sequence[int], queues: Queues, kv: KvPool
 ) -> tuple[Due, int]:
     due: Due = []
     n_prompt = 0
@@ -64,20 +64,20 @@ def _book_rows(
         request.n_computed += n_tokens
         n_prompt += min(max(request.n_prompt - start, 0), n_tokens)
         kv.publish(request)
-        if request.id in roster.decoding:
-            roster.context_tokens += n_tokens
+        if request.id in queues.decoding:
+            queues.context_tokens += n_tokens
         if samples:
             token = next(sampled)
             request.tokens.append(token)
             due.append((request, token))
         else:
-            seat(request, roster)
+            seat(request, queues)
     return due, n_prompt
 
 
-def _book_decodes(decodes: Sequence[Request], tokens: Sequence[int], roster: Roster) -> Due:
+def _book_decodes(decodes: Sequence[Request], tokens: Sequence[int], queues: Queues) -> Due:
     """One more token each. Nearly all only append it, so that is all the first loop does."""
-    roster.context_tokens += len(decodes)
+    queues.context_tokens += len(decodes)
     special: Due = []
     for request, token in zip(decodes, tokens, strict=True):
         n = request.n_computed = request.n_computed + 1
@@ -91,7 +91,7 @@ def _book_decodes(decodes: Sequence[Request], tokens: Sequence[int], roster: Ros
         if is_last or request.first_token_s is None:
             due.append(entry)
         else:
-            roster.measure(request)  # only its room is used up
+            queues.measure(request)  # only its room is used up
     return due
 
 

@@ -34,9 +34,9 @@ from reference_engine.state.plan import (
     check_plan,
 )
 from reference_engine.state.predictor import Predictor
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request, StartForecast, State
-from reference_engine.state.steps import StepEvent, StepLog, told
+from reference_engine.state.steps import StepEvent, StepLog, event_detail
 from reference_engine.state.swap import HostPool
 
 
@@ -88,23 +88,23 @@ class EngineState:
         self.host, self.preempt = host or HostPool(0), preempt
         self.async_depth, self.is_strict = async_depth, is_strict
         self.policy = policy.fresh()
-        self.roster = Roster()
+        self.queues = Queues()
         self.counters = EngineTotals()
         self.log = log or StepLog()
         self.wait_until_s: float | None = None
         self._view = View(
-            clock.now_s(), self.roster, kv, limits, cost, predictor, assign=self._assign
+            clock.now_s(), self.queues, kv, limits, cost, predictor, assign=self._assign
         )
-        self.books = Accounting(self.roster, limits, self._view.cost)
+        self.accounting = Accounting(self.queues, limits, self._view.cost)
         self._n_planned = 0
         self._outset = PlanRecord(clock.now_s(), 0.0, 0, 0, 0, 0, self.policy.kind, ())
         self._ahead: PlannedStep | None = None
         self._last_batch, self._last_end_s = StepBatch(), clock.now_s()
-        self.gate = PausedTenants(self.roster, self.books)
+        self.paused_tenants = PausedTenants(self.queues, self.accounting)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.roster.waiting or self.roster.running)
+        return bool(self.queues.waiting or self.queues.running)
 
     @property
     def is_source_closed(self) -> bool:
@@ -121,14 +121,14 @@ class EngineState:
         return self._view
 
     def requests(self) -> Iterator[Request]:
-        yield from self.roster
+        yield from self.queues
 
     # --- requests come and go
 
     def admit(self, request: Request) -> None:
         """Put a request into the queue. Raises AdmissionError, with the request `rejected`, when
         it could never run or the policy refuses it now."""
-        assert self.roster.find(request.id) is None, f"{request.id} is already here"
+        assert self.queues.find(request.id) is None, f"{request.id} is already here"
         view = self.view()
         try:
             check_admission(request.n_prompt, request.max_tokens, self.limits, self.kv)
@@ -137,19 +137,19 @@ class EngineState:
             request.state = State.rejected
             self._note("reject", request, view.now_s, code=error.code)
             raise
-        self.books.arrive(request, view.now_s, self._at_work(request.arrived_s))
-        self.roster.enter(request)
+        self.accounting.arrive(request, view.now_s, self._at_work(request.arrived_s))
+        self.queues.enter(request)
         self.counters.admitted += 1
         self._note("arrival", request, view.now_s)
-        if self.gate.is_shut_to(request):
-            self.gate.hold(request, view.now_s, is_known=False)
+        if self.paused_tenants.is_shut_to(request):
+            self.paused_tenants.hold(request, view.now_s, is_known=False)
         else:
             self.policy.on_arrival(request, view)
 
     def end(self, request_id: str, finish: State) -> Request | None:
         """Take a request out in whatever state it is and free its memory; `None` when it is
         already over. For cancels (`finished_abort`) and stop strings (`finished_stop`)."""
-        request = self.roster.find(request_id)
+        request = self.queues.find(request_id)
         if request is None:
             return None
         self.counters.cancelled += finish is State.finished_abort
@@ -203,8 +203,8 @@ class EngineState:
     def plan_ahead(self, due: Due, now_s: float) -> None:
         """Plan the next step while it is not known yet which of the `due` ones are over."""
         for request, _ in due:
-            seat(request, self.roster)
-        if not (self.roster.waiting or self.roster.decoding or self.roster.prefilling):
+            seat(request, self.queues)
+        if not (self.queues.waiting or self.queues.decoding or self.queues.prefilling):
             return
         self._view.now_s = now_s
         ahead = self._planned(self._view)
@@ -216,9 +216,9 @@ class EngineState:
         now_s = self._view.now_s
         self.wait_until_s = plan.wait_until_s
         placed = Placement(
-            plan, self.policy, self._view, self.roster, self.kv, self.host, self.preempt
+            plan, self.policy, self._view, self.queues, self.kv, self.host, self.preempt
         )
-        for request, cost in self.books.start(placed.admitted, now_s):
+        for request, cost in self.accounting.start(placed.admitted, now_s):
             self.log_event("jump", cost, now_s, request_id=request.id, tenant=request.tenant)
         for request in placed.admitted:
             if request.scheduled_s is None:
@@ -227,7 +227,7 @@ class EngineState:
         for request, by in placed.preempted:
             self._requeue(request, by, now_s)
         causes = (*plan.causes, *placed.left_out) if placed.left_out else plan.causes
-        self.books.note(plan, causes, now_s)
+        self.accounting.record_plan(plan, causes, now_s)
         self._outset = self._look(len(placed.preempted), now_s)
         return StepBatch(
             tuple(placed.rows.values()),
@@ -244,7 +244,7 @@ class EngineState:
 
     def book(self, batch: StepBatch, result: StepResult) -> Due:
         """Append tokens and publish full blocks; returns the tokens that may be the last."""
-        due, n_prompt = book(batch, result.tokens, self.roster, self.kv)
+        due, n_prompt = book(batch, result.tokens, self.queues, self.kv)
         self.counters.prompt_tokens += n_prompt
         return due
 
@@ -262,7 +262,7 @@ class EngineState:
         record = planned.record(self._n_planned, self.log.level, began_s, duration_s, now_s)
         self._n_planned += 1
         if planned.outset.n_waiting:
-            self.books.pace.add(record.n_prefill_tokens, record.t_s, now_s)
+            self.accounting.prompt_rate.add(record.n_prefill_tokens, record.t_s, now_s)
         ends = self._judge(due, now_s)
         batch = self._last_batch = planned.batch
         self._last_end_s = now_s
@@ -271,7 +271,7 @@ class EngineState:
         self.counters.output_tokens += len(result.tokens)
         self.counters.steps += batch.has_work
         self.counters.padding_tokens += record.padding_tokens
-        self.log.add(record)
+        self.log.add_step(record)
         self.policy.on_step_end(record, view)
         for request in ends:
             self.policy.on_finish(request, view)
@@ -281,14 +281,14 @@ class EngineState:
 
     def explain(self, request_id: str) -> Account | None:
         """The account of a live or recently finished request."""
-        request = self.roster.find(request_id)
+        request = self.queues.find(request_id)
         if request is None:
-            return self.books.accounts.get(request_id)
-        return self.books.explain(request, self._clock.now_s())
+            return self.accounting.accounts.get(request_id)
+        return self.accounting.explain(request, self._clock.now_s())
 
     def forecast(self, n_prompt: int) -> StartForecast:
         """What a request of so many prompt tokens would be told if it arrived now."""
-        return self.books.forecast(n_prompt, self._clock.now_s())
+        return self.accounting.forecast(n_prompt, self._clock.now_s())
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
@@ -298,14 +298,14 @@ class EngineState:
     def checks(self) -> Iterator[None]:
         """As `check`, in pieces of some 50 µs, so that whoever comes meanwhile need not wait for
         all of it; to be given up then."""
-        requests = list(self.roster)
-        self.roster.check()
+        requests = list(self.queues)
+        self.queues.check()
         for request in requests:
-            if request.id not in self.roster.running:
+            if request.id not in self.queues.running:
                 assert not request.blocks, f"{request.id} waits and holds blocks"
                 is_swapped = request.state is State.swapped
                 assert bool(request.host_blocks) == is_swapped, f"{request.id}: {request.state}"
-        n_running = len(self.roster.running)
+        n_running = len(self.queues.running)
         assert n_running <= self.limits.max_num_seqs, f"{n_running} run"
         yield from self.kv.checks(requests)
         yield from self.host.checks(requests)
@@ -317,7 +317,7 @@ class EngineState:
         plan = self._checked(view)
         batch = self.apply(plan)
         n_preempted = self._outset.n_preempted
-        if plan.items and not batch.has_work and self.roster.running:
+        if plan.items and not batch.has_work and self.queues.running:
             # All it planned found no memory. The next plan may be the same: work on what runs.
             plan = first_come(view, admits=False)
             batch = self.apply(plan)
@@ -345,25 +345,25 @@ class EngineState:
         return PlanRecord(
             t_s=now_s,
             plan_s=0.0,
-            n_running=len(self.roster.running),
-            n_waiting=len(self.roster.waiting),
+            n_running=len(self.queues.running),
+            n_waiting=len(self.queues.waiting),
             kv_used_blocks=self.kv.n_blocks - self.kv.n_free,
             n_preempted=n_preempted,
             policy=self.policy.kind,
-            causes=self.books.ledger.counts(),
+            causes=self.accounting.ledger.counts(),
         )
 
     def _context(self, decodes: Sequence[Request]) -> int:
-        if len(decodes) == len(self.roster.decoding):
-            return self.roster.context_tokens
+        if len(decodes) == len(self.queues.decoding):
+            return self.queues.context_tokens
         return sum(request.n_computed for request in decodes)
 
     def _requeue(self, request: Request, by: str, now_s: float) -> None:
         self.counters.preemptions += 1
         self.counters.swaps += request.state is State.swapped
-        self.books.requeue(request, now_s, Cause(Why.preempted_by, by))
-        if self.gate.is_shut_to(request):
-            self.gate.hold(request, now_s)
+        self.accounting.requeue(request, now_s, Cause(Why.preempted_by, by))
+        if self.paused_tenants.is_shut_to(request):
+            self.paused_tenants.hold(request, now_s)
         else:
             self.policy.on_requeue(request, self._view)
 
@@ -373,33 +373,33 @@ class EngineState:
         for request, token in due:
             if request.first_token_s is None:
                 request.first_token_s = now_s
-            finish = request.verdict_on(token)
+            finish = request.finish_after(token)
             if finish is not None:
                 self._finish(request, finish, now_s, "step")
                 ends[request] = finish
             elif not self.async_depth:
-                seat(request, self.roster)
+                seat(request, self.queues)
         return ends
 
     def _finish(self, request: Request, finish: State, now_s: float, ended_by: str) -> None:
-        self.roster.remove(request)
+        self.queues.remove(request)
         self.kv.free(request)
         self.host.drop(request)
         request.state, request.finished_s = finish, now_s
         self.counters.finished += 1
-        self.gate.forget(request.id)
-        self.books.end(request, now_s)
+        self.paused_tenants.forget(request.id)
+        self.accounting.end(request, now_s)
         if finish is not State.finished_abort:
             self._view.predictor.observe(request)
         kind = "cancel" if finish is State.finished_abort else "finish"
         self._note(kind, request, now_s, ended_by=ended_by)
 
     def _note(self, kind: str, request: Request, now_s: float, **more: object) -> None:
-        detail = more | told(kind, request, self.log.level)
+        detail = more | event_detail(kind, request, self.log.level)
         self.log_event(kind, detail, now_s, request_id=request.id, tenant=request.tenant)
 
     def log_event(self, kind: str, detail: Mapping[str, object], now_s: float, **who: str) -> None:
-        self.log.note(StepEvent(now_s, self._n_planned, kind, detail=detail, **who))
+        self.log.add_event(StepEvent(now_s, self._n_planned, kind, detail=detail, **who))
 
     def _assign(self, request_id: str, segment: str) -> None:
-        self.books.ledger.assign(request_id, segment, self._view.now_s)
+        self.accounting.ledger.assign(request_id, segment, self._view.now_s)

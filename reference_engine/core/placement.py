@@ -14,7 +14,7 @@ from reference_engine.state.batch import Copy, Row
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Cause, How, Item, Plan, View, Why
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.swap import HostPool
 
@@ -36,7 +36,7 @@ class Placement:
         plan: Plan,
         policy: Policy,
         view: View,
-        roster: Roster,
+        queues: Queues,
         kv: KvPool,
         host: HostPool,
         preempt: How,
@@ -48,16 +48,16 @@ class Placement:
         self.admitted: list[Request] = []
         self.left_out: list[tuple[str, Cause]] = []
         self._policy, self._view = policy, view
-        self._roster, self._kv, self._host, self._how = roster, kv, host, preempt
+        self._queues, self._kv, self._host, self._how = queues, kv, host, preempt
         self._carry_out(plan)
 
     def _carry_out(self, plan: Plan) -> None:
-        roster = self._roster
+        queues = self._queues
         for request_id, how, by in plan.preempt:
-            self._preempt(roster.running[request_id], by, how)
+            self._preempt(queues.running[request_id], by, how)
         admissions = []
         for item in plan.items:
-            if item.request_id in roster.waiting:
+            if item.request_id in queues.waiting:
                 admissions.append(item)
             else:
                 self._run(item)
@@ -69,39 +69,39 @@ class Placement:
 
     def _run(self, item: Item) -> None:
         """Give a running request its tokens, at the expense of others if need be."""
-        request = self._roster.running.get(item.request_id)
+        request = self._queues.running.get(item.request_id)
         if request is None:  # made room for an item before it
             return
         if self._kv.grow(request, item.n_tokens) or self._make_room(request, item.n_tokens):
-            self._roster.widen(request)
+            self._queues.widen(request)
             self.rows[request.id] = _row(request, item.n_tokens)
 
     def _decode(self, plan: Plan) -> None:
         """One token for the decoding requests that are not named."""
-        roster = self._roster
+        queues = self._queues
         unnamed = {item.request_id for item in plan.items}.union(plan.hold)
-        is_everybody = unnamed.isdisjoint(roster.decoding)
-        if is_everybody and self._kv.extend(roster.cramped.values()):
-            roster.widen_all()
+        is_everybody = unnamed.isdisjoint(queues.decoding)
+        if is_everybody and self._kv.extend(queues.cramped.values()):
+            queues.widen_all()
         else:
-            for request in list(roster.cramped.values()):
+            for request in list(queues.cramped.values()):
                 # Growing one may preempt another that is still on this list.
-                if request.id in unnamed or request.id not in roster.decoding:
+                if request.id in unnamed or request.id not in queues.decoding:
                     continue
                 if self._kv.grow(request, 1) or self._make_room(request, 1):
-                    roster.widen(request)
+                    queues.widen(request)
         if is_everybody:
-            self.decodes = list(roster.decoding.values())
+            self.decodes = list(queues.decoding.values())
         else:
-            self.decodes = [r for key, r in roster.decoding.items() if key not in unnamed]
+            self.decodes = [r for key, r in queues.decoding.items() if key not in unnamed]
 
     def _start(self, item: Item) -> bool:
-        request = self._roster.waiting[item.request_id]
+        request = self._queues.waiting[item.request_id]
         if not self._kv.admit(request, item.n_tokens, min(item.reserve_tokens, request.n_most)):
             return False
         if request.n_swapped:
             self.copies += self._host.swap_in(request, request.n_published)
-        self._roster.start(request)
+        self._queues.start(request)
         request.state = State.running
         self.admitted.append(request)
         self.rows[request.id] = _row(request, item.n_tokens)
@@ -124,7 +124,7 @@ class Placement:
         raise AssertionError(f"{request.id} was not among the victims for its own blocks")
 
     def _victims(self, request: Request, n_tokens: int) -> Iterator[Request]:
-        running = self._roster.running
+        running = self._queues.running
         need_blocks = self._kv.missing(request, n_tokens) - self._kv.n_free
         for request_id in self._policy.victims(self._view, request, need_blocks):
             victim = running.get(request_id)
@@ -134,11 +134,11 @@ class Placement:
             yield running[next(reversed(running))]
 
     def _may_lose(self, victim: Request) -> bool:
-        return victim is not next(iter(self._roster.running.values()))
+        return victim is not next(iter(self._queues.running.values()))
 
     def _preempt(self, request: Request, by: str, how: How) -> None:
         """Back to the head of the queue without blocks."""
-        self._roster.requeue(request)
+        self._queues.requeue(request)
         if self._swaps(request, how):
             n_blocks = self._kv.blocks_for(request.n_computed)
             self.copies += self._host.swap_out(request, n_blocks)

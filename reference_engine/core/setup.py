@@ -102,7 +102,7 @@ class Setup:
         )
 
 
-def registered(description: Mapping[str, Any]) -> Policy:
+def build_policy(description: Mapping[str, Any]) -> Policy:
     """The batching mode of a description. Raises UnknownKind for one that is not loaded."""
     return POLICIES.build(description)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.state.batch import StepBatch, StepResult
-from reference_engine.state.cost_model import CostModel, machine
+from reference_engine.state.cost_model import CostModel, model_on_hardware
 from reference_engine.state.model_config import KvDtype
 
 TOKEN = ord("x")
@@ -28,7 +28,7 @@ class SimulatedExecutor(ExecutorKind):
     kv_dtype: KvDtype = "auto"
 
     def build(self, site: Site) -> Executor:
-        found = machine(site.model, self.hardware, self.kv_dtype)
+        found = model_on_hardware(site.model, self.hardware, self.kv_dtype)
         caps = Caps(site.n_host_blocks, copy_s=found.copy_token_s * site.block_tokens)
         return Simulated(found.cost, site.pause, caps)
 

@@ -22,7 +22,7 @@ from reference_engine.state.cost_model import (
     CostModel,
     ModelOnHardware,
     StepCost,
-    machine,
+    model_on_hardware,
 )
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import ModelConfig, ModelSource
@@ -128,7 +128,7 @@ def _cost(model: ModelSource, kind: ExecutorKind) -> CostModel | None:
 def _machine(model: ModelSource, kind: ExecutorKind) -> ModelOnHardware | None:
     """What is simulated; None where something is computed."""
     if isinstance(kind, SimulatedExecutor):
-        return machine(model, kind.hardware, kind.kv_dtype)
+        return model_on_hardware(model, kind.hardware, kind.kv_dtype)
     return None
 
 

@@ -197,5 +197,5 @@ class EngineThread:
         self._n_stopping -= live is not None and live.may_stop
 
     def _on_finish(self, request: Request) -> None:
-        self._metrics.on_finish(request, self._state.books.accounts.get(request.id))
+        self._metrics.on_finish(request, self._state.accounting.accounts.get(request.id))
         self.departures.add(self._clock.now_s())

@@ -63,7 +63,7 @@ def _estimate(state: EngineState, request: Request) -> Estimate:
     start_s = None if foretold.start_s is None else max(0.0, foretold.start_s - view.now_s)
     read_s = _read_s(state, request.n_prompt, cached, foretold.tokens_per_s)
     # A forecast of "at once" is not made wrong by a queue.
-    errors = sorted(state.books.pace.errors) if start_s else []
+    errors = sorted(state.accounting.prompt_rate.errors) if start_s else []
     input_cost = float(getattr(state.policy, "input_cost", _INPUT_COST))
     output_cost = float(getattr(state.policy, "output_cost", _OUTPUT_COST))
     p50_s, p90_s = (_ttft_s(start_s, read_s, errors, p) for p in (0.5, 0.9))
@@ -81,8 +81,8 @@ def _estimate(state: EngineState, request: Request) -> Estimate:
         ttft_p90_s=p90_s,
         n_errors=len(errors) if len(errors) >= _FEWEST_ERRORS else 0,
         is_in_order=state.policy.is_in_order,
-        n_running=len(state.roster.running),
-        n_waiting=len(state.roster.waiting) + len(state.roster.held),
+        n_running=len(state.queues.running),
+        n_waiting=len(state.queues.waiting) + len(state.queues.held),
         refusal=_refusal(state, request),
     )
 

@@ -187,7 +187,9 @@ class ModelOnHardware:
     copy_token_s: float
 
 
-def machine(source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto") -> ModelOnHardware:
+def model_on_hardware(
+    source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto"
+) -> ModelOnHardware:
     """A model on `h200`, on `4xh200` (four of them), or on `cpu`, the bundled engine's own.
 
     Raises UsageError for hardware that is not known, or too small for the model.

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from reference_engine.state.sequence import Request
 
 BLOCK_TOKENS = 16
-CHECKED = 256  # blocks between two looks up: some 50 µs
+BLOCKS_PER_CHECK = 256  # blocks between two looks up: some 50 µs
 _RUN = 8  # blocks at once; see decision 53
 _PLENTY = 16  # times as many free as are taken by all
 _HASH_BYTES = 16
@@ -157,7 +157,7 @@ class KvPool:
         request.blocks = []
         request.n_computed = request.n_room = request.n_published = 0
 
-    def forget_prefixes(self) -> int:
+    def clear_prefix_cache(self) -> int:
         """Empty the prefix cache: nothing computed so far is found again, by whoever holds it.
         Returns how many blocks were in it."""
         n_cached = len(self._hash_of)
@@ -189,17 +189,17 @@ class KvPool:
         for at, block in enumerate(self._free):
             assert not is_free[block], f"block {block} was freed twice"
             is_free[block] = True
-            if at % CHECKED == 0:
+            if at % BLOCKS_PER_CHECK == 0:
                 yield
         for block, references in enumerate(self._references):
             assert references == owned[block], f"block {block}: {references} != {owned[block]}"
             assert is_free[block] == (references == 0), f"block {block} leaked or is free and owned"
-            if block % CHECKED == 0:
+            if block % BLOCKS_PER_CHECK == 0:
                 yield
         assert is_free.count(1) == len(self._free), f"{len(self._free)} free by count"
         for at, (key, block) in enumerate(self._block_of.items()):
             assert self._hash_of.get(block) == key, "the prefix index and its inverse disagree"
-            if at % CHECKED == 0:
+            if at % BLOCKS_PER_CHECK == 0:
                 yield
         assert len(self._block_of) == len(self._hash_of), "the inverse of the index has more"
 

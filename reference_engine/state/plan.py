@@ -15,7 +15,7 @@ from loadgen.errors import SlobenchError
 from reference_engine.state.cost_model import NO_PADDING, CostModel, Padding, StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.predictor import MaxTokens, Predictor
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request
 
 
@@ -73,7 +73,7 @@ class View:
     one thing a policy may write is which queue segment a request belongs to (`assign`)."""
 
     __slots__ = (
-        "_roster",
+        "_queues",
         "assign",
         "cost",
         "is_source_closed",
@@ -86,7 +86,7 @@ class View:
     def __init__(
         self,
         now_s: float,
-        roster: Roster,
+        queues: Queues,
         kv: KvPool,
         limits: Limits,
         cost: CostModel | None = None,
@@ -94,7 +94,7 @@ class View:
         assign: Callable[[str, str], None] | None = None,
     ) -> None:
         self.now_s = now_s
-        self.kv, self.limits, self._roster = kv, limits, roster
+        self.kv, self.limits, self._queues = kv, limits, queues
         self.cost: CostModel = cost or StepCost()
         self.predictor: Predictor = predictor or MaxTokens()
         # True when nothing will arrive any more; a live server never knows.
@@ -107,58 +107,58 @@ class View:
     def waiting(self) -> Collection[Request]:
         """The queue in its order, preempted requests at the head; without those of paused
         tenants."""
-        return self._roster.waiting.values()
+        return self._queues.waiting.values()
 
     @property
     def running(self) -> Collection[Request]:
         """All that hold blocks and a sequence slot, in order of admission."""
-        return self._roster.running.values()
+        return self._queues.running.values()
 
     @property
     def decoding(self) -> Collection[Request]:
         """The running ones with one token left to compute, in the order in which they got
         there."""
-        return self._roster.decoding.values()
+        return self._queues.decoding.values()
 
     @property
     def prefilling(self) -> Collection[Request]:
         """The running ones with more than one token left to compute, in order of admission."""
-        return self._roster.prefilling.values()
+        return self._queues.prefilling.values()
 
     @property
     def decode_context_tokens(self) -> int:
         """Tokens in KV that one step of all decoding requests reads."""
-        return self._roster.context_tokens
+        return self._queues.context_tokens
 
     @property
     def decode_blocks(self) -> int:
         """Free blocks that one step of all decoding requests takes."""
-        return len(self._roster.cramped)
+        return len(self._queues.cramped)
 
     @property
     def is_ending(self) -> bool:
         """Whether running requests end with the step in flight (only when planning ahead)."""
-        return bool(self._roster.landing)
+        return bool(self._queues.landing)
 
     def find(self, request_id: str) -> Request | None:
         """The request, wherever it is; None when it is over."""
-        return self._roster.find(request_id)
+        return self._queues.find(request_id)
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether it is in `waiting`."""
-        return request_id in self._roster.waiting
+        return request_id in self._queues.waiting
 
     def is_running(self, request_id: str) -> bool:
-        return request_id in self._roster.running
+        return request_id in self._queues.running
 
     def is_decoding(self, request_id: str) -> bool:
-        return request_id in self._roster.decoding
+        return request_id in self._queues.decoding
 
     def to_compute(self, request: Request) -> int:
         """Tokens the request can use in this step: for a waiting one, those after its cached
         prefix or after what is swapped out; 0 for a running one whose end is already due."""
         if request.blocks:
-            is_landing = request.id in self._roster.landing
+            is_landing = request.id in self._queues.landing
             return 0 if is_landing else len(request.tokens) - request.n_computed
         return len(request.tokens) - self.kv.cached_tokens(request)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from reference_engine.state.sequence import Request
 
 
-class Roster:
+class Queues:
     """Requests by id. `waiting` is the queue (preempted ones at its head), `running` is in order
     of admission, `decoding` and `prefilling` split it. `held` are waiting ones whose tenant is
     paused; `landing` are running ones whose last token is computed but not yet known (only while

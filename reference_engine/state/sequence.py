@@ -144,7 +144,7 @@ class Request:
         """The most tokens that can ever be in KV: the last generated one is never computed."""
         return self.n_prompt + self.max_tokens - 1
 
-    def verdict_on(self, token: int) -> State | None:
+    def finish_after(self, token: int) -> State | None:
         """The finished state that `token`, already appended, brings; `None` to go on."""
         n_output = len(self.tokens) - self.n_prompt
         if token in self.stop_ids and n_output > self.min_tokens:

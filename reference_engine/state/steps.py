@@ -64,7 +64,7 @@ class StepEvent(NamedTuple):
     actor: str = ""
 
 
-def told(kind: str, request: Request, level: Level) -> dict[str, object]:
+def event_detail(kind: str, request: Request, level: Level) -> dict[str, object]:
     """What an event says of its request: at its arrival and refusal what it asks, which is all a
     policy may read; later what became of it. At level "full" with the ids of the prompt, of the
     answer and of stop tokens, so that ends and prefix hits can be replayed."""
@@ -109,11 +109,11 @@ class StepLog:
     on_step: Callable[[StepRecord], None] = _ignore
     on_event: Callable[[StepEvent], None] = _ignore
 
-    def add(self, record: StepRecord) -> None:
+    def add_step(self, record: StepRecord) -> None:
         self.steps.append(record)
         self.on_step(record)
 
-    def note(self, event: StepEvent) -> None:
+    def add_event(self, event: StepEvent) -> None:
         self.events.append(event)
         self.on_event(event)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from reference_engine.state.batch import Copy
-from reference_engine.state.kv import CHECKED
+from reference_engine.state.kv import BLOCKS_PER_CHECK
 from reference_engine.state.sequence import Request
 
 
@@ -59,6 +59,6 @@ class HostPool:
         for at, block in enumerate(chain(owned, self._free)):
             assert not is_seen[block], f"host block {block} is owned twice, or owned and free"
             is_seen[block] = True
-            if at % CHECKED == 0:
+            if at % BLOCKS_PER_CHECK == 0:
                 yield
         assert all(is_seen), f"{is_seen.count(0)} of {self.n_blocks} host blocks leaked"

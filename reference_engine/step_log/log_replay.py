@@ -19,7 +19,7 @@ from typing import Any
 
 from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
-from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, registered
+from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, build_policy
 from reference_engine.executors.base import Caps
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.plan import AdmissionError
@@ -85,7 +85,7 @@ class Replay:
         return f"identical: {same}" if self.is_identical else f"{self.difference} (after {same})"
 
 
-def replay(log: EngineLog, make_policy: MakePolicy = registered) -> Replay:
+def replay(log: EngineLog, make_policy: MakePolicy = build_policy) -> Replay:
     """Replay a log. `make_policy` builds modes from their description; a changed one shows what it
     would have decided first of all differently. Raises NotReplayable, or UnknownKind for a mode
     that is not loaded."""
@@ -214,7 +214,7 @@ class _Replay:
     # --- what came from outside
 
     def _start(self, event: StepEvent) -> None:
-        self._state.log.note(Setup.of(self._state).event(self._clock.now_s()))
+        self._state.log.add_event(Setup.of(self._state).event(self._clock.now_s()))
 
     def _arrive(self, event: StepEvent) -> None:
         request = _request(event)

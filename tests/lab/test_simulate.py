@@ -18,7 +18,7 @@ from loadgen.records import FinishReason, Status
 from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
 from loadgen.workload.schedule import make_plan, schedule_sha256
 from reference_engine.model.zoo import resolve
-from reference_engine.state.cost_model import StepShape, machine
+from reference_engine.state.cost_model import StepShape, model_on_hardware
 
 QUIET = Console(quiet=True)
 NEEDS_FILES = {"azure_replay", "mooncake_replay"}
@@ -42,7 +42,7 @@ def on_a_grid(n_in=1000, n_out=5, **overrides):
 
 def test_a_request_alone_takes_what_its_steps_cost():
     run = simulate(on_a_grid(), shape="8b", hardware="h200")
-    cost = machine(resolve("8b"), "h200").cost
+    cost = model_on_hardware(resolve("8b"), "h200").cost
     first_s = cost.estimate(StepShape(1, 1000, 1000 * 500.0))
     rest_s = [cost.estimate(StepShape(1, 0, 0.0, 1, 1000 + k)) for k in range(4)]
     rows = run.request_rows

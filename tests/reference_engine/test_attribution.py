@@ -9,14 +9,14 @@ import pytest
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import (
     Attributor,
+    EngineCapacity,
     MissCause,
-    Plant,
-    Promise,
+    SloLimit,
     Timing,
-    alone,
     capacity_tokens_per_s,
-    missed,
+    missed_slos,
     slowed_by,
+    timing_alone,
 )
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Cause, Why
@@ -24,7 +24,7 @@ from reference_engine.state.steps import StepLog
 from tests.reference_engine.engine_kit import request, rig
 
 # A step takes 10 ms and 1 ms for each of its tokens.
-PLANT = Plant(StepCost(step_s=0.01, added_token_s=0.001), 8, 100, 10_000)
+PLANT = EngineCapacity(StepCost(step_s=0.01, added_token_s=0.001), 8, 100, 10_000)
 BASE = Account(
     request_id="a",
     tenant="red",
@@ -60,9 +60,9 @@ def blames(entry: Account, others: tuple[Account, ...] = (), **options: object) 
 
 def test_alone_a_prompt_takes_steps_of_its_own():
     # 100 + 50 prompt tokens: 0.11 + 0.06 s; then ten tokens of 11 ms.
-    assert alone(BASE, PLANT) == pytest.approx((0.17, 0.011, 0.28))
-    assert alone(BASE._replace(cached_tokens=100), PLANT).ttft_s == pytest.approx(0.06)
-    assert alone(BASE._replace(output_tokens=1), PLANT).tpot_s is None
+    assert timing_alone(BASE, PLANT) == pytest.approx((0.17, 0.011, 0.28))
+    assert timing_alone(BASE._replace(cached_tokens=100), PLANT).ttft_s == pytest.approx(0.06)
+    assert timing_alone(BASE._replace(output_tokens=1), PLANT).tpot_s is None
 
 
 def test_what_could_not_be_kept_alone_is_the_requests_own_fault():
@@ -86,7 +86,7 @@ def test_alone_a_request_takes_no_longer_than_it_took_in_company_once_it_was_let
     ]
     kept = BASE._replace(ttft_slo_s=0.6, deadline_s=101.1)
     found = Attributor([kept], slow).attribute(kept)
-    assert [(miss.promise.metric, miss.blame) for miss in found] == [
+    assert [(miss.slo.metric, miss.cause) for miss in found] == [
         ("ttft", MissCause.interference),
         ("e2e", MissCause.interference),
     ]
@@ -126,8 +126,8 @@ def test_what_another_policy_keeps_is_the_policys_fault():
     attributor = Attributor([entry], PLANT, replay, ["sjf", "bucketed"])
     for _ in range(2):
         (found,) = attributor.attribute(entry)
-        assert (found.blame, found.culprit) == (MissCause.policy, "bucketed")
-    assert found.because == "under bucketed it would have been 0.2 s"
+        assert (found.cause, found.subject) == (MissCause.policy, "bucketed")
+    assert found.evidence == "under bucketed it would have been 0.2 s"
     assert asked == ["sjf", "bucketed"]  # each once
 
 
@@ -141,16 +141,16 @@ def test_what_no_policy_keeps_is_interference_by_the_top_blocker():
 
 
 def test_promises_that_were_kept_or_never_due_are_not_missed():
-    assert missed(BASE._replace(ttft_slo_s=1.5, tpot_slo_s=0.05, deadline_s=102.0)) == []
-    assert missed(BASE) == []
+    assert missed_slos(BASE._replace(ttft_slo_s=1.5, tpot_slo_s=0.05, deadline_s=102.0)) == []
+    assert missed_slos(BASE) == []
     gone = BASE._replace(state="finished_abort", ttft_s=None, tpot_s=None, e2e_s=0.4)
-    assert missed(gone._replace(ttft_slo_s=0.5, deadline_s=100.5, tpot_slo_s=0.01)) == []
-    assert missed(gone._replace(ttft_slo_s=0.25, deadline_s=100.25)) == [
-        Promise("ttft", 0.25),
-        Promise("e2e", 0.25),
+    assert missed_slos(gone._replace(ttft_slo_s=0.5, deadline_s=100.5, tpot_slo_s=0.01)) == []
+    assert missed_slos(gone._replace(ttft_slo_s=0.25, deadline_s=100.25)) == [
+        SloLimit("ttft", 0.25),
+        SloLimit("e2e", 0.25),
     ]
     live = BASE._replace(ttft_s=None, tpot_s=None, e2e_s=None, ttft_slo_s=0.1)
-    assert missed(live) == []
+    assert missed_slos(live) == []
 
 
 def test_a_prompt_read_beside_a_decode_slows_it_down():
@@ -167,7 +167,7 @@ def test_a_prompt_read_beside_a_decode_slows_it_down():
     slowed = slowed_by(chat, list(log.steps))
     assert slowed == pytest.approx({"essay": 3 * 0.11 * 100 / 101})
     (found,) = Attributor([chat], PLANT, steps=list(log.steps)).attribute(chat)
-    assert (found.promise.metric, found.blame, found.culprit) == (
+    assert (found.slo.metric, found.cause, found.subject) == (
         "tpot",
         MissCause.interference,
         "essay",
@@ -181,4 +181,4 @@ def test_all_misses_of_a_run_come_in_order_of_arrival():
     ]
     found = Attributor(entries, PLANT).misses()
     assert [a.request_id for a in found] == ["r3", "r1"]
-    assert {a.blame for a in found} == {MissCause.request}
+    assert {a.cause for a in found} == {MissCause.request}

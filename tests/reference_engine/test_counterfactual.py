@@ -12,8 +12,8 @@ from reference_engine.attribution.attribution import MissCause
 from reference_engine.attribution.counterfactual import (
     Case,
     Counterfactual,
-    judge,
-    judge_without,
+    attribute_misses,
+    attribute_without_simulation,
     observed_cost,
     shape_of,
 )
@@ -44,41 +44,41 @@ def behind_a_long_one(**promise):
 
 
 def test_a_short_prompt_behind_long_ones_is_the_policys_fault():
-    found = judge(case(behind_a_long_one(ttft_slo_s=0.6)))
-    assert [(m.request_id, m.blame, m.culprit) for m in found] == [
+    found = attribute_misses(case(behind_a_long_one(ttft_slo_s=0.6)))
+    assert [(m.request_id, m.cause, m.subject) for m in found] == [
         ("short", MissCause.policy, "sjf")
     ]
-    assert found[0].because.startswith("under sjf it would have been 0.")
-    assert [m.blame for m in judge_without(case(behind_a_long_one(ttft_slo_s=0.6)))] == [
-        MissCause.interference
-    ]
+    assert found[0].evidence.startswith("under sjf it would have been 0.")
+    assert [
+        m.cause for m in attribute_without_simulation(case(behind_a_long_one(ttft_slo_s=0.6)))
+    ] == [MissCause.interference]
 
 
 def test_under_the_mode_that_keeps_it_nothing_is_missed():
     asked = case(behind_a_long_one(ttft_slo_s=0.6), Sjf(token_budget=256, prompt_weight=1.0))
-    assert judge(asked) == []
+    assert attribute_misses(asked) == []
 
 
 def test_what_no_order_can_keep_is_interference():
     """Ten equal prompts at once, of which the last must wait for nine whatever the order."""
     equal = [request(f"r{i}", [i] * 200, 2) for i in range(9)]
     asked = case([*equal, request("last", [9] * 200, 2, ttft_slo_s=1.0)])
-    (found,) = judge(asked)
-    assert (found.request_id, found.blame) == ("last", MissCause.interference)
+    (found,) = attribute_misses(asked)
+    assert (found.request_id, found.cause) == ("last", MissCause.interference)
 
 
 def test_what_not_even_an_idle_engine_keeps_is_the_requests_fault():
-    (found,) = judge(case([request("a", [1] * 1000, 5, ttft_slo_s=0.5)]))
-    assert (found.blame, found.culprit) == (MissCause.request, "")
+    (found,) = attribute_misses(case([request("a", [1] * 1000, 5, ttft_slo_s=0.5)]))
+    assert (found.cause, found.subject) == (MissCause.request, "")
 
 
 def test_too_much_for_any_order_is_the_capacitys_fault():
     flood = [
         request(f"r{i}", [i % 256] * 500, 20, arrived_s=0.1 * i, ttft_slo_s=1.0) for i in range(400)
     ]
-    found = judge(case(flood))
+    found = attribute_misses(case(flood))
     assert len(found) > 200
-    share = sum(miss.blame is MissCause.capacity for miss in found) / len(found)
+    share = sum(miss.cause is MissCause.capacity for miss in found) / len(found)
     assert share > 0.8  # all but the first ones, before the flood was one
 
 
@@ -86,8 +86,8 @@ def test_a_miss_that_the_model_does_not_show_says_nothing_about_policies():
     """The machine stood still for five seconds: no mode is to blame, though all would do better."""
     asked = case([request("a", [1] * 20, 5, ttft_slo_s=1.0)])
     late = asked.accounts[0]._replace(ttft_s=5.0, e2e_s=5.1, queue_s=5.0)
-    (found,) = judge(replace(asked, accounts=[late]))
-    assert found.blame is MissCause.interference
+    (found,) = attribute_misses(replace(asked, accounts=[late]))
+    assert found.cause is MissCause.interference
 
 
 def test_a_client_that_gave_up_waiting_counts_as_a_miss_of_the_policy():
@@ -98,29 +98,31 @@ def test_a_client_that_gave_up_waiting_counts_as_a_miss_of_the_policy():
         else entry
         for entry in asked.accounts
     ]
-    (found,) = judge(replace(asked, accounts=gone))
-    assert (found.was_s, found.blame, found.culprit) == (None, MissCause.policy, "sjf")
+    (found,) = attribute_misses(replace(asked, accounts=gone))
+    assert (found.was_s, found.cause, found.subject) == (None, MissCause.policy, "sjf")
 
 
 @pytest.mark.parametrize("max_steps", [3, 25])
 def test_what_too_few_steps_cannot_tell_is_unsettled_and_not_others_fault(max_steps):
     """25 are enough for the mode that served them (20 steps), not for any other."""
     asked = case(behind_a_long_one(ttft_slo_s=0.6), max_steps=max_steps)
-    (found,) = judge(asked)
-    assert (found.blame, found.culprit) == (MissCause.unsettled, "")
+    (found,) = attribute_misses(asked)
+    assert (found.cause, found.subject) == (MissCause.unsettled, "")
     told = f"{max_steps} simulated steps did not tell whether another mode would have kept it"
-    assert found.because == told
+    assert found.evidence == told
 
 
 def test_what_does_not_need_other_modes_is_settled_without_steps():
-    (found,) = judge(case([request("a", [1] * 1000, 5, ttft_slo_s=0.5)], max_steps=1))
-    assert found.blame is MissCause.request
+    (found,) = attribute_misses(case([request("a", [1] * 1000, 5, ttft_slo_s=0.5)], max_steps=1))
+    assert found.cause is MissCause.request
 
 
 def test_without_the_mode_itself_nobody_is_blamed():
     asked = case(behind_a_long_one(ttft_slo_s=0.6))
     unknown = replace(asked.setup, policy={**asked.setup.policy, "kind": "of-a-plugin"})
-    assert [m.blame for m in judge(replace(asked, setup=unknown))] == [MissCause.interference]
+    assert [m.cause for m in attribute_misses(replace(asked, setup=unknown))] == [
+        MissCause.interference
+    ]
     what_if = Counterfactual(replace(asked, max_steps=30))
     for mode in ("chunked", "sjf", "bucketed"):
         what_if.served(mode)
@@ -137,8 +139,8 @@ def test_served_again_under_its_own_mode_a_request_is_served_alike():
 def test_one_request_may_be_asked_for_and_a_case_can_travel():
     asked = case(behind_a_long_one(ttft_slo_s=0.6))
     only = pickle.loads(pickle.dumps(replace(asked, only="short")))
-    assert judge(only) == judge(asked)
-    assert judge(replace(asked, only="long-0")) == []
+    assert attribute_misses(only) == attribute_misses(asked)
+    assert attribute_misses(replace(asked, only="long-0")) == []
 
 
 def test_a_known_model_is_scaled_to_what_steps_took():

@@ -195,7 +195,7 @@ def test_every_request_gets_its_own_tokens_whatever_happens(
             )
         if engine.clock.now_s() == before_s:
             engine.clock.advance(STEP_S)
-        for name in [*state.roster.waiting, *state.roster.held]:
+        for name in [*state.queues.waiting, *state.queues.held]:
             waited_s[name] += engine.clock.now_s() - before_s
         i_step += 1
         assert i_step < 10_000, "no progress"

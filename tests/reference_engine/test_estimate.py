@@ -47,8 +47,8 @@ def test_a_queue_is_waited_for_and_the_divisor_is_told():
     for _ in range(60):
         work.step()
     found = estimate(work.state, request("r", [99] * 8, 5))
-    waiting = sum(r.n_tokens for r in work.state.roster.waiting.values())
-    reading = sum(r.n_remaining for r in work.state.roster.prefilling.values())
+    waiting = sum(r.n_tokens for r in work.state.queues.waiting.values())
+    reading = sum(r.n_remaining for r in work.state.queues.prefilling.values())
     assert found.tokens_ahead == waiting + reading > 0
     assert found.tokens_per_s is not None
     assert found.start_s == pytest.approx(found.tokens_ahead / found.tokens_per_s)
@@ -67,7 +67,7 @@ def test_the_errors_of_earlier_forecasts_correct_the_next():
     for _ in range(30):
         work.step()
     asked = request("r", [99] * 8, 5)
-    errors = work.state.books.pace.errors
+    errors = work.state.accounting.prompt_rate.errors
     assert isinstance(errors, deque)
     errors.clear()
     plain = estimate(work.state, asked)

@@ -56,7 +56,7 @@ def test_a_queue_that_moves_evenly_is_foretold_exactly():
     assert entry.tokens_ahead == 440
     assert entry.predicted_start_s == pytest.approx(24.0)
     assert entry.start_error_s == pytest.approx(0.0)
-    assert engine.state.books.pace.errors[-1] == pytest.approx(0.0)
+    assert engine.state.accounting.prompt_rate.errors[-1] == pytest.approx(0.0)
 
 
 def test_where_slots_are_scarce_the_pace_is_that_of_the_slots():

@@ -314,7 +314,7 @@ def test_a_call_that_trips_the_engine_is_an_internal_error_of_that_call_alone(ca
         came = linked.front.came
         await until(lambda: isinstance(came[-1], RequestRefused))
         linked.front.channel.send(Closed(1))
-        n_waiting = await linked.service.ask(lambda state: len(state.roster.waiting))
+        n_waiting = await linked.service.ask(lambda state: len(state.queues.waiting))
         await linked.service.stop()
         linked.link.close()
         return came[-1], n_waiting, linked.n_lost

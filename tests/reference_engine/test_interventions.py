@@ -45,7 +45,7 @@ def test_a_new_policy_takes_over_without_draining():
     )
     assert SEEN == [("arrival", "a"), ("arrival", "b"), ("arrival", "c")]
     engine.step()
-    assert len(engine.state.roster.running) == 3
+    assert len(engine.state.queues.running) == 3
     engine.drain()
     assert sentence(engine, "c") == "waited 1 s: 1 s sequence slots"
     event = next(e for e in engine.state.log.events if e.kind == "switch_policy")
@@ -106,7 +106,7 @@ def test_held_requests_can_be_cancelled_and_preempted_ones_are_held():
     interventions.pause(engine.state, "red")
     while not engine.state.counters.preemptions:
         engine.step()
-    assert list(engine.state.roster.held) == ["b"]
+    assert list(engine.state.queues.held) == ["b"]
     assert engine.state.end("b", State.finished_abort) is not None
     engine.state.check()
     engine.drain()

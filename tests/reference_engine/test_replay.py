@@ -45,7 +45,7 @@ def logged_rig(mode: str, **options) -> tuple[Rig, StepLog]:
         policy=POLICIES.build({"kind": mode, **KNOBS.get(mode, {})}), log=log, cost=COST,
         predictor=QuantilePredictor(), **options,
     )  # fmt: skip
-    log.note(Setup.of(engine.state).event(engine.clock.now_s()))
+    log.add_event(Setup.of(engine.state).event(engine.clock.now_s()))
     return engine, log
 
 
@@ -64,7 +64,7 @@ def play(engine: Rig, draw: Random, n_requests: int) -> None:
                 ttft_slo_s=draw.choice((None, 0.05, 0.4)), tpot_slo_s=draw.choice((None, 0.02)),
                 deadline_s=draw.choice((None, engine.clock.now_s() + 0.3)),
             )  # fmt: skip
-            if state.roster.find(asked.id) is None:
+            if state.queues.find(asked.id) is None:
                 with suppress(AdmissionError):
                     state.admit(asked)
             n_arrived += 1
@@ -161,7 +161,7 @@ def test_a_policy_that_looks_at_a_clock_of_its_own_is_found():
 
     log = StepLog("full")
     engine = rig(log=log, policy=Clocked())
-    log.note(Setup.of(engine.state).event(0.0))
+    log.add_event(Setup.of(engine.state).event(0.0))
     engine.admit(request("a", [1, 2], 3))
     engine.drain()
     found = replay(recorded(engine, log), lambda description: Clocked())

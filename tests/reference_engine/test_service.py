@@ -12,7 +12,7 @@ from reference_engine.serving.service import Service
 from reference_engine.serving.streams import StreamBroken
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
-from reference_engine.state.kv import CHECKED
+from reference_engine.state.kv import BLOCKS_PER_CHECK
 from reference_engine.state.sequence import Sampling
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import toy_engine
@@ -229,7 +229,7 @@ def test_whoever_comes_while_the_books_are_checked_does_not_wait_for_it():
     for _ in engine.state.checks():
         seen, most = len(looks), max(most, len(looks) - seen)
     assert len(looks) == 20_000
-    assert most <= CHECKED
+    assert most <= BLOCKS_PER_CHECK
 
 
 class Launched:

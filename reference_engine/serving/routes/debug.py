@@ -88,10 +88,10 @@ class DebugRoutes:
 def _sizes(state: EngineState) -> dict[str, Any]:
     return {
         "mode": state.policy.kind,
-        "running": len(state.roster.running),
-        "waiting": len(state.roster.waiting),
-        "held": len(state.roster.held),
-        "paused_tenants": sorted(state.gate.paused),
+        "running": len(state.queues.running),
+        "waiting": len(state.queues.waiting),
+        "held": len(state.queues.held),
+        "paused_tenants": sorted(state.paused_tenants.names),
         "kv_blocks": state.kv.n_blocks,
         "kv_blocks_free": state.kv.n_free,
         **asdict(state.counters),
@@ -106,7 +106,7 @@ def _look(
     entry, case = state.explain(request_id), replace(_case(state), only=request_id)
     if entry is None:
         return None, case
-    is_live = state.roster.find(request_id) is not None
+    is_live = state.queues.find(request_id) is not None
     return (entry, _thoughts(state, request_id) if is_live else {}), case
 
 
@@ -120,25 +120,19 @@ def _thoughts(state: EngineState, request_id: str) -> dict[str, Any]:
 
 def _case(state: EngineState) -> Case:
     """The requests that ended last and the last steps, for any thread."""
-    return Case(Setup.of(state), list(state.books.accounts), list(state.log.steps), _MOST_SIMULATED)
+    return Case(
+        Setup.of(state), list(state.accounting.accounts), list(state.log.steps), _MOST_SIMULATED
+    )
 
 
 def _miss_json(miss: Attribution) -> dict[str, Any]:
-    return {
-        "request_id": miss.request_id,
-        "tenant": miss.tenant,
-        "promise": miss.promise._asdict(),
-        "was_s": miss.was_s,
-        "blame": str(miss.blame),
-        "culprit": miss.culprit or None,
-        "sentence": miss.sentence(),
-    }
+    return {**miss.as_json(), "culprit": miss.subject or None}
 
 
 def _tenants_json(state: EngineState) -> dict[str, Any]:
     return {
-        name: {**asdict(account), "is_paused": name in state.gate.paused}
-        for name, account in state.books.tenants.items()
+        name: {**asdict(account), "is_paused": name in state.paused_tenants.names}
+        for name, account in state.accounting.tenants.items()
     }
 
 

@@ -112,5 +112,5 @@ def _who(request: web.Request, body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tenant_json(state: EngineState, tenant: str) -> dict[str, Any]:
-    held = sum(request.tenant == tenant for request in state.roster.held.values())
-    return {"tenant": tenant, "is_paused": tenant in state.gate.paused, "held": held}
+    held = sum(request.tenant == tenant for request in state.queues.held.values())
+    return {"tenant": tenant, "is_paused": tenant in state.paused_tenants.names, "held": held}
