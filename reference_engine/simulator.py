@@ -112,7 +112,7 @@ class Simulator:
             math.inf if until_s is None else until_s, math.inf if next_s is None else next_s
         )
         if wake_s == math.inf:
-            waiting = ", ".join(request.id for request in self.state.requests())
+            waiting = ", ".join(request.id for request in self.state.queues)
             raise SimulationStuck(
                 f"policy '{self.state.policy.kind}' waits for ever at {self.now_s:g} s while "
                 f"{waiting} wait and nothing more will arrive; use view.is_source_closed"

@@ -139,7 +139,7 @@ class EngineThread:
         events = step(self._state, self._executor, self._tell)
         self._tell()  # nothing ran by itself
         self._untold = events
-        if self._n_stopping or not self._is_launching or not self._state.is_ahead:
+        if self._n_stopping or not self._is_launching or self._state.ahead is None:
             self._tell()
 
     def _tell(self) -> None:

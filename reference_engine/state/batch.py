@@ -76,6 +76,12 @@ class StepBatch(NamedTuple):
         for request in self.decodes:
             yield Row(request, request.n_computed, 1, True)
 
+    def sampled_requests(self) -> list[Request]:
+        """The requests that get a token, in the order of the step's tokens."""
+        requests = [row.request for row in self.rows if row.samples]
+        requests += self.decodes
+        return requests
+
     def shape(self) -> StepShape:
         """What the step's duration depends on."""
         prefill_tokens, prefill_attention = 0, 0.0

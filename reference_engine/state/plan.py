@@ -133,12 +133,12 @@ class View:
     @property
     def decode_blocks(self) -> int:
         """Free blocks that one step of all decoding requests takes."""
-        return len(self._queues.cramped)
+        return len(self._queues.out_of_room)
 
     @property
     def is_ending(self) -> bool:
         """Whether running requests end with the step in flight (only when planning ahead)."""
-        return bool(self._queues.landing)
+        return bool(self._queues.ending)
 
     def find(self, request_id: str) -> Request | None:
         """The request, wherever it is; None when it is over."""
@@ -158,7 +158,7 @@ class View:
         """Tokens the request can use in this step: for a waiting one, those after its cached
         prefix or after what is swapped out; 0 for a running one whose end is already due."""
         if request.blocks:
-            is_landing = request.id in self._queues.landing
+            is_landing = request.id in self._queues.ending
             return 0 if is_landing else len(request.tokens) - request.n_computed
         return len(request.tokens) - self.kv.cached_tokens(request)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
+from reference_engine.core.core import step
 from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, build_policy
 from reference_engine.executors.base import Caps
 from reference_engine.state.batch import StepBatch, StepResult
@@ -181,12 +182,11 @@ class _Replay:
         state, where = self._state, f"step {record.step}"
         if not state.has_work:
             return ReplayDifference(where, "work", "some", "none")
-        self._clock.show(record.t_s)
-        planned = state.next_step()
-        # The core looks at the clock when a step begins; every later look is at its end.
-        self._clock.show(record.began_s, record.end_s)
+        # The instants at which the core reads its clock in a step; see `EngineState`.
+        instants_s = (record.began_s, record.end_s)
+        self._clock.show(*instants_s if state.ahead is not None else (record.t_s, *instants_s))
         self._executor.duration_s = record.duration_s
-        state.carry_out(planned, self._executor)
+        step(state, self._executor)
         became = self._steps[-1]
         for field in StepRecord._fields:
             was, is_now = getattr(record, field), getattr(became, field)

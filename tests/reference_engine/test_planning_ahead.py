@@ -82,7 +82,7 @@ class Late:
         result = self._inner.execute(batch)
 
         def wait():
-            self.planned.append(self._state._ahead is not None)
+            self.planned.append(self._state.ahead is not None)
             return result
 
         return wait
