@@ -18,7 +18,7 @@ Milestones = list[tuple[Request, int]]
 
 class PlannedStep(NamedTuple):
     """A plan after placement, ready to be executed: the batch, and the numbers of its `StepRecord`
-    that are known by now. `placed_s` is the instant at which planning ended."""
+    that are fixed by now. `placed_s` is the instant at which planning ended."""
 
     plan: Plan
     batch: StepBatch
@@ -70,8 +70,8 @@ class PlannedStep(NamedTuple):
 def append_tokens(
     batch: StepBatch, tokens: Sequence[int], queues: Queues, kv: KvPool
 ) -> tuple[Milestones, int]:
-    """Append one token to each request that sampled one, publish full blocks and move requests
-    between prefilling and decoding. Returns the milestones and the number of prompt tokens
+    """Append the sampled tokens to their requests, publish full blocks and move requests between
+    prefilling and decoding. Returns the milestones and the number of prompt tokens
     computed."""
     n_sampled = batch.n_tokens - len(batch.decodes)
     assert len(tokens) == batch.n_tokens, f"{len(tokens)} tokens for {batch.n_tokens} rows"
@@ -109,7 +109,7 @@ def _append_to_rows(
 def _append_to_decodes(
     decodes: Sequence[Request], tokens: Sequence[int], queues: Queues
 ) -> Milestones:
-    """One more token for each request. The first loop runs for every decode of every step, so it
+    """Append a token to each request. The first loop runs for every decode of every step, so it
     only appends and compares; the rare cases are handled after it."""
     queues.context_tokens += len(decodes)
     rare: Milestones = []

@@ -1,4 +1,4 @@
-"""The engine: one `step` for every batching mode and every executor.
+"""The engine: a `step` that is the same for every batching mode and every executor.
 
 `EngineState` is the data that a step changes. A policy proposes a plan; the state carries it out:
 it gives and takes blocks, preempts when none are left, and turns sampled tokens into events.
@@ -20,7 +20,7 @@ from reference_engine.executors.base import Executor
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
 from reference_engine.state.batch import StepBatch, StepResult, StepTokens
-from reference_engine.state.cost_model import CostModel
+from reference_engine.state.cost_model import CostModel, StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import (
     AdmissionError,
@@ -34,7 +34,7 @@ from reference_engine.state.plan import (
     check_admission,
     check_plan,
 )
-from reference_engine.state.predictor import Predictor
+from reference_engine.state.predictor import MaxTokens, Predictor
 from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request, StartForecast, State
 from reference_engine.state.steps import StepEvent, StepLog, event_detail
@@ -44,10 +44,10 @@ from reference_engine.state.swap import HostPool
 def step(
     state: EngineState, executor: Executor, while_running: Callable[[], None] | None = None
 ) -> StepTokens:
-    """Run one step and return its tokens; none when the policy waits on purpose
+    """Run a step and return its tokens; none when the policy waits on purpose
     (`state.wait_until_s`).
 
-    With `async_depth` 1 the next step is planned before this one's tokens are known, see
+    With `async_depth` 1 the next step is planned before this step's tokens are there, see
     `pipelined`. An executor that is `Launching` then runs by itself, and `while_running` is called
     as soon as it does; it must not touch the state.
     """
@@ -60,7 +60,8 @@ def step(
 
 
 class EngineState:
-    """One engine's requests, memory and records. Not thread-safe: one thread steps, admits, ends.
+    """An engine's requests, memory and records. Not thread-safe: a single thread steps, admits and
+    ends.
 
     All decisions follow from the `setup`, from the calls made here, and from the instants at which
     the clock was read: once per call, and in a step when planning begins (`t_s`), when computing
@@ -96,10 +97,9 @@ class EngineState:
         self.queues, self.counters, self.log = Queues(), EngineTotals(), log or StepLog()
         self.wait_until_s: float | None = None
         self.ahead: PlannedStep | None = None  # the next step, where it is planned already
-        self._view = View(
-            clock.now_s(), self.queues, kv, limits, cost, predictor, assign=self._assign
-        )
-        self.accounting = Accounting(self.queues, limits, self._view.cost)
+        cost, predictor = cost or StepCost(), predictor or MaxTokens()
+        self._view = View(clock.now_s(), self.queues, kv, limits, cost, predictor, self._assign)
+        self.accounting = Accounting(self.queues, limits, cost)
         self.paused_tenants = PausedTenants(self.queues, self.accounting)
         self._n_steps = 0  # including those that only waited
         self._last_batch, self._last_end_s = StepBatch(), clock.now_s()
@@ -158,7 +158,7 @@ class EngineState:
         self.policy.on_finish(request, view)
         return request
 
-    # --- one step, in its parts
+    # --- the parts of a step
 
     def plan(self, now_s: float | None = None) -> Plan:
         """The policy's plan as of `now_s` (the clock's, unless given), checked."""
@@ -173,14 +173,14 @@ class EngineState:
             return first_come(view)
 
     def place(self, plan: Plan, planned_since_s: float | None = None) -> PlannedStep:
-        """Preempt, give blocks and admit as a checked plan says, and charge the waits of the
+        """Preempt, give blocks and admit as a checked plan states, and charge the waits of the
         requests it leaves out. `planned_since_s` is when planning began, if not at the view's
         `now_s`."""
         t_s = self._view.now_s
         batch, n_preempted = self._place(plan)
         if plan.items and not batch.has_work and self.queues.running:
-            # No item found memory. The policy may plan the same again for ever, so what is running
-            # goes on without it.
+            # No item found memory. The policy may plan the same again for ever, so the
+            # running requests go on without it.
             plan = first_come(self._view, admits=False)
             batch, n_more = self._place(plan)
             n_preempted += n_more
@@ -292,12 +292,12 @@ class EngineState:
             self.policy.on_requeue(request, self._view)
 
     def _running_prompt(self, instant_s: float) -> Request | None:
-        """The request whose prompt was most of the step running at an instant; None if the engine
-        was idle then."""
+        """The request with more than half of the tokens of the step that ran at an instant, if it
+        was a prompt; None if the engine was idle then."""
         return self._last_batch.main_prompt if instant_s < self._last_end_s else None
 
     def _end_at(self, milestones: Milestones, now_s: float) -> dict[Request, State]:
-        """Set the times of first tokens, and end the requests whose last token this was."""
+        """Set the times of first tokens, and end the requests that got their last token."""
         ends: dict[Request, State] = {}
         for request, token in milestones:
             if request.first_token_s is None:

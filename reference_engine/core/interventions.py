@@ -34,8 +34,8 @@ def switch_policy(state: EngineState, policy: Policy, actor: str = "", reason: s
 
 
 def pause(state: EngineState, tenant: str, actor: str = "", reason: str = "") -> int:
-    """Hide a tenant's waiting and future requests from the policy; running ones go on. Returns
-    how many are held now."""
+    """Hide a tenant's waiting and future requests from the policy; its running requests go
+    on. Returns how many are held now."""
     now_s = state.view().now_s
     n_held = state.paused_tenants.pause(tenant, now_s)
     detail = {"reason": reason, "held": n_held}
@@ -123,5 +123,5 @@ class PausedTenants:
         self._unannounced.discard(request_id)
 
     def forget_announcements(self) -> None:
-        """Mark all held requests as unannounced, because the policy is a new one."""
+        """Mark all held requests as unannounced, because the policy is new."""
         self._unannounced.update(self._queues.held)

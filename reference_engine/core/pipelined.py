@@ -1,9 +1,8 @@
 """The step of `async_depth` 1: plans the next step while the present one is computed.
 
-The next plan is made as of the instant at which the running step began, before it is known which
-requests end with the running step's tokens. A row planned for a request that then ends is computed
-as padding: one wasted token for each answer that stops by itself.
-"""
+The next plan is made as of the instant at which the running step began, before the running step's
+tokens show which requests end with it. A row planned for a request that then ends is computed as
+padding: a wasted token for each answer that stops by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ UNKNOWN = -1  # stands for a token that is being computed
 def pipelined_step(
     state: EngineState, executor: Executor, while_running: Callable[[], None] | None = None
 ) -> StepTokens:
-    """Execute the step planned ahead, or a new one where there is none, and plan the next."""
+    """Execute the step planned ahead, or plan it first if there is none, and plan the next."""
     if state.ahead is None:
         planned = state.place(state.plan())
         began_s = planned.placed_s
@@ -60,12 +59,12 @@ def _plan_ahead(state: EngineState, now_s: float) -> None:
 
 
 def _fill_in(batch: StepBatch, tokens: Sequence[int], milestones: Milestones) -> Milestones:
-    """Replace UNKNOWN tokens by the sampled ones. Returns the milestones with their tokens, and
-    besides them the requests that end by a stop token, which could not be seen before."""
+    """Replace UNKNOWN tokens by the sampled tokens. Returns the milestones with their tokens, and
+    in addition the requests that end by a stop token, which could not be seen before."""
     at_milestone = {request for request, _ in milestones}
     filled: Milestones = []
     for request, token in zip(batch.sampled_requests(), tokens, strict=True):
-        assert request.tokens[-1] == UNKNOWN, f"{request.id}: its token is known already"
+        assert request.tokens[-1] == UNKNOWN, f"{request.id}: it has its token already"
         request.tokens[-1] = token
         if token in request.stop_ids or request in at_milestone:
             filled.append((request, token))

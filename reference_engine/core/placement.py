@@ -1,7 +1,7 @@
-"""Placement of a checked plan: sequence slots and KV blocks for the requests of one step.
+"""Placement of a checked plan: sequence slots and KV blocks for the requests of a step.
 
 Running requests are served before admissions, and a step that had to preempt admits none. The
-first admitted request is never preempted for another's memory, so one request can always finish.
+first admitted request is never preempted for another's memory, so a request can always finish.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Preempted(NamedTuple):
 
 
 class Placement:
-    """Places one plan when constructed; its fields hold the outcome. `left_out` are the items of
+    """Places a plan when constructed; its fields hold the outcome. `left_out` are the items of
     the plan that were not admitted."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Placement:
             self.rows[request.id] = _row(request, item.n_tokens)
 
     def _decode(self, plan: Plan) -> None:
-        """Give room for one token to every decoding request that the plan does not name."""
+        """Give room for a token to every decoding request that the plan does not name."""
         queues = self._queues
         named = {item.request_id for item in plan.items}.union(plan.hold)
         is_all = named.isdisjoint(queues.decoding)
@@ -82,7 +82,7 @@ class Placement:
             queues.room_added_to_all()
         else:
             for request in list(queues.out_of_room.values()):
-                # Growing one request may have preempted another that is still on this list.
+                # Growing a request may have preempted another that is still on this list.
                 if request.id not in named and request.id in queues.decoding:
                     self._grow(request, 1)
         if is_all:

@@ -1,6 +1,6 @@
 """The queue and the running batch, in their order: the only place that moves requests.
 
-Running requests are also kept split into those that decode (one known token left to compute) and
+Running requests are also kept split into those that decode (a single token left to compute) and
 those that still read their prompt, with sums that would otherwise cost a loop in every step.
 """
 
@@ -17,9 +17,8 @@ class Queues:
 
     `waiting` is the queue, preempted requests at its head; `held` are waiting requests of paused
     tenants. `running` is in order of admission and split into `decoding`, `prefilling` and
-    `ending`: requests whose last token is computed but not known yet (only while a step is planned
-    ahead). `out_of_room` are the decoding requests whose next token needs a new block.
-    """
+    `ending`: requests with their last token being computed (only while a step is planned ahead).
+    `out_of_room` are the decoding requests whose next token needs a new block."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -67,14 +66,14 @@ class Queues:
             self.decode(request)
 
     def decode(self, request: Request) -> None:
-        """Move a request with one known token left to compute to `decoding`."""
+        """Move a request with a single token left to compute to `decoding`."""
         del self.prefilling[request.id]
         self.decoding[request.id] = request
         self.context_tokens += request.n_computed
         self.set_milestone(request)
 
     def set_milestone(self, request: Request) -> None:
-        """Set the `n_computed` at which a decoding request next needs more than one appended
+        """Set the `n_computed` at which a decoding request next needs more than an appended
         token."""
         n = request.n_computed
         if n == request.n_room:
