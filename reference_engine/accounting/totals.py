@@ -1,10 +1,13 @@
-"""What an engine has done so far, in numbers."""
+"""Running totals of an engine and of each tenant."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from reference_engine.accounting.explain import Account
+
+_MOST_TENANTS = 1024
+_OTHERS = "other"
 
 
 @dataclass(slots=True)
@@ -24,15 +27,11 @@ class EngineTotals:
     rejected_plans: int = 0
 
 
-_MOST = 1024
-_OTHER = "other"
-
-
 @dataclass(slots=True)
 class TenantAccount:
-    """Totals of a tenant's finished requests. `displaced_s` was charged to it for those let in
-    before others that came earlier, `pushed_back_s` is what others' jumps cost it; `wait_s` is by
-    reason."""
+    """Totals of a tenant's finished requests. `displaced_s` is the wait that its requests added to
+    earlier arrivals by being admitted before them, `pushed_back_s` the wait that others' jumps
+    added to its own; `wait_s` is by reason."""
 
     n_finished: int = 0
     input_tokens: int = 0
@@ -42,16 +41,17 @@ class TenantAccount:
     wait_s: dict[str, float] = field(default_factory=dict)
 
 
-class Tenants(dict[str, TenantAccount]):
-    """Accounts by tenant; names come from clients, so all beyond a thousand share one."""
+class TenantAccounts(dict[str, TenantAccount]):
+    """Accounts by tenant. Clients choose the names, so tenants beyond the first thousand share an
+    account."""
 
     def of(self, tenant: str) -> TenantAccount:
-        if tenant not in self and len(self) >= _MOST:
-            tenant = _OTHER
+        if tenant not in self and len(self) >= _MOST_TENANTS:
+            tenant = _OTHERS
         return self.setdefault(tenant, TenantAccount())
 
     def add(self, entry: Account) -> None:
-        """A request is over."""
+        """Add a request that is over."""
         tenant = self.of(entry.tenant)
         tenant.n_finished += 1
         tenant.input_tokens += entry.input_tokens

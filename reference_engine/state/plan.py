@@ -20,7 +20,8 @@ from reference_engine.state.sequence import Request
 
 
 class Why(StrEnum):
-    """Why a waiting request was not scheduled; the value completes "waited: 0.2 s …"."""
+    """Reasons for which a waiting request was not scheduled. The name is the key in logs and
+    metrics, the value the label that users read; `explain` adds the preposition."""
 
     step_in_flight = "step in flight"
     no_token_budget = "token budget"
@@ -31,8 +32,8 @@ class Why(StrEnum):
     tenant_budget = "tenant's budget"
     bucket_not_ready = "bucket not full"
     window_open = "batching window open"
-    static_group_running = "running batch, whose slowest is"
-    smdp_wait = "policy table says wait"
+    static_group_running = "running batch"
+    smdp_wait = "wait chosen by the policy table"
     preempted_by = "preempted by"
     admission_limit = "admission limit"
     paused_by_operator = "paused by the operator"

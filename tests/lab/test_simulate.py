@@ -204,7 +204,10 @@ def test_a_run_directory_is_the_ordinary_one(tmp_path):
         ("mode=chunked,watermark=2", "mode 'chunked': watermark: Input should be less than 1"),
         ("hardware=h20", "hardware: unknown 'h20'; did you mean 'h200'"),
         ("shape=8c", "shape: '8c' is neither a shape nor a local model directory"),
-        ("shape=tiny,hardware=cpu,kv_dtype=fp8", "kv_dtype: no costs of 'fp8' were measured on a cpu"),
+        (
+            "shape=tiny,hardware=cpu,kv_dtype=fp8",
+            "kv_dtype: no costs of 'fp8' were measured on a cpu",
+        ),
         ("shape=8b,hardware=cpu", "hardware: no costs of '8b' were measured on a cpu"),
         ("shape=70b", "141 GB of weights do not fit into 1 × 141 GB of h200; use more of them"),
         ("mode=chunked,mode=static", "setting 'mode' is given twice"),

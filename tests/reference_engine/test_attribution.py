@@ -137,7 +137,7 @@ def test_what_no_policy_keeps_is_interference_by_the_top_blocker():
         "TTFT 1.5 s, 0.5 s promised: 0.7 s because of big"
     ]
     nobody = entry._replace(waits=((Cause(Why.no_seq_slot), 1.0),))
-    assert blames(nobody) == ["TTFT 1.5 s, 0.5 s promised: it waited 1 s: 1 s sequence slots"]
+    assert blames(nobody) == ["TTFT 1.5 s, 0.5 s promised: it waited 1 s: 1 s for sequence slots"]
 
 
 def test_promises_that_were_kept_or_never_due_are_not_missed():

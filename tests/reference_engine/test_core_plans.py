@@ -157,7 +157,7 @@ def test_a_policy_names_one_cause_per_queue_segment():
     engine.step()
     assert engine.state.log.steps[-1].causes == (("no_seq_slot", 1), ("bucket_not_ready", 1))
     engine.drain()
-    assert sentence(engine, "short") == "waited 3 s: 3 s sequence slots"
+    assert sentence(engine, "short") == "waited 3 s: 3 s for sequence slots"
     assert sentence(engine, "long") == "waited 4 s: 4 s bucket not full"
     assert engine.policy.explain("long", engine.state.view()) == {"seen": 3}
     assert policy._seen == []  # an engine works with a copy

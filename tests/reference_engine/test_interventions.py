@@ -47,7 +47,7 @@ def test_a_new_policy_takes_over_without_draining():
     engine.step()
     assert len(engine.state.queues.running) == 3
     engine.drain()
-    assert sentence(engine, "c") == "waited 1 s: 1 s sequence slots"
+    assert sentence(engine, "c") == "waited 1 s: 1 s for sequence slots"
     event = next(e for e in engine.state.log.events if e.kind == "switch_policy")
     assert (event.actor, event.step, event.detail["reason"]) == ("ann", 1, "a test")
     before, after = Chunked(max_num_seqs=2), Watching(max_num_seqs=3)
@@ -94,7 +94,9 @@ def test_a_paused_tenants_requests_wait_for_the_operator():
     assert interventions.resume(state, "red", "ann") == 2
     assert SEEN == [("requeue", "b"), ("arrival", "d")]
     engine.drain()
-    assert sentence(engine, "b") == ("waited 16 s: 15 s paused by the operator, 1 s sequence slots")
+    assert sentence(engine, "b") == (
+        "waited 16 s: 15 s paused by the operator, 1 s for sequence slots"
+    )
     kinds = [(e.kind, e.tenant, e.actor) for e in state.log.events if e.actor]
     assert kinds == [("pause_tenant", "red", "ann"), ("resume_tenant", "red", "ann")]
 

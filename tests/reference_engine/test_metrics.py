@@ -253,7 +253,7 @@ def test_steps_in_a_state_no_table_saw_and_what_forecasts_missed_are_counted(tmp
         engine.step()
         n_steps += 1
     metrics.on_step(engine.state.log.steps[-1]._replace(action="prefill_fcfs: starvation"))
-    for entry in engine.state.accounting.accounts:
+    for entry in engine.state.accounting.accounts.values():
         request_ = request(entry.request_id, [1], 1)
         request_.state = State.finished_length
         metrics.on_finish(request_, entry._replace(start_error_s=-0.25))

@@ -54,7 +54,7 @@ def test_a_slot_is_filled_a_step_after_it_becomes_free():
     assert (b.scheduled_s, b.finished_s) == (2.0, 3.0)
     entry = engine.state.explain("b")
     assert entry is not None
-    assert entry.sentence() == "waited 2 s: 2 s sequence slots"
+    assert entry.sentence() == "waited 2 s: 2 s for sequence slots"
 
 
 def test_a_cancel_between_steps_turns_its_planned_rows_into_padding():

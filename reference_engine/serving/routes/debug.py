@@ -121,7 +121,10 @@ def _thoughts(state: EngineState, request_id: str) -> dict[str, Any]:
 def _case(state: EngineState) -> Case:
     """The requests that ended last and the last steps, for any thread."""
     return Case(
-        Setup.of(state), list(state.accounting.accounts), list(state.log.steps), _MOST_SIMULATED
+        Setup.of(state),
+        list(state.accounting.accounts.values()),
+        list(state.log.steps),
+        _MOST_SIMULATED,
     )
 
 
