@@ -30,7 +30,7 @@ from reference_engine.attribution.attribution import (
     Timing,
 )
 from reference_engine.core.core import EngineState
-from reference_engine.core.setup import Setup, build_policy
+from reference_engine.core.setup import Setup
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import POLICIES, Policy
@@ -157,9 +157,9 @@ class Counterfactual:
     def _policy(self, mode: str) -> Policy:
         own = self._case.setup.policy
         if mode == own["kind"]:
-            return build_policy(own)
+            return POLICIES.build(own)
         known: Mapping[str, Any] = POLICIES.get(mode).model_fields
-        return build_policy(
+        return POLICIES.build(
             {"kind": mode} | {key: own[key] for key in _SHARED if key in own and key in known}
         )
 

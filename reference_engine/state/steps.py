@@ -14,7 +14,7 @@ Level = Literal["sizes", "full"]
 
 _N_RECENT = 4096  # steps, and as many events, that stay in memory
 # The parameters of a request, which is all that a policy may read of it.
-_ARRIVAL_FIELDS = (
+ARRIVAL_FIELDS = (
     *("n_prompt", "max_tokens", "min_tokens", "priority", "arrived_s"),
     *("ttft_slo_s", "tpot_slo_s", "deadline_s"),
 )
@@ -80,7 +80,7 @@ def event_detail(kind: str, request: Request, level: Level) -> dict[str, object]
         for name in ("n_output", "n_cached", "n_preemptions"):
             detail[name] = getattr(request, name)
         return detail | {"output": request.output} if level == "full" else detail
-    detail = {name: getattr(request, name) for name in _ARRIVAL_FIELDS}
+    detail = {name: getattr(request, name) for name in ARRIVAL_FIELDS}
     if level == "full":
         detail["tokens"] = request.tokens[: request.n_prompt]
         detail["stop_ids"] = sorted(request.stop_ids)
