@@ -7,8 +7,8 @@
    nothing about other modes;
 4. interference: none of these. The attribution names the request that delayed it longest.
 
-A fifth cause, unsettled, is set by a caller whose simulations stopped too early to separate 3 from
-4 (see `counterfactual`).
+A caller sets a fifth cause, unsettled, if its simulations stopped too early to separate 3 from 4
+(see `counterfactual`).
 
 Pure: the simulation is passed in.
 """

@@ -226,7 +226,8 @@ def _request(entry: Account) -> Request:
 
 
 def observed_cost(steps: Sequence[StepRecord], prior: CostModel | None) -> StepCost:
-    """A cost model whose steps take as long in sum as those of a log, planning included.
+    """A cost model under which the steps of a log take as long in sum as they took, planning
+    included.
 
     A `prior` under which steps take time is scaled. Otherwise the coefficients of a step, a token,
     a token of context and prompt attention are fitted: non-negative least squares. Without any step

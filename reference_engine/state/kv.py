@@ -278,7 +278,7 @@ class FreeList:
         return len(self._blank) + len(self._cached) - self._n_skipped
 
     def give(self, cached: Iterable[int], blank: Iterable[int]) -> None:
-        """Add blocks whose last owner is gone."""
+        """Add blocks that have lost their last owner."""
         self._cached.extend(cached)
         self._blank.extendleft(blank)
 

@@ -29,7 +29,7 @@ from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import ARRIVAL_FIELDS, StepEvent, StepLog, StepRecord
 
 _NOT_DECIDED = ("plan_s",)  # how long planning took depends on the machine
-_FILLER_TOKEN = 0  # in answers whose end is not in the log
+_FILLER_TOKEN = 0  # in answers that have no end in the log
 _CONSEQUENCES = ("jump", "rejected_plan")  # events that follow from the engine's own decisions
 
 
