@@ -32,9 +32,9 @@ from loadgen.run.run_options import Early
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.simulator import Simulator
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_tokens import StepTokens
 
 _CHECK_S = 0.25  # between two looks at the share of failures
 _REASONS = {State.finished_stop: FinishReason.stop, State.finished_length: FinishReason.length}

@@ -214,6 +214,20 @@ def test_a_failed_parent_leaves_its_descendants_unreleased_with_the_cause():
     assert "request 1" in world.outcome[2][1]
 
 
+def test_a_follow_up_due_exactly_at_the_end_of_the_window_is_not_released():
+    """Both parents end at 4.0 s: a follow-up may be released before 5.0 s, not at it."""
+    nan = float("nan")
+    world = World(
+        [0.0, 0.0, nan, nan],
+        [4.0, 4.0, 0.5, 0.5],
+        edges=[(2, 0), (3, 1)],
+        think_s=[0.0, 0.0, 0.875, 1.0],
+        horizon_s=5.0,
+    ).run()
+    assert world.releases == {0: 0.0, 1: 0.0, 2: 4.875}
+    assert world.statuses() == [Status.ok, Status.ok, Status.ok, Status.not_released]
+
+
 def test_nothing_hangs_past_the_drain():
     world = World([1.0, 2.0], [500.0, 1.0], horizon_s=5.0, drain_s=3.0, timeout_s=400.0).run()
     assert world.outcome[0][::2] == (Status.cancelled, 8.0)
