@@ -183,16 +183,6 @@ def _text(settings: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in settings.items())
 
 
-def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:
-    """`key: theirs → ours` for every different value."""
-    keys = [*theirs, *(key for key in ours if key not in theirs)]
-    return [
-        f"{key}: {theirs.get(key)} → {ours.get(key)}"
-        for key in keys
-        if theirs.get(key) != ours.get(key)
-    ]
-
-
 FAULTS = ("step_delay",)
 """Engine settings that inject a fault: they are under test, never part of a key."""
 

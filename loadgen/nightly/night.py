@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from loadgen.cells.cell import differing
 from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
@@ -24,7 +25,7 @@ from loadgen.measure.nights.night_record import CellNight
 from loadgen.measure.nights.night_trend import trend
 from loadgen.measure.nights.night_verdict import CellVerdict, History, judge_night, night_word
 from loadgen.nightly.baseline import Baseline
-from loadgen.nightly.matrix import NightCell, differing, night_cells
+from loadgen.nightly.matrix import NightCell, night_cells
 from loadgen.nightly.measuring import CellProgress, machine_speed_s
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.run.run_options import RunOptions

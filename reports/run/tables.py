@@ -294,14 +294,11 @@ def stimulus_rows(summary: Summary) -> list[list[TableCell]]:
         ("lag-1 correlation of gaps", "gap_lag1"),
         ("dispersion of counts", "dispersion"),
     )
-    return [
-        [TableCell("requests"), *counts],
-        [TableCell("rate"), *rates],
-        *(
-            [TableCell(word), *(TableCell(_figure(getattr(side, name))) for _, side in sides)]
-            for word, name in patterns
-        ),
-    ]
+    rows = [[TableCell("requests"), *counts], [TableCell("rate"), *rates]]
+    for word, name in patterns:
+        figures = (TableCell(_figure(getattr(side, name))) for _, side in sides)
+        rows.append([TableCell(word), *figures])
+    return rows
 
 
 def length_rows(summary: Summary) -> list[list[TableCell]]:
@@ -337,13 +334,8 @@ def _figure(value: float | None) -> str:
 def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     """Numbers of requests: scheduled, warm-up, due, not due, and the due requests by status
     (without zeros)."""
-    names = {
-        "scheduled": "scheduled",
-        "warmup": "warm-up",
-        "due": "due",
-        "withdrawn": "cancelled on purpose",
-        "not_due": "never due",
-    }
+    names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due"}
+    names |= {"withdrawn": "cancelled on purpose", "not_due": "never due"}
     rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
     rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
     return [

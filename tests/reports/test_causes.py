@@ -41,16 +41,16 @@ def test_a_slope_is_said_with_its_unit_and_how_sure_it_is() -> None:
         rows[name] += moved_s
     rows["input_tokens"] = tokens
     assert causes_of(run)["why-ttft"].sentence == (
-        "TTFT grows by 1 s per 1 000 prompt tokens (95 % interval 1 s to 1 s,"
+        "TTFT grows by 1 s per 1 000 prompt tokens (95 % confidence interval 1 s to 1 s,"
         " rank correlation 1.00, n = 200)."
     )
 
 
 def test_what_a_server_does_not_tell_is_said() -> None:
     run = measured_run()
-    assert "does not tell" in causes_of(run)["why-split"].sentence
+    assert "does not report" in causes_of(run)["why-split"].sentence
     run.request_rows["server_queue_s"] = 0.03
-    assert "does not tell" not in causes_of(run)["why-split"].sentence
+    assert "does not report" not in causes_of(run)["why-split"].sentence
 
 
 def test_a_run_without_answers_has_no_such_section() -> None:

@@ -147,7 +147,7 @@ def test_a_simulated_run_says_why_its_requests_waited(run, cache):
 def test_blame_is_told_in_a_sentence():
     told = MissReason("policy", 133, [("deadline", 120), ("", 13)]).sentence()
     assert told == (
-        "Another batching mode would have kept it: 133 missed promises; most often named:"
+        "Batching mode: another mode would have met the SLO (133 missed SLOs); most often:"
         " deadline (120)."
     )
 

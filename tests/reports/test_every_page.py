@@ -90,7 +90,7 @@ def searched(cache):
     probes = [replace(probe, name=f"{k:02d}") for k, probe in enumerate(probes, 1)]
     lost = Probe(1.5, (9,) * 16, (9,) * 16, 5, 20, 25, "untrusted", "99", "client CPU")
     found = conclude(question, [*probes, lost], "req/s")
-    about = dict.fromkeys(("scenario", "target", "engine", "promises", "text", "command",
+    about = dict.fromkeys(("scenario", "target", "engine", "slos", "text", "command",
                            "slobench", "host"), "x")  # fmt: skip
     page = capacity_page.render(found, judge(question, found.probes).posterior, about, cache)
     return Made(page, (found.to_json(), list(map(probe_json, found.probes)), csv_text(found)))

@@ -38,7 +38,7 @@ def test_the_page_of_a_probe_names_the_search_and_its_answer(answer, probe, cach
     found = parent_search(probe)
     run = measured_run(slo=["p50(ttft) <= 1ms"])
     page = render(run, summarize(run), cache, directory=probe, search=found)
-    told = page.partition("Promises</h2>")[0]
+    told = page.partition("SLOs</h2>")[0]
     n = len(answer.probes)
     assert f"Probe 03 of a capacity search. When this page was written, {n} probes said:" in told
     assert answer.sentence() in told
