@@ -6,8 +6,8 @@ from typing import Any
 
 import aiohttp
 
+from targets.dialer import tls_context
 from targets.route import Route
-from targets.tls import tls_context
 
 
 def connector(route: Route, **options: Any) -> aiohttp.BaseConnector:

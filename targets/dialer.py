@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from aiohappyeyeballs import start_connection
 
+from loadgen.errors import TargetFileError
 from targets.rotation import AddressInfo, Lookup, Rotation
 from targets.route import Proxy, Route
-from targets.tls import tls_context
 
 _HEAD_START_S = 0.25  # RFC 8305 section 5, "Connection Attempt Delay"
 _LONGEST_HEAD = 65536
@@ -122,3 +124,23 @@ class Dialer:
         version, _, status = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         if not version.startswith("HTTP/1.") or not status.startswith("2"):
             raise ProxyRefused(f"proxy {proxy.url} answered {status or version} to CONNECT")
+
+
+def tls_context(ca_cert: Path | None) -> ssl.SSLContext:
+    """Trusts the system's authorities and, besides them, those in the PEM file `ca_cert`.
+
+    Not `create_default_context(cafile=…)`, which trusts that file alone. Raises TargetFileError
+    when the file cannot be read or holds no certificate.
+    """
+    context = ssl.create_default_context()
+    if ca_cert is None:
+        return context
+    try:
+        context.load_verify_locations(ca_cert)
+    except ssl.SSLError:
+        raise TargetFileError(
+            f"ca_cert: {ca_cert}: holds no certificate in PEM form (-----BEGIN CERTIFICATE-----)"
+        ) from None
+    except OSError as error:
+        raise TargetFileError(f"ca_cert: {ca_cert}: {error.strerror}") from None
+    return context

@@ -29,9 +29,8 @@ from loadgen.yaml_document import Document, override, parse_document, write_docu
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
-from targets.proxies import chosen_proxy
-from targets.route import Proxy, Route
-from targets.server_text import redact
+from targets.route import Proxy, Route, chosen_proxy
+from targets.safe_text import redact
 
 SETTING = "target setting"  # what messages call a key that is set on top of a file
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
@@ -171,7 +170,7 @@ class Endpoint(Block):
         return (parts.scheme, parts.hostname, port) == (own.scheme, own.host, own.port)
 
     def redact(self, text: str) -> str:
-        """`text` without the secrets of the requests (`server_text.redact`): for whatever a server
+        """`text` without the secrets of the requests (`safe_text.redact`): for whatever a server
         wrote, before it is shown or kept. A server may repeat the key it was sent.
         """
         return redact(text, self.secrets())

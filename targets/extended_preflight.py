@@ -19,8 +19,8 @@ from targets.http_session import Disconnected, HttpSession
 from targets.preflight_checks import EXAMINED, Chunking, ConnectionCounts, Head, Repeats
 from targets.preflight_result import Preflight, PreflightCheck
 from targets.probe_request import ProbeAnswer, connect, reason, send_probe
+from targets.safe_text import strip_controls
 from targets.served_models import fetch_models
-from targets.server_text import strip_controls
 
 _CONNECTS = 5
 _SMALL_REQUESTS = 20

@@ -28,7 +28,7 @@ from loadgen.errors import SlobenchError, TargetError, UsageError
 from loadgen.units import format_duration
 from targets.endpoint import Endpoint
 from targets.launch_plan import Launch, LaunchPlan
-from targets.server_text import redact, strip_controls
+from targets.safe_text import redact, strip_controls
 
 LOG_NAME = "server.log"
 _POLL_S = 0.2

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 from loadgen.errors import TargetFileError, nearest
 from loadgen.registry import Block
 from loadgen.units import Seconds
-from targets.secret_words import hide_secrets
+from targets.safe_text import hide_secrets
 
 PLACEHOLDERS = ("host", "model", "port", "python")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")  # the braces of JSON have quotes in between

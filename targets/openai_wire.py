@@ -19,7 +19,7 @@ import msgspec
 
 from loadgen.records import FinishReason
 from targets.base import Adapter, Delta, Request, Shape, Usage, is_literal
-from targets.server_text import strip_controls
+from targets.safe_text import strip_controls
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # fits the request table and any sum
 Choice = TypeVar("Choice", bound=msgspec.Struct)

@@ -22,7 +22,7 @@ from targets.base import Adapter, Delta, Request, Usage
 from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession, ProbeConnection
-from targets.server_text import strip_controls
+from targets.safe_text import strip_controls
 
 _HEAD_CHARS = 200
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from loadgen.errors import UsageError
+from targets.address import Address
+
+_FORM = "write http://host:3128, and / ? # @ in a password as %2F %3F %23 %40"
 
 
 @dataclass(frozen=True)
@@ -56,3 +65,92 @@ class Route:
     def peer(self) -> tuple[str, int]:
         """(host, port) that TCP connections are made to."""
         return (self.proxy.host, self.proxy.port) if self.proxy else (self.host, self.port)
+
+
+def chosen_proxy(address: Address, environ: Mapping[str, str]) -> Proxy | None:
+    """The proxy for an address, or None for a direct connection. Raises UsageError, which never
+    repeats a password, for a proxy that cannot be meant or used."""
+    if address.unix_path:
+        return None
+    variable, text = _variable(address.scheme, environ)
+    if not text or _is_exempt(address, _either("no_proxy", environ)[1]):
+        return None
+    return _parsed(variable, text)
+
+
+def _variable(scheme: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    for name in (f"{scheme}_proxy", "all_proxy"):
+        variable, text = _either(name, environ)
+        # A CGI server sets HTTP_PROXY from a request's `Proxy:` header (CVE-2016-5385).
+        if text and not (variable == "HTTP_PROXY" and "REQUEST_METHOD" in environ):
+            return variable, text
+    return "", ""
+
+
+def _either(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    for variable in (name, name.upper()):
+        if variable in environ:
+            return variable, environ[variable].strip()
+    return name, ""
+
+
+def _parsed(variable: str, text: str) -> Proxy:
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:  # its words may be a password's: the port of user:pa/ss@host is `pa`
+        raise UsageError(f"{variable}: no proxy URL; {_FORM}") from None
+    if "@" in text and "@" not in parts.netloc:
+        raise UsageError(f"{variable}: no proxy URL; {_FORM}")
+    if parts.scheme != "http":
+        raise UsageError(
+            f"{variable}: a proxy of kind '{parts.scheme}' is not supported, only http://; "
+            "unset it, or name the target in no_proxy"
+        )
+    if not host or not port:  # without one curl takes 1080 and requests 80
+        missing = "port" if host else "host"
+        raise UsageError(f"{variable}: has no {missing}; write http://host:3128")
+    try:
+        host = host if ":" in host else host.encode("idna").decode()
+    except UnicodeError:  # a label without letters, or of more than 63
+        raise UsageError(f"{variable}: its host is not a valid name; {_FORM}") from None
+    return Proxy(host, port, _authorization(parts))
+
+
+def _authorization(parts: SplitResult) -> str:
+    """Source: RFC 7617 (Basic)."""
+    if parts.username is None:
+        return ""
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _is_exempt(address: Address, no_proxy: str) -> bool:
+    entries = (entry.strip().lower() for entry in no_proxy.replace(" ", ",").split(","))
+    return any(_names(entry, address) for entry in entries if entry)
+
+
+def _names(entry: str, address: Address) -> bool:
+    if entry == "*":
+        return True
+    host, port = _split_port(entry)
+    if port is not None and port != address.port:
+        return False
+    try:
+        inside = ipaddress.ip_address(address.host) in ipaddress.ip_network(host, strict=False)
+    except ValueError:  # one of them is a name
+        name = host.strip(".")
+        return address.host == name or address.host.endswith(f".{name}")
+    return inside
+
+
+def _split_port(entry: str) -> tuple[str, int | None]:
+    """`host:port`, where the host may be an IPv6 address in brackets or bare."""
+    if entry.startswith("["):
+        host, _, rest = entry[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif entry.count(":") == 1:
+        host, _, port = entry.partition(":")
+    else:
+        host, port = entry, ""
+    return host, int(port) if port.isdecimal() else None

@@ -10,7 +10,7 @@ import msgspec
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.probe_request import is_redirect, one_line, reason, redirected, said
-from targets.server_text import strip_controls
+from targets.safe_text import strip_controls
 
 # vLLM, SGLang and our engine; then hosted gateways.
 _LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")

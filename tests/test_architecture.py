@@ -34,7 +34,7 @@ ALLOWED: dict[str, list[str]] = {
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
         *(f"targets.{way}" for way in ("base", "route", "rotation", "dialer", "aiohttp_route")),
-        "targets.server_text",
+        "targets.safe_text",
     ],
     "reports": [*WORDS, "reports", "loadgen.measure"],
     # Wiring and edge.
@@ -127,7 +127,7 @@ PURE = [
     "targets.openai_completions",
     "targets.openai_wire",
     "targets.address",
-    "targets.proxies",
+    "targets.route",
     "targets.route",
     "targets.preflight_result",
     "targets.preflight_checks",

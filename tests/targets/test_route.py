@@ -4,8 +4,7 @@ import pytest
 
 from loadgen.errors import UsageError
 from targets.address import parse_url
-from targets.proxies import chosen_proxy
-from targets.route import Proxy
+from targets.route import Proxy, chosen_proxy
 
 SECRET = "p%40ss-do-not-show-me"
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from loadgen.errors import TargetFileError
-from targets.tls import tls_context
+from targets.dialer import tls_context
 
 
 def authority(folder, name):
