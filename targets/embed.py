@@ -15,7 +15,7 @@ from pathlib import Path
 from loadgen.errors import UsageError, nearest
 from targets.child import Child, child_server
 from targets.endpoint import Endpoint, Labels
-from targets.mock_options import OPTIONS, split_options
+from targets.mock_script import OPTIONS, split_options
 
 ENGINE_DEFAULTS: Mapping[str, str] = {
     "mode": "chunked",

@@ -132,7 +132,6 @@ PURE = [
     "targets.preflight_result",
     "targets.preflight_checks",
     "targets.mock_script",
-    "targets.mock_options",
     "targets.mock_wire",
     "reference_engine.state.sequence",
     "reference_engine.state.kv",

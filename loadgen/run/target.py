@@ -26,7 +26,7 @@ from targets.child import Child
 from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
 from targets.launch import launched
-from targets.mock_options import split_options
+from targets.mock_script import split_options
 from targets.preflight import preflight
 from targets.preflight_result import Preflight, PreflightCheck
 from targets.scrape import find_metrics

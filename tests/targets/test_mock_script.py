@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from targets.mock_options import OPTIONS, apply_options, split_options
-from targets.mock_script import Failure, Script, Stall
+from targets.mock_script import OPTIONS, Failure, Script, Stall, apply_options, split_options
 from targets.mock_wire import ReplyText
 
 

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from loadgen.errors import MissingDependency, UsageError
-from targets import truth_compiler
-from targets.truth_compiler import find_compiler, truth_program
 from targets.truth_log import TRUTH, TruthLog
-from targets.truth_server import TruthScript, truth_server
+from targets.truth_server import SOURCES, TruthScript, find_compiler, truth_program, truth_server
 
 FAST = {"ttft_s": 0.002, "itl_s": 0.0005}
 
@@ -295,7 +293,7 @@ def test_the_server_and_its_client_run_on_cores_of_their_own(truth):
 
 
 def test_the_c_code_has_no_warnings(truth_cache):
-    files = sorted(map(str, truth_compiler.SOURCES.glob("*.c")))
+    files = sorted(map(str, SOURCES.glob("*.c")))
     flags = ["-std=c11", "-D_GNU_SOURCE", "-fsyntax-only", "-Wall", "-Wextra", "-Wshadow"]
     command = [*find_compiler(), *flags, "-Wconversion", *files]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
