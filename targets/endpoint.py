@@ -30,7 +30,7 @@ from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, p
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
 from targets.route import Proxy, Route, chosen_proxy
-from targets.safe_text import redact
+from targets.safe_text import redact, strip_controls
 
 SETTING = "target setting"  # what messages call a key that is set on top of a file
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
@@ -174,6 +174,11 @@ class Endpoint(Block):
         wrote, before it is shown or kept. A server may repeat the key it was sent.
         """
         return redact(text, self.secrets())
+
+    def error_text(self, error: BaseException) -> str:
+        """An error's own words in one short line; `NotHttp` quotes what the server wrote."""
+        words = self.redact(strip_controls(" ".join(str(error).split())))
+        return words[:120] or type(error).__name__
 
     def secrets(self) -> tuple[str, ...]:
         """The API key, the proxy's credentials and the values of extra headers, **in clear**: to be

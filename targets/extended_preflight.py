@@ -18,9 +18,8 @@ from targets.endpoint import Endpoint
 from targets.http_session import Disconnected, HttpSession
 from targets.preflight_checks import EXAMINED, Chunking, ConnectionCounts, Head, Repeats
 from targets.preflight_result import Preflight, PreflightCheck
-from targets.probe_request import ProbeAnswer, connect, reason, send_probe
+from targets.probe_request import ProbeAnswer, connect, fetch_models, send_probe
 from targets.safe_text import strip_controls
-from targets.served_models import fetch_models
 
 _CONNECTS = 5
 _SMALL_REQUESTS = 20
@@ -75,7 +74,7 @@ class _Patient:
         except TimeoutError:
             return PreflightCheck(name, None, f"no answer within {self.timeout_s:g} s")
         except OSError as error:
-            return PreflightCheck(name, None, reason(error, self.endpoint))
+            return PreflightCheck(name, None, self.endpoint.error_text(error))
 
     @property
     def adapter(self) -> Adapter:

@@ -25,15 +25,16 @@ from targets.preflight_result import (
     without_refused,
 )
 from targets.probe_request import (
+    Models,
     ProbeAnswer,
     connect,
     connect_problem,
+    fetch_models,
     is_redirect,
     is_refused,
     send_probe,
 )
 from targets.prompt_lengths import Ahead, Calibrate, LengthProbe, MeasuredLengths, point_of
-from targets.served_models import Models, fetch_models
 
 _TOKENS = 16  # of the probe's answer
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import msgspec
@@ -22,11 +22,13 @@ from targets.base import Adapter, Delta, Request, Usage
 from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession, ProbeConnection
-from targets.safe_text import strip_controls
+from targets.safe_text import error_message, one_line, strip_controls
 
-_HEAD_CHARS = 200
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _READ_BYTES = 4096
+# vLLM, SGLang and our engine; then hosted gateways.
+_LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
+
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -129,7 +131,9 @@ async def send_probe(
             else:
                 body = await response.read(_READ_BYTES)
                 answer.head = endpoint.redact(one_line(body, _READ_BYTES))
-                answer.problem = f"answered {response.status}: {endpoint.redact(said(body))}"
+                answer.problem = (
+                    f"answered {response.status}: {endpoint.redact(error_message(body))}"
+                )
                 answer.is_transient = response.status >= 500 or response.status == 429
     except TimeoutError:
         tokens = answer.n_token_events
@@ -141,7 +145,7 @@ async def send_probe(
             answer.problem = f"the connection was cut after {answer.n_token_events} tokens"
         else:
             answer.problem = (
-                f"the connection was closed without an answer ({reason(error, endpoint)})"
+                f"the connection was closed without an answer ({endpoint.error_text(error)})"
             )
     answer.total_s = time.monotonic() - start_s
     return answer
@@ -212,7 +216,7 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
         return f"no connection within {timeout_s:g} s; is the host up, or a firewall between?"
     route = endpoint.route
     if isinstance(error, ProxyRefused):
-        return reason(error, endpoint)
+        return endpoint.error_text(error)
     if isinstance(error, socket.gaierror):
         host = route.peer[0]
         if route.proxy is not None:
@@ -224,7 +228,7 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
             "authority's certificate as ca_cert in a target file"
         )
     if isinstance(error, ssl.SSLError):
-        why = getattr(error, "reason", None) or reason(error, endpoint)
+        why = getattr(error, "reason", None) or endpoint.error_text(error)
         if why in _NOT_TLS:
             return f"does not speak TLS ({why}); write http:// instead of https://"
         return f"TLS failed ({why}); does the server ask for a version or client certificate?"
@@ -235,7 +239,7 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
         if route.proxy is not None:
             return f"connection refused by proxy {route.proxy.url}; is it running?"
         return "connection refused; is the server running, and is the port right?"
-    return f"cannot connect ({reason(error, endpoint)})"
+    return f"cannot connect ({endpoint.error_text(error)})"
 
 
 def is_refused(error: Exception) -> bool:
@@ -266,28 +270,70 @@ class _Knock(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
 
-def said(body: bytes) -> str:
-    """The message of an error body if it has one (OpenAI's, FastAPI's and bare shapes), else its
-    head.
+@dataclass(frozen=True)
+class Models:
+    """The list as served. `status` 0 means it could not be had at all; `problem` then says why."""
+
+    status: int
+    max_len: dict[str, int | None]
+    problem: str | None = None
+    is_bundled: bool = False  # served by slobench's own engine
+    is_transient: bool = False  # there was no connection, or it was lost: worth another attempt
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self.max_len)
+
+
+async def fetch_models(session: HttpSession, endpoint: Endpoint, timeout_s: float) -> Models:
+    """Ask once; every way to fail is in the result, none is raised."""
+    url, headers = endpoint.address.http_url + "/v1/models", endpoint.request_headers()
+    try:
+        async with session.request("GET", url, headers, b"", timeout_s) as response:
+            body = await response.read(1 << 20)
+    except TimeoutError:
+        return Models(0, {}, f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return Models(0, {}, endpoint.error_text(error), is_transient=True)
+    if is_redirect(response.status):
+        return Models(response.status, {}, redirected(response, url, endpoint))
+    if response.status != 200:
+        return Models(
+            response.status,
+            {},
+            f"answered {response.status}: {endpoint.redact(error_message(body))}",
+        )
+    try:
+        return Models(200, parse_models(body), is_bundled=_is_bundled(body))
+    except ValueError:
+        head = endpoint.redact(one_line(body))[:80]
+        return Models(200, {}, f"answered no list of models but {head!r}")
+
+
+def parse_models(body: bytes) -> dict[str, int | None]:
+    """Model id → longest sequence in tokens, None where it is not said. Raises ValueError on any
+    other shape.
     """
     try:
         found = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return one_line(body) or "an empty body"
-    for key in ("error", "detail", "message"):
-        while isinstance(found, dict) and found.get(key):
-            found = found[key]
-    text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
-    return strip_controls(" ".join(text.split()))[:_HEAD_CHARS] or "an empty body"
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    data = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(data, list):
+        raise ValueError("no 'data' list")
+    models = [m for m in data if isinstance(m, dict) and "id" in m]
+    return {strip_controls(str(m["id"])): _length(m) for m in models}
 
 
-def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
-    """The head of a body for a message: one line of at most `limit` printable characters."""
-    words = " ".join(body[: 4 * limit].decode("utf-8", "replace").split())
-    return strip_controls(words)[:limit]
+def _is_bundled(body: bytes) -> bool:
+    """Whether a list that `parse_models` could read is the bundled engine's."""
+    models = msgspec.json.decode(body)["data"]
+    return any(isinstance(m, dict) and m.get("owned_by") == "slobench" for m in models)
 
 
-def reason(error: BaseException, endpoint: Endpoint) -> str:
-    """An error's own words in one short line; `NotHttp` quotes what the server wrote."""
-    words = endpoint.redact(strip_controls(" ".join(str(error).split())))
-    return words[:120] or type(error).__name__
+def _length(model: dict[str, Any]) -> int | None:
+    for key in _LENGTH_KEYS:
+        value = model.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None

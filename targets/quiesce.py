@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.preflight_result import PreflightCheck
-from targets.probe_request import reason
 from targets.scrape import Problem, Source, why
 from targets.server_metrics import add_up
 
@@ -46,7 +45,7 @@ async def unreachable(endpoint: Endpoint) -> str:
             async with session.request("GET", url, endpoint.request_headers(), b"", _TIMEOUT_S):
                 return ""
         except OSError as error:
-            return reason(error, endpoint)
+            return endpoint.error_text(error)
 
 
 async def _drained(endpoint: Endpoint, limit_s: float) -> PreflightCheck:
@@ -93,7 +92,7 @@ async def _reset(endpoint: Endpoint) -> PreflightCheck:
                 async with session.request("POST", url, headers, b"", _TIMEOUT_S) as answer:
                     status = answer.status
             except OSError as error:
-                said = reason(error, endpoint)
+                said = endpoint.error_text(error)
                 return PreflightCheck("cache_reset", False, f"POST {path} failed: {said}")
             if status < 300:
                 return PreflightCheck("cache_reset", True, f"POST {path}")

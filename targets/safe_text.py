@@ -9,6 +9,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from urllib.parse import quote
 
+import msgspec
+
 HIDDEN = "[redacted]"
 _SECRET = {"authorization", "credential", "credentials", "key", "passwd", "password", "secret",
            "token"}  # fmt: skip
@@ -19,6 +21,7 @@ _HEADER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _IN_URL = re.compile(r"(?<=://)[^/@\s]*:(?P<value>[^/@\s]+)(?=@)")
+_HEAD_CHARS = 200
 _SHORTEST = 4  # a "secret" of fewer characters is in every message: 1 in 401
 _CUT_BEFORE = "'\"… "  # what a message puts behind a text that it cut short
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])  # C0, DEL, C1
@@ -49,6 +52,27 @@ def strip_controls(text: str) -> str:
     some of them; join the lines first.
     """
     return text.translate(_CONTROLS)
+
+
+def error_message(body: bytes) -> str:
+    """The message of an error body if it has one (OpenAI's, FastAPI's and bare shapes), else its
+    head.
+    """
+    try:
+        found = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return one_line(body) or "an empty body"
+    for key in ("error", "detail", "message"):
+        while isinstance(found, dict) and found.get(key):
+            found = found[key]
+    text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
+    return strip_controls(" ".join(text.split()))[:_HEAD_CHARS] or "an empty body"
+
+
+def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
+    """The head of a body for a message: one line of at most `limit` printable characters."""
+    words = " ".join(body[: 4 * limit].decode("utf-8", "replace").split())
+    return strip_controls(words)[:limit]
 
 
 def _forms(secret: str) -> Iterator[str]:

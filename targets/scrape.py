@@ -17,7 +17,6 @@ from targets.address import parse_metrics_url
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.preflight_result import PreflightCheck
-from targets.probe_request import reason
 from targets.route import Route
 from targets.server_metrics import add_up, read_metrics
 
@@ -163,4 +162,4 @@ def _direct(url: str, endpoint: Endpoint) -> Route:
 def why(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
-    return reason(error, endpoint)
+    return endpoint.error_text(error)

@@ -12,8 +12,8 @@ import pytest
 from targets.endpoint import read_target
 from targets.openai_chat import OpenAIChat
 from targets.preflight import preflight
-from targets.probe_request import one_line, said
-from targets.served_models import parse_models
+from targets.probe_request import parse_models
+from targets.safe_text import error_message, one_line
 
 KEY = "sk-do-not-show-me"
 SECRET = "gw-4711-secret"
@@ -160,7 +160,12 @@ CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
 def test_words_of_a_server_lose_their_control_characters():
     told = json.dumps({"error": {"message": f"a{CONTROLS}b"}}).encode()
     raw = f"a{CONTROLS}b".encode()
-    for words in (said(told), said(raw), one_line(raw), OpenAIChat().decode(told).error):
+    for words in (
+        error_message(told),
+        error_message(raw),
+        one_line(raw),
+        OpenAIChat().decode(told).error,
+    ):
         assert words is not None
         assert words.replace(" ", "") == "ab"
         assert words.isprintable()
@@ -190,7 +195,7 @@ def test_nothing_the_probe_says_moves_the_cursor(server):
 
 @pytest.mark.parametrize("nested", [b"[" * 100_000, b'{"a":' * 100_000])
 def test_json_too_deep_to_decode_is_told_as_text(nested):
-    assert said(nested) == nested[:200].decode()
+    assert error_message(nested) == nested[:200].decode()
     with pytest.raises(ValueError, match="too deep"):
         parse_models(nested)
 

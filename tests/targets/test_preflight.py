@@ -15,8 +15,8 @@ from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import preflight
 from targets.preflight_result import CHECKS, two_point_fit, without_refused
-from targets.probe_request import EventReader, connect_problem, said
-from targets.served_models import _is_bundled, parse_models
+from targets.probe_request import EventReader, _is_bundled, connect_problem, parse_models
+from targets.safe_text import error_message
 
 TEXT = "many words of the workload's own text " * 200
 
@@ -318,7 +318,7 @@ def test_a_fit_needs_two_points_that_grow():
     ],
 )
 def test_an_error_body_is_told_by_its_message(body, text):
-    assert said(body) == text
+    assert error_message(body) == text
 
 
 def test_lengths_are_read_under_the_names_servers_use():
