@@ -163,7 +163,7 @@ class _Probe:
         if not wanted and not ids:
             why = self.models.problem or "lists no model"
             raise _Stop("models", f"GET /v1/models {why}; name the model with --model")
-        chosen = {"model": wanted or ids[0], "sends_promises": self.models.is_bundled}
+        chosen = {"model": wanted or ids[0], "sends_slos": self.models.is_bundled}
         self.adapter = self.adapter.model_copy(update=chosen)
         if not wanted:
             others = f", the first of {len(ids)}; choose with --model" if len(ids) > 1 else ""

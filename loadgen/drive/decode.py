@@ -151,8 +151,8 @@ def _by_shape(body: Body, adapter: Adapter) -> list[Said] | None:
 
 def _alike(shape: Shape, received_ns: list[int], counts: Sequence[int | None]) -> Said:
     """A run of events of one shape."""
-    says, running = shape.says, [count or 0 for count in counts]
-    if shape.counts is None or says.usage is None:
+    says, running = shape.delta, [count or 0 for count in counts]
+    if shape.count_index is None or says.usage is None:
         return Said(received_ns, says)
     usage = msgspec.structs.replace(says.usage, output_tokens=running[-1])
     return Said(received_ns, msgspec.structs.replace(says, usage=usage), running)
@@ -165,8 +165,8 @@ def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
         if one is not None and other is not None and len(one) == len(other) == 1:
             shape = adapter.shape(one[0], other[0])
             if shape is not None:
-                *behind, last = shape.behind
-                return replace(shape, before=BEFORE + shape.before, behind=(*behind, last + BEHIND))
+                *behind, last = shape.after
+                return replace(shape, before=BEFORE + shape.before, after=(*behind, last + BEHIND))
     return None
 
 

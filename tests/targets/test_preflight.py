@@ -54,7 +54,7 @@ def test_a_healthy_server_passes_every_check(mock_url):
 
 def test_only_our_own_servers_are_told_what_a_request_was_promised(mock_url):
     """`mock` calls itself ours as the bundled engine does; a launched stranger does not."""
-    assert probe(mock_url).adapter.sends_promises
+    assert probe(mock_url).adapter.sends_slos
     assert not _is_bundled(b'{"data": [{"id": "m", "owned_by": "vllm"}, {"id": "n"}]}')
 
 
