@@ -24,7 +24,7 @@ from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.aiohttp_route import connector, request_options
-from targets.rotation import Lookup, Rotation, show
+from targets.rotation import Lookup, Rotation, format_address
 from targets.route import Route
 
 _IDLE_S = 3600.0  # a kept connection is closed by the server, or at the end of the run
@@ -59,7 +59,7 @@ class AiohttpClient:
 
     @property
     def known(self) -> list[str]:
-        return self._resolver.rotation.known
+        return self._resolver.rotation.addresses
 
     async def open(self, n: int) -> int:
         return 0
@@ -200,7 +200,7 @@ class _Response(aiohttp.ClientResponse):
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         if connection.transport is not None:
-            self.remote = show(connection.transport.get_extra_info("peername"))
+            self.remote = format_address(connection.transport.get_extra_info("peername"))
         return await super().start(connection)
 
 

@@ -22,7 +22,7 @@ from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import Dialer
-from targets.rotation import show
+from targets.rotation import format_address
 
 _HEAD_END = b"\r\n\r\n"
 _CONNECT_AT_ONCE = 64  # ahead of a run: half of the shortest queue in which servers let us wait
@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         # With room for any, uvloop would write at the end of its turn: after every socket that is
         # readable by then was read, and that long after `sent_ns`.
         self._transport.set_write_buffer_limits(high=0)
-        self.remote = show(transport.get_extra_info("peername"))
+        self.remote = format_address(transport.get_extra_info("peername"))
 
     def data_received(self, data: bytes) -> None:
         self._read_ns = now_ns = monotonic_ns()
@@ -234,7 +234,7 @@ class Client:
 
     @property
     def known(self) -> list[str]:
-        return self._dialer.known
+        return self._dialer.addresses
 
     async def open(self, n: int) -> int:
         """Failures are silent here: the first request that needs a connection reports them."""

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from loadgen.clock import VirtualClock
-from targets.rotation import Rotation, show
+from targets.rotation import Rotation, format_address
 
 
 def info(address):
@@ -42,7 +42,7 @@ def test_each_connection_begins_at_the_next_address_and_sees_all():
         rotation, _, resolver = rotate("a", "b", "c", first=1)
         orders = ["".join(i[4][0] for i in await rotation.order()) for _ in range(4)]
         assert resolver.n_asked == 1
-        assert rotation.known == ["a:80", "b:80", "c:80"]
+        assert rotation.addresses == ["a:80", "b:80", "c:80"]
         return orders
 
     assert asyncio.run(play()) == ["bca", "cab", "abc", "bca"]
@@ -150,4 +150,4 @@ def test_a_literal_address_is_asked_for_once():
     ],
 )
 def test_an_address_reads_as_one_would_write_it(sockaddr, text):
-    assert show(sockaddr) == text
+    assert format_address(sockaddr) == text
