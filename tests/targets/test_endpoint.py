@@ -241,7 +241,7 @@ def test_every_mistake_of_a_file_is_told_at_once():
 def test_a_key_in_the_file_is_refused_without_being_repeated():
     with pytest.raises(TargetFileError) as caught:
         read_target(f"url: http://h\napi_key: {SECRET}", "t.yaml", {})
-    assert "export it and name its variable in api_key_env" in str(caught.value)
+    assert "export the key and name its variable in api_key_env" in str(caught.value)
     assert SECRET not in str(caught.value)
 
 
