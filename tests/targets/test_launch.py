@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import TargetError, TargetFileError, UsageError
+from targets.child import log_tail
 from targets.endpoint import read_target
-from targets.launch import launched, tail
+from targets.launch import launched
 from targets.launch_plan import PRESETS, Launch
 from tests.targets.processes import is_running, wait_until
 
@@ -132,7 +133,7 @@ def test_a_server_that_dies_is_noticed_with_its_last_words(start):
             urllib.request.urlopen(server.endpoint.url + "/die")
         assert wait_until(lambda: server.ended() is not None)
         assert server.ended() == (
-            "the server under test ended with code 9; it last wrote: CUDA error: [redacted]"
+            "the server under test ended with code 9; its last line: CUDA error: [redacted]"
         )
 
 
@@ -160,7 +161,7 @@ def test_one_that_never_gets_ready_is_told_with_its_last_lines(start, tmp_path, 
     assert why in str(caught.value)
     if is_slow:  # what it writes while it is being stopped is in the log alone
         return
-    shown = tail(tmp_path / "logs" / "server.log")
+    shown = log_tail(tmp_path / "logs" / "server.log")
     assert [line.strip() for line in str(caught.value).splitlines()[1:]] == [
         line.strip() for line in shown or ["(it wrote nothing)"]
     ]
@@ -195,8 +196,8 @@ def test_secrets_reach_the_server_and_nobody_else(start):
         assert "very-secret" not in repr(server)
         assert "very-secret" not in json.dumps(server.endpoint.to_manifest())
         assert "\"--api-key=${SRV_KEY}\" --hf-token '[redacted]'" in server.command
-        assert not [line for line in tail(server.log, server._secrets) if "very-secret" in line]
-        ours = Path(f"/proc/{server._warden._process.pid}/cmdline").read_text()
+        assert not [line for line in log_tail(server.log, server._secrets) if "very-secret" in line]
+        ours = Path(f"/proc/{server._supervisor._process.pid}/cmdline").read_text()
     assert "very-secret" not in ours
 
 
@@ -280,7 +281,7 @@ def test_readiness_is_asked_where_each_project_answers():
         ("launch: {preset: vlm}", "t.yaml:1: launch.preset: unknown preset 'vlm'; did you mean"),
         ("launch: {preset: vllm}", "t.yaml:1: launch: preset vllm needs the model to load"),
         ("launch: {command: 'a {prot}'}", "t.yaml:1: launch: unknown placeholder {prot}; did you"),
-        ("launch: {command: a}", "t.yaml:1: launch: nothing tells the server its port"),
+        ("launch: {command: a}", "t.yaml:1: launch: the server does not receive its port"),
         ("launch: {comand: a}", "t.yaml:1: launch.comand: unknown key 'comand'; did you mean"),
         ("launch: {command: a, port: 1, ready: {pth: /}}", "t.yaml:1: launch.ready.pth: unknown"),
         ("launch: {command: a, port: 1, ready: {timeout: 3}}", "t.yaml:1: launch.ready.timeout: a"),
@@ -289,7 +290,7 @@ def test_readiness_is_asked_where_each_project_answers():
         ("url: http://h\nlaunch: {command: a, port: 1}", "t.yaml:1: url: a launched server's URL"),
         (
             "launch: {command: 'a {port} --api-key sk-1'}",
-            "t.yaml:1: launch: a key is not written to a file",
+            "t.yaml:1: launch: a file holds no key: export",
         ),
     ],
 )
