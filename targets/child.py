@@ -175,8 +175,10 @@ def log_tail(log: Path, secrets: Sequence[str] = (), n_lines: int = 15) -> list[
             text = source.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return []
-    lines = [strip_controls(line.rsplit("\r", 1)[-1]).rstrip() for line in text.split("\n")]
-    return [redact(line, secrets)[:500] for line in lines if line.strip()][-n_lines:]
+    # A terminal shows the text after the last CR of a line; a CR at its end is half of a CRLF.
+    lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")]
+    shown = [strip_controls(line).rstrip() for line in lines]
+    return [redact(line, secrets)[:500] for line in shown if line.strip()][-n_lines:]
 
 
 def _reap(process: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import MissingDependency, TargetError, UsageError
-from targets.child import child_server
+from targets.child import child_server, log_tail
 from tests.targets.processes import is_running, wait_until
 
 
@@ -157,3 +157,10 @@ def test_a_child_ends_when_its_parent_is_killed_outright(tmp_path):
         assert is_running(pid)
         parent.kill()
     assert wait_until(lambda: not is_running(pid))
+
+
+def test_lines_of_a_terminal_that_end_in_a_carriage_return_are_kept(tmp_path):
+    """`docker run -t` writes CRLF; a progress bar overwrites its line after a CR."""
+    log = tmp_path / "server.log"
+    log.write_bytes(b"loading\r\n10 %\r90 %\r\n\r\nCUDA error\r\n")
+    assert log_tail(log) == ["loading", "90 %", "CUDA error"]
