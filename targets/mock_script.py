@@ -1,8 +1,9 @@
-"""What the mock server does to a request, as data: when each piece is written, and what goes wrong
-on purpose.
+"""The script of the mock server: when each piece of a reply is written, which failures happen, and
+the options that set it (`--ttft 50ms --fail 500:10%` on the command line, `ttft=50ms,fail=cut`
+elsewhere).
 
-Everything here is a pure function of the script, its seed and the request's number: the same
-requests get the same treatment in every run, in whatever order they arrive.
+A pure function of the script, its seed and the number of the request decides everything: the same
+requests get the same treatment in every run, in any order of arrival.
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ from loadgen.units import parse_duration_s, parse_rate_per_s, parse_share
 
 Parse = Callable[[str], Any]
 
+FAILURES: Mapping[str, str] = {
+    "cut": "half of the tokens, then the connection is closed",
+    "hang": "never answers",
+    "inband": "half of the tokens, then an error event after the 200",
+    "notsse": "a 200 with an HTML page",
+    "reset": "the connection is reset (RST) instead of an answer",
+    "utf8": "half of the tokens, then an event that is not UTF-8",
+}  # and any HTTP status from 400 to 599
+
 REJECTABLE = (
     "continuous_usage_stats",
     "ignore_eos",
@@ -27,19 +37,10 @@ REJECTABLE = (
     "temperature",
 )
 
-FAILURES: Mapping[str, str] = {
-    "cut": "half of the tokens, then the connection is closed",
-    "hang": "never answers",
-    "inband": "half of the tokens, then an error event after the 200",
-    "notsse": "a 200 with an HTML page",
-    "reset": "the connection is reset (RST) instead of an answer",
-    "utf8": "half of the tokens, then an event that is not UTF-8",
-}  # and any HTTP status from 400 to 599
-
 
 class Stall(NamedTuple):
-    """Replies frozen for `length_s`, from `start_s` after the first request (of a load generator,
-    told by its `x-seq` header, if one comes) was read.
+    """All replies frozen for `length_s`, `start_s` after the first request was read. With a load
+    generator, which sends an `x-seq` header, its first request counts.
     """
 
     start_s: float
@@ -55,22 +56,22 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """How the mock behaves.
+    """The behaviour of the mock server.
 
     Event j of a reply is due `ttft_s + j · coalesce · itl_s` after the request was read completely,
-    whatever happened before: nothing drifts. A stall is one interval of the server's life in which
-    no reply is written to; what falls due in it is written at its end, in order, and what is due
-    later is not shifted.
+    independent of earlier events: nothing drifts. A stall is an interval of the server's life in
+    which no reply is written. Events that fall due in it are written at its end, in order; later
+    events are not shifted.
     """
 
     ttft_s: float = 0.05
     itl_s: float = 0.01
     coalesce: int = 1  # tokens per event
-    tokens: int = 64  # where the request does not say
+    tokens: int = 64  # for a request without a limit
     eos_after: int | None = None  # a request without ignore_eos stops after so many
     reasoning: int = 0  # leading tokens that are reasoning (chat only)
     role: str = "first"  # first: with the first token · early: with the headers · off
-    usage: str = "on"  # off: not even when asked for
+    usage: str = "on"  # off: not even on request
     done: str = "on"  # off: the stream ends without [DONE]
     chars_per_token: float = 4.0
     overhead_tokens: int = 8  # of the chat template; completions have none
@@ -89,12 +90,12 @@ class Script:
             raise UsageError(f"mock option fail: the shares add up to {total:.0%}; at most 100%")
 
     def due_s(self, event: int) -> float:
-        """When event number `event` is due, seconds after the request was read."""
+        """The deadline of event number `event`, seconds after the request was read."""
         return self.ttft_s + event * self.coalesce * self.itl_s
 
     def after_stalls_s(self, instant_s: float) -> float:
-        """The instant itself (seconds after the first request), or the end of the stalls it falls
-        into.
+        """The instant itself (seconds after the first request), or the end of the stalls that
+        contain it.
         """
         for stall in sorted(self.stalls):
             if stall.start_s <= instant_s < stall.start_s + stall.length_s:
@@ -102,7 +103,7 @@ class Script:
         return instant_s
 
     def failure(self, number: int) -> str | None:
-        """What goes wrong with request `number`, if anything; whatever the others do."""
+        """The failure of request `number`, independent of other requests; None: no failure."""
         left = _uniform(self.seed, number)
         for failure in self.failures:
             left -= failure.share
@@ -111,28 +112,28 @@ class Script:
         return None
 
     def prompt_tokens(self, text: str, is_chat: bool) -> int:
-        """How many tokens a prompt is taken to have: linear in its characters, rounded."""
+        """The token count of a prompt: linear in its characters, rounded."""
         return round(len(text) / self.chars_per_token) + (self.overhead_tokens if is_chat else 0)
 
-    def output_tokens(self, asked: int | None, ignore_eos: bool) -> tuple[int, str]:
-        """How many tokens a reply has, and its finish reason."""
-        wanted = self.tokens if asked is None else asked
-        if self.eos_after is not None and not ignore_eos and self.eos_after < wanted:
+    def output_tokens(self, limit: int | None, ignore_eos: bool) -> tuple[int, str]:
+        """(number of tokens, finish reason) of a reply."""
+        n_tokens = self.tokens if limit is None else limit
+        if self.eos_after is not None and not ignore_eos and self.eos_after < n_tokens:
             return self.eos_after, "stop"
-        return wanted, "length"
+        return n_tokens, "length"
 
 
 def _uniform(seed: int, number: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments."""
+    """A number in [0, 1), a function of its arguments only."""
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
 def apply_options(script: Script, options: Iterable[tuple[str, str]]) -> Script:
-    """The script with options laid over it; repeatable ones (stall, fail, reject, model) add up
-    among themselves.
+    """The script with `options` set. Several values of a repeatable option (stall, fail, reject,
+    model) are collected; together they replace the script's.
 
-    Raises UsageError naming the option, its value and what was expected.
+    Raises UsageError with the option, its value and the expected form.
     """
     changes: dict[str, Any] = {}
     for key, value in options:
@@ -149,7 +150,7 @@ def apply_options(script: Script, options: Iterable[tuple[str, str]]) -> Script:
 
 
 def split_options(text: str) -> list[tuple[str, str]]:
-    """`key=value,key=value` as pairs. Raises UsageError for a part without `=`."""
+    """The pairs of `key=value,key=value`. Raises UsageError for a part without `=`."""
     pairs = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         key, separator, value = part.partition("=")
@@ -189,16 +190,16 @@ def _positive(text: str) -> float:
     return number
 
 
-def _word(*known: str) -> Parse:
+def _word(*words: str) -> Parse:
     def parse(text: str) -> str:
-        if text not in known:
-            raise ValueError(nearest(text, known))
+        if text not in words:
+            raise ValueError(nearest(text, words))
         return text
 
     return parse
 
 
-def _one(parse: Parse) -> Parse:
+def _repeatable(parse: Parse) -> Parse:
     return lambda text: (parse(text),)
 
 
@@ -207,21 +208,21 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "itl": ("itl_s", parse_duration_s, "time between tokens, e.g. 10ms"),
     "speed": ("itl_s", lambda text: 1 / parse_rate_per_s(text), "tokens per second, e.g. 100/s"),
     "coalesce": ("coalesce", _integer(1), "tokens per event"),
-    "tokens": ("tokens", _integer(1), "output tokens where a request does not say"),
+    "tokens": ("tokens", _integer(1), "output tokens of a request without a limit"),
     "eos_after": ("eos_after", _integer(1), "stop after so many tokens without ignore_eos"),
     "reasoning": ("reasoning", _integer(0), "leading reasoning tokens (chat)"),
     "role": ("role", _word("first", "early", "off"), "the role: with the first token, early, off"),
-    "usage": ("usage", _word("on", "off"), "off: no usage even when asked for"),
+    "usage": ("usage", _word("on", "off"), "off: no usage, not even on request"),
     "done": ("done", _word("on", "off"), "off: no [DONE] at the end"),
     "chars_per_token": ("chars_per_token", _positive, "characters of a prompt token"),
     "overhead_tokens": ("overhead_tokens", _integer(0), "tokens of the chat template"),
     "cached_tokens": ("cached_tokens", _integer(0), "cached prompt tokens to report"),
     "stall": ("stalls", _stall, "freeze all replies, LENGTH@START, e.g. 1.4s@5s"),
     "fail": ("failures", _failure, f"KIND[:SHARE]; {', '.join(FAILURES)} or an HTTP status"),
-    "reject": ("rejects", _one(_word(*REJECTABLE)), "answer 400 to requests with this field"),
+    "reject": ("rejects", _repeatable(_word(*REJECTABLE)), "answer 400 to this request field"),
     "max_model_len": ("max_model_len", _integer(1), "most tokens of prompt and output"),
     "api_key": ("api_key", str, "the only key accepted"),
-    "model": ("models", _one(str), "a served model's name"),
+    "model": ("models", _repeatable(str), "name of a served model"),
     "seed": ("seed", _integer(0), "which requests fail"),
 }
 """Option name → (field of Script, parser, help)."""
