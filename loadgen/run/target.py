@@ -246,8 +246,8 @@ def _probed(
         timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
         text_of=calibration.sample,
         calibrate=calibration.steps,
-        ahead=calibration.ahead,
-        on_timed=warm_up.may_begin,
+        first_prompts=calibration.ahead,
+        on_first_token=warm_up.may_begin,
     )
     found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
     checks = [*found.checks]

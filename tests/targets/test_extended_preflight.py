@@ -6,9 +6,9 @@ import pytest
 
 from targets.embed import mock
 from targets.endpoint import read_target
-from targets.extended_preflight import examine
+from targets.extended_preflight import extended_preflight
 from targets.preflight import preflight
-from targets.preflight_checks import EXAMINED
+from targets.preflight_checks import EXTENDED_CHECKS
 from targets.truth_server import truth_server
 
 
@@ -22,10 +22,10 @@ def examined(url, script=""):
             endpoint, endpoint.adapter(), max_input_tokens=10, max_output_tokens=10, timeout_s=5
         )
         found.or_raise()
-        checks = await examine(
+        checks = await extended_preflight(
             endpoint, found, lambda n, which: (f"text {which} " * n)[:n], timeout_s=5
         )
-        assert tuple(check.check for check in checks) == EXAMINED
+        assert tuple(check.check for check in checks) == EXTENDED_CHECKS
         return {check.check: check for check in checks}
 
     return asyncio.run(both())
@@ -86,7 +86,9 @@ def test_odd_framing_is_told_and_secrets_are_not():
         found = await preflight(
             endpoint, endpoint.adapter(), max_input_tokens=1, max_output_tokens=1, timeout_s=5
         )
-        return await examine(endpoint, found.or_raise(), lambda n, which: "x" * n, timeout_s=5)
+        return await extended_preflight(
+            endpoint, found.or_raise(), lambda n, number: "x" * n, timeout_s=5
+        )
 
     found = asyncio.run(answered_by(head, CHUNK + b"data: [DONE]\n\n", ask))
     checks = {check.check: check for check in found}

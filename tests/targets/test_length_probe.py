@@ -107,7 +107,7 @@ def test_what_a_calibration_asks_first_is_asked_beside_the_samples_and_once():
     def steps(line, limit_tokens):
         return True, f"{line} {(yield first)} {(yield (RenderedPrompt('four'),))}"
 
-    asked = {"calibrate": steps, "ahead": lambda limit_tokens: first}
+    asked = {"calibrate": steps, "first_prompts": lambda limit_tokens: first}
     found, server = probe(asked, n_beside=4)
     said = {check.check: check.detail for check in found.checks}["prompt_fit"]
     assert said == f"{CharacterFit(3.0, 0.25)} (13, 23) (4,)"

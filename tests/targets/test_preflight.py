@@ -14,7 +14,7 @@ from targets.endpoint import read_target
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import preflight
-from targets.preflight_result import CHECKS, two_point_fit, without_refused
+from targets.preflight_result import CHECKS, two_point_fit, without_rejected
 from targets.probe_request import EventReader, _is_bundled, connect_problem, parse_models
 from targets.safe_text import error_message
 
@@ -48,7 +48,7 @@ def test_a_healthy_server_passes_every_check(mock_url):
     assert check(found, "streaming").ok is not False  # None: a busy machine had all in one read
     assert found.model == "mock-model"
     assert found.adapter.continuous_usage
-    assert found.is_output_exact
+    assert (found.adapter.ignore_eos, check(found, "ignore_eos").ok) == (True, True)
     assert "on every chunk" in check(found, "usage").detail
 
 
@@ -69,7 +69,7 @@ def test_both_apis_are_probed_and_fitted(mock_url):
 @pytest.mark.parametrize(
     ("script", "name", "says"),
     [
-        ("fail=500", "completion", "answered 500: scripted failure 500; look into the server's"),
+        ("fail=500", "completion", "answered 500: scripted failure 500; see the server's log"),
         ("fail=401", "completion", "answered 401: no API key was sent; export OPENAI_API_KEY=…"),
         ("fail=403", "completion", "answered 403: no API key was sent"),
         ("fail=404", "completion", "check the URL (with or without /v1) and api: chat"),
@@ -109,7 +109,7 @@ def test_a_server_that_fails_now_and_then_may_still_be_measured(tmp_path):
     with mock({"fail": "500:10%", "seed": "39", "ttft": "1ms", "itl": "0ms"}, tmp_path) as served:
         found = probe(served.endpoint.url)
     assert found.fatal is None
-    assert "1 attempts failed before" in check(found, "completion").detail
+    assert "1 earlier attempt failed" in check(found, "completion").detail
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_what_the_server_refuses_is_not_asked_again(mock_url, script, field, val
 def test_without_ignore_eos_lengths_are_at_most(mock_url):
     found = probe(mock_url, "reject=ignore_eos,eos_after=4")
     assert check(found, "ignore_eos").ok is None
-    assert "at most" in check(found, "ignore_eos").detail
+    assert "upper limits" in check(found, "ignore_eos").detail
     assert check(found, "finish_reason").detail == "stop"
-    assert not found.is_output_exact
+    assert not found.adapter.ignore_eos
 
 
 def test_without_usage_there_is_no_fit_and_the_check_says_who_counts(mock_url):
@@ -279,10 +279,10 @@ def test_each_reason_for_no_connection_reads_differently():
 
 def test_what_a_refusal_names_is_dropped_first():
     asked = OpenAIChat(continuous_usage=True)
-    assert without_refused(asked, 500, "ignore_eos") is None
-    named = without_refused(asked, 400, "unknown field min_tokens")
+    assert without_rejected(asked, 500, "ignore_eos") is None
+    named = without_rejected(asked, 400, "unknown field min_tokens")
     assert named == OpenAIChat(continuous_usage=True, ignore_eos=False)
-    assert without_refused(asked, 422, "no idea") == OpenAIChat()
+    assert without_rejected(asked, 422, "no idea") == OpenAIChat()
 
 
 def test_what_no_refusal_names_is_dropped_one_by_one():
@@ -290,7 +290,7 @@ def test_what_no_refusal_names_is_dropped_one_by_one():
     steps = []
     while asked is not None:
         steps.append((asked.continuous_usage, asked.ignore_eos, asked.include_usage))
-        asked = without_refused(asked, 400, "bad request")
+        asked = without_rejected(asked, 400, "bad request")
     assert steps == [
         (True, True, True),
         (False, True, True),

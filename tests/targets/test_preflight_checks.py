@@ -13,7 +13,7 @@ HEAD = Head("1.1", "text/event-stream", "", True, False)
     ("request_s", "ok", "says"),
     [
         ([0.001] * 19, True, ""),
-        ([0.03] * 19, False, "every TTFT includes this way"),
+        ([0.03] * 19, False, "every TTFT includes it"),
         ([0.001] * 15 + [0.012] * 4, None, "cannot be seen"),
         ([0.001] * 18 + [0.5], True, ""),  # one outlier is nothing
     ],
@@ -31,8 +31,8 @@ def test_a_round_trip_is_near_far_or_unsteady(request_s, ok, says):
         (ConnectionCounts(20, 0, 4, 1), True, ""),  # the small ones used one that was open
         (ConnectionCounts(20, 20, 4, 4), False, "every request opens a connection"),
         (ConnectionCounts(20, 1, 4, 4), False, "every request opens a connection"),
-        (ConnectionCounts(20, 10, 4, 2), False, "some requests pay"),
-        (ConnectionCounts(20, 1, 4, 2), False, "some requests pay"),
+        (ConnectionCounts(20, 10, 4, 2), False, "some requests open"),
+        (ConnectionCounts(20, 1, 4, 2), False, "some requests open"),
     ],
 )
 def test_connections_are_kept_or_not(seen, ok, says):
@@ -102,7 +102,7 @@ def test_packed_tokens_that_also_come_in_blocks_are_both_told():
         ([0.05] * 3, [16] * 3, [1984] * 3, True, "present"),  # a template's block
         ([0.05] * 3, [None] * 3, [None] * 3, False, "present, but cached tokens are not stated"),
         ([0.05, 0.05, 0.2], [None] * 3, [None] * 3, True, "no sign of one"),  # one is not all
-        ([0.2] * 3, [1500] * 3, [1984] * 3, False, "never sent before are said to be cached"),
+        ([0.2] * 3, [1500] * 3, [1984] * 3, False, "cached tokens for a prompt never sent before"),
     ],
 )
 def test_a_prefix_cache_shows_by_time_or_by_count(warm_s, cold_cached, warm_cached, ok, says):

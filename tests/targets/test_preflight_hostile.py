@@ -105,7 +105,7 @@ def test_a_relative_redirect_is_told_as_a_whole_url():
 
 def test_a_redirect_to_nowhere_is_told():
     found, _ = probe(RudeServer(models=http(302, b"")))
-    assert found.fatal.endswith("GET /v1/models answers 302 without saying where to")
+    assert found.fatal.endswith("GET /v1/models answers 302 without a location")
 
 
 @pytest.mark.parametrize(

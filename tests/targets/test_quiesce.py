@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from targets.endpoint import Endpoint, read_target
-from targets.quiesce import settle, unreachable
+from targets.quiesce import quiesce, unreachable_reason
 
 BUSY = "vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
@@ -57,7 +57,7 @@ def server():
 
 
 def settled(endpoint, drain_s=30.0, resets_cache=True):
-    checks = asyncio.run(settle(endpoint, drain_s=drain_s, resets_cache=resets_cache))
+    checks = asyncio.run(quiesce(endpoint, drain_s=drain_s, resets_cache=resets_cache))
     return {check.check: check for check in checks}
 
 
@@ -103,9 +103,9 @@ def test_what_a_server_does_not_do_is_told(server, status, ok, detail):
 def test_without_metrics_nobody_knows_what_is_in_flight(server):
     server.metrics = ["process_cpu_seconds_total 3\n"]
     drained = settled(Endpoint(url=server.url))["drained"]
-    assert (drained.ok, drained.detail) == (None, "its metrics do not say what is in flight")
+    assert (drained.ok, drained.detail) == (None, "its metrics do not count requests")
     off = read_target(f"url: {server.url}\nmetrics_url: off\n", "t.yaml", {})
-    assert settled(off)["drained"].detail == "its metrics are not to be read"
+    assert settled(off)["drained"].detail == "its metrics are switched off (metrics_url: off)"
 
 
 def test_a_server_that_is_gone_is_told_and_nothing_is_raised(server):
@@ -124,8 +124,8 @@ def test_both_carry_the_endpoints_key_and_the_cache_can_be_kept(server):
 
 def test_who_answers_anything_can_be_reached_and_who_is_gone_cannot(server):
     there = Endpoint(url=server.url)
-    assert asyncio.run(unreachable(there)) == ""
+    assert asyncio.run(unreachable_reason(there)) == ""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         gone = Endpoint(url=f"http://127.0.0.1:{taken.getsockname()[1]}")
-        assert asyncio.run(unreachable(gone)).startswith("cannot connect to 127.0.0.1:")
+        assert asyncio.run(unreachable_reason(gone)).startswith("cannot connect to 127.0.0.1:")
