@@ -225,7 +225,7 @@ def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
             return read_target(write_document({"url": url}), spec, environ, settings=settings)
         try:
             return _with_environment(Endpoint(url=url), environ)
-        except _BadKey as problem:
+        except ValueError as problem:
             raise TargetFileError(str(problem)) from None
     try:
         text = path.read_text(encoding="utf-8")
@@ -264,7 +264,7 @@ def read_target(
         endpoint = endpoint.model_copy(update={"launch": _placed(endpoint.launch, file, folder)})
     try:
         endpoint = _with_environment(endpoint, environ)
-    except _BadKey as problem:
+    except ValueError as problem:
         file.note(("api_key_env",), str(problem))
     file.raise_mistakes()
     return endpoint
@@ -286,13 +286,9 @@ def _placed(launch: Launch, file: Document, folder: Path) -> Launch:
     return launch.model_copy(update={"cwd": cwd})
 
 
-class _BadKey(Exception):
-    """The environment has no usable key; the message never holds the key."""
-
-
 def _with_environment(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
-    """The endpoint with its API key and its proxy, if the environment has them. Raises _BadKey if
-    the file names a variable that is not set.
+    """The endpoint with its API key and its proxy, if the environment has them. Raises
+    ValueError, which never holds the key, for an unusable key or a named variable that is not set.
     """
     complete = _with_key(endpoint, environ)
     if endpoint.launch is None:  # a launched server is on this machine
@@ -306,13 +302,10 @@ def _with_key(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
     if not key:
         if endpoint.api_key_env is None:
             return endpoint.model_copy()
-        raise _BadKey(
+        raise ValueError(
             f"environment variable {variable} is not set; export {variable}=… or remove the line"
         )
-    try:
-        _check_header(f"the value of {variable}", key)
-    except ValueError as error:
-        raise _BadKey(str(error)) from None
+    _check_header(f"the value of {variable}", key)
     keyed = endpoint.model_copy(update={"api_key_env": variable})
     keyed._api_key = SecretStr(key)
     return keyed

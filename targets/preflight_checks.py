@@ -102,33 +102,32 @@ def round_trip(connect_s: Sequence[float], request_s: Sequence[float]) -> Prefli
 
 def http(head: Head) -> PreflightCheck:
     """Whether the framing of a stream allows its reads to be stamped and its end to be detected."""
-    faults = []
-    if head.version != "1.1":
-        faults.append((f"HTTP/{head.version}", "no connection is kept alive; serve HTTP/1.1"))
-    if head.content_encoding not in ("", "identity"):
-        faults.append(
-            (
-                f"{head.content_encoding} although identity was requested",
-                "tokens wait in the compressor's blocks; exclude text/event-stream from it",
-            )
-        )
-    if not head.is_chunked and not head.has_length:
-        faults.append(
-            (
-                "neither chunked nor of stated length",
-                "the body ends with its connection: a cut stream looks complete",
-            )
-        )
-    if head.content_type != "text/event-stream":
-        faults.append(
-            (
-                f"content-type {head.content_type or 'missing'}",
-                "proxies recognize a stream only by text/event-stream and may buffer other types",
-            )
-        )
+    findings = (
+        (
+            head.version != "1.1",
+            f"HTTP/{head.version}",
+            "no connection is kept alive; serve HTTP/1.1",
+        ),
+        (
+            head.content_encoding not in ("", "identity"),
+            f"{head.content_encoding} although identity was requested",
+            "tokens wait in the compressor's blocks; exclude text/event-stream from it",
+        ),
+        (
+            not head.is_chunked and not head.has_length,
+            "neither chunked nor of stated length",
+            "the body ends with its connection: a cut stream looks complete",
+        ),
+        (
+            head.content_type != "text/event-stream",
+            f"content-type {head.content_type or 'missing'}",
+            "proxies recognize a stream only by text/event-stream and may buffer other types",
+        ),
+    )
+    faults = [(detail, effect) for is_fault, detail, effect in findings if is_fault]
     if faults:
-        details, consequences = zip(*faults, strict=True)
-        return PreflightCheck("http", False, "; ".join(details), "; ".join(consequences))
+        details, effects = zip(*faults, strict=True)
+        return PreflightCheck("http", False, "; ".join(details), "; ".join(effects))
     framing = "chunked" if head.is_chunked else "of stated length"
     return PreflightCheck("http", True, f"HTTP/1.1, {framing}, text/event-stream, not compressed")
 

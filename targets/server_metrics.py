@@ -37,7 +37,7 @@ class ServerSeries:
 def _series(
     name: str, kind: Kind, fold: Fold, meaning: str, sources: str, by: str = "", scale: float = 1.0
 ) -> ServerSeries:
-    """A series from its `sources` in one text: separated by blanks, names to add up joined by `+`."""
+    """A series; `sources` are separated by blanks, names to add up are joined by `+`."""
     names = tuple(tuple(source.split("+")) for source in sources.split())
     return ServerSeries(name, kind, fold, meaning, names, by, scale)
 
