@@ -33,7 +33,7 @@ ALLOWED: dict[str, list[str]] = {
         "loadgen.plugins",
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
-        *(f"targets.{way}" for way in ("base", "route", "rotation", "dialer", "aiohttp_route")),
+        *(f"targets.{way}" for way in ("base", "route", "rotation", "dialer")),
         "targets.safe_text",
     ],
     "reports": [*WORDS, "reports", "loadgen.measure"],

@@ -23,7 +23,7 @@ from loadgen.drive.exchange import Exchange
 from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
-from targets.aiohttp_route import connector, request_options
+from targets.dialer import tls_context
 from targets.rotation import Lookup, Rotation, format_address
 from targets.route import Route
 
@@ -124,7 +124,7 @@ class AiohttpClient:
             skip_auto_headers=_NOT_OURS,
             allow_redirects=False,
             trace_request_ctx=exchange,
-            **request_options(self._route),
+            **_proxy_options(self._route),
         ) as response:
             if response.status == 101:
                 raise _Broken("the server switched protocols")
@@ -171,9 +171,13 @@ class AiohttpClient:
             options["force_close"] = True
         else:
             options["keepalive_timeout"] = _IDLE_S
-        if not self._route.unix_path:
-            options |= {"resolver": self._resolver, "use_dns_cache": False}
-        return connector(self._route, **options)
+        route = self._route
+        if route.unix_path:
+            return aiohttp.UnixConnector(route.unix_path, **options)
+        tls = tls_context(route.ca_cert) if route.is_tls else True
+        return aiohttp.TCPConnector(
+            ssl=tls, resolver=self._resolver, use_dns_cache=False, **options
+        )
 
     def _trace(self) -> aiohttp.TraceConfig:
         """What aiohttp tells of its connections, written into the exchange."""
@@ -251,6 +255,17 @@ def failure(exchange: Exchange, error: Exception, route: Route) -> tuple[Status,
         closed = "the server closed a kept-alive connection instead of answering"
         return Status.stream_error, f"{closed} ({error})"
     return Status.stream_error, f"connection closed without an answer ({error})"
+
+
+def _proxy_options(route: Route) -> dict[str, Any]:
+    """Keywords for `session.request`. A forwarding proxy gets its credentials with each request
+    (`Route.forwarding_headers`), a tunnelling proxy with CONNECT."""
+    if route.proxy is None:
+        return {}
+    options: dict[str, Any] = {"proxy": route.proxy.url}
+    if route.is_tunnelled and route.proxy.authorization:
+        options["proxy_headers"] = {"proxy-authorization": route.proxy.authorization}
+    return options
 
 
 def parse_request(payload: bytes) -> tuple[str, str, list[tuple[str, str]], bytes]:
