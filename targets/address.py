@@ -1,6 +1,6 @@
 """The base URL of a server, parsed and checked. The forms that users paste (with or without `/v1`,
-with the whole endpoint path) yield the same base. An unusable URL is rejected in one line, which
-never repeats a password.
+with the whole endpoint path) yield the same base. An unusable URL is rejected in a single line,
+which never repeats a password.
 
 A server on a Unix domain socket is `unix:/run/server.sock` or, with a path prefix of its API,
 `http+unix://%2Frun%2Fserver.sock/prefix` (the socket's path, percent-encoded, as the host).
@@ -72,7 +72,7 @@ def is_url(text: str) -> bool:
 
 
 def parse_url(text: str) -> Address:
-    """The address of a base URL. Raises TargetFileError, one line, for an unusable URL."""
+    """The address of a base URL. Raises TargetFileError for an unusable URL."""
     shown = f"target URL {_shown(text)!r}"
     if any(c.isspace() or not c.isprintable() for c in text):
         raise TargetFileError(f"{shown}: contains white space; write e.g. http://localhost:8000")
@@ -99,8 +99,8 @@ def parse_url(text: str) -> Address:
 
 
 def parse_metrics_url(text: str) -> Address:
-    """The address of a metrics URL, with its whole path as the base. Raises TargetFileError, one
-    line that repeats neither user information nor a query."""
+    """The address of a metrics URL, with its whole path as the base. Raises TargetFileError,
+    whose message repeats neither user information nor a query."""
     parts = urlsplit(text)
     shown = f"{parts.scheme}://{parts.hostname or ''}"
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:

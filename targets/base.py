@@ -1,4 +1,4 @@
-"""The codec between the workload's requests and the HTTP bodies of one API. Opens no socket."""
+"""The codec between the workload's requests and the HTTP bodies of an API. Opens no socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ZERO = ord("0")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of the workload: a prompt and a number of output tokens.
+    """A request of the workload: a prompt and a number of output tokens.
 
     `output_tokens` is exact where the server accepts `ignore_eos`, and an upper limit otherwise.
     `messages`, if not empty, replaces `prompt` (multi-turn); each is (role, content). `priority` 0
@@ -65,14 +65,15 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """The content of one server-sent event.
+    """The content of a server-sent event.
 
     `is_token`: the event carries at least one generated token (content, reasoning or a tool call).
     `is_answer`: content, not reasoning. `usage` may come with any event; `error` is the message of
     an in-band error.
 
-    A msgspec struct, because one is built per event: a frozen dataclass of eight fields takes 11
-    times as long to build (4.4 µs against 0.4 µs, measured together), more than decoding the JSON.
+    A msgspec struct, because it is built for each event: a frozen dataclass of eight fields takes
+    11 times as long to build (4.4 µs against 0.4 µs, measured together), more than decoding the
+    JSON.
     """
 
     is_token: bool = False
@@ -87,12 +88,12 @@ class Delta(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The bytes that most events of one answer share, so that those events need no JSON decoding.
+    """The bytes that most events of an answer share, so that those events need no JSON decoding.
 
-    An event of this shape is `before`, a text, and the pieces of `after` with one whole number
+    An event of this shape is `before`, a text, and the pieces of `after` with a whole number
     between each two. The text holds only characters that stand for themselves in JSON, and the
     numbers are at most 999 999 999. Such an event decodes to `delta`, except for the text and for
-    number `count_index` (from 0), if there is one: the output tokens so far.
+    number `count_index` (from 0), if it is not None: the output tokens so far.
     """
 
     before: bytes
@@ -104,7 +105,7 @@ class Shape:
         """The output tokens so far of each event, 0 where the shape has no such number; None for an
         event of another shape."""
         texts, counts = self._counted(events) if self.after[1:] else self._uncounted(events)
-        joined = b",".join(texts)  # a special character is rare: search all texts in one call
+        joined = b",".join(texts)  # a special character is rare: search all texts at once
         try:
             joined.decode()
             all_literal = not _SPECIAL.search(joined)
@@ -126,7 +127,7 @@ class Shape:
     def _counted(self, events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
         """The text and the count of each event.
 
-        In nearly every event each number is one more than in the event before. The bytes after the
+        In nearly every event each number grows by 1. The bytes after the
         text are therefore predicted and compared, and parsed only where the prediction fails."""
         before, start = self.before, len(self.before)
         form = b"%d".join(piece.replace(b"%", b"%%") for piece in self.after)
@@ -199,7 +200,7 @@ class Adapter(Plugin, ABC):
 
     @abstractmethod
     def decode(self, event: bytes) -> Delta:
-        """Decode the data of one event (undecoded bytes, without `data:`). Raises ValueError for
+        """Decode the data of an event (undecoded bytes, without `data:`). Raises ValueError for
         data that violates the API.
         """
 

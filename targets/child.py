@@ -64,7 +64,7 @@ def child_server(
     grace_s: float = 5.0,
 ) -> AbstractContextManager[Child]:
     """`child_program` for `python -m module arguments…`."""
-    # -P: a folder in the working directory with the name of one of our packages must not be run.
+    # -P: a folder in the working directory named like a package of ours must not be run.
     command = [sys.executable, "-P", "-u", "-m", module, *arguments]
     return child_program(
         name, command, log_dir=log_dir, ready_timeout_s=ready_timeout_s, grace_s=grace_s
@@ -84,7 +84,7 @@ def child_program(
 
     The log is `log_dir/name.log`. A child that ends before READY raises MissingDependency or
     UsageError for exit code 2, otherwise TargetError; so does a child that is not ready in time.
-    The message is one line, from the end of the log.
+    The message is one line; for a child that ended it holds the last line of the log.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / f"{name}.log"

@@ -29,8 +29,8 @@ class ProxyRefused(OSError):
 
 
 class Dialer:
-    """Opens connections along one route: to a socket file; to the addresses of a host in turn
-    (`Rotation`), where the next address joins in if one has not answered within 250 ms; or through
+    """Opens connections along a route: to a socket file; to the addresses of a host in turn
+    (`Rotation`), where the next address joins in after 250 ms without an answer; or through
     the tunnel of a proxy. Raises OSError, the base of TLS and resolver errors too."""
 
     def __init__(

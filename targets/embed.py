@@ -40,7 +40,7 @@ class Served:
 def parse_engine(text: str) -> dict[str, str]:
     """The options of the engine and of its mode in `mode=chunked,shape=tiny,watermark=0.05`.
 
-    Names and values are checked by the engine: it ends with one line if it cannot serve them.
+    Names and values are checked by the engine: it ends with an error line if it cannot serve them.
     """
     options: dict[str, str] = {}
     for key, value in split_options(text):
@@ -64,7 +64,7 @@ def engine(
     user's own modes.
 
     Raises MissingDependency (no torch), UsageError (a bad option, a busy port) or TargetError (it
-    died or was never ready), each with one line of the engine's log.
+    died or was never ready), with the last line of the engine's log.
     """
     chosen = {**ENGINE_DEFAULTS, **options}
     flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]

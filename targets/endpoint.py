@@ -180,7 +180,7 @@ class Endpoint(Block):
         return redact(text, self.secrets())
 
     def error_text(self, error: BaseException) -> str:
-        """The message of an error in one short line without secrets. The message of some errors
+        """The message of an error in a short line without secrets. The message of some errors
         quotes the server (`NotHttp`).
         """
         words = self.redact(strip_controls(" ".join(str(error).split())))
@@ -215,7 +215,7 @@ def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
     of it, e.g. `labels.gpus=8`.
 
     The API key (variable `api_key_env` of the file, else OPENAI_API_KEY if set) and the proxy come
-    from `environ`. Raises TargetFileError with one line per mistake, UsageError for an unusable
+    from `environ`. Raises TargetFileError with a line per mistake, UsageError for an unusable
     proxy.
     """
     path = Path(spec)
@@ -275,8 +275,8 @@ def _placed(launch: Launch, file: Document, folder: Path) -> Launch:
     if "url" in file.values:
         file.note(
             ("url",),
-            "a launched server's URL follows from launch.host and launch.port; remove one of url "
-            "and launch",
+            "a launched server's URL follows from launch.host and launch.port; remove url or "
+            "launch",
         )
     if launch.cwd is None:
         return launch

@@ -1,7 +1,7 @@
 """The extended preflight of a doctor: distance, connections, framing, chunking and prefix cache of
 a server. All times are taken on our monotonic clock; times that the server states are not used.
 
-It sends about fifty small requests, one at a time. Like the preflight it never raises for the
+It sends about fifty small requests, never two at a time. Like the preflight it never raises for the
 behaviour of the server: a check that cannot be made says why.
 """
 
@@ -50,7 +50,7 @@ class _Unknown(Exception):
 
 @dataclass
 class _Run:
-    """One extended preflight in progress."""
+    """An extended preflight in progress."""
 
     endpoint: Endpoint
     preflight: Preflight

@@ -20,7 +20,7 @@ import httptools
 from targets.dialer import Dialer
 from targets.route import Route
 
-_MAX_UNREAD_BYTES = 1 << 20  # of one response; reading pauses beyond that
+_MAX_UNREAD_BYTES = 1 << 20  # of a response; reading pauses beyond that
 _QUOTED_BYTES = 200
 _IN_URLS = "/%:@!$&'()*+,;=~?"  # besides letters and digits
 
@@ -40,7 +40,7 @@ class NotHttp(OSError):
 
 
 class ProbeConnection(asyncio.Protocol):
-    """One connection, with at most one response at a time."""
+    """A connection, with at most one response at a time."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -99,7 +99,7 @@ class ProbeConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        if self.is_complete:  # a second response in one read
+        if self.is_complete:  # a second response in the same read
             self._is_kept = False
         elif 100 <= self.status < 200:  # informational: the response is still to come
             self.status, self.headers, self._has_head = 0, [], False
@@ -136,7 +136,7 @@ class ProbeConnection(asyncio.Protocol):
             await self._more()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, one piece per read. Raises Disconnected or NotHttp."""
+        """The body as it arrives, a piece per read. Raises Disconnected or NotHttp."""
         while self._pieces or not self.is_complete:
             if not self._pieces:
                 await self._more()
@@ -175,8 +175,9 @@ class ProbeConnection(asyncio.Protocol):
 
 
 class HttpSession:
-    """Requests along one route, over as many connections as there are concurrent requests; an async
-    context manager that closes them, for one event loop. `n_opened` counts the connections opened.
+    """Requests along a route, over as many connections as there are concurrent requests; an async
+    context manager that closes them, for a single event loop. `n_opened` counts the connections
+    opened.
     """
 
     def __init__(self, route: Route) -> None:
@@ -217,7 +218,7 @@ class HttpSession:
                     connection.close()
 
     async def _send(self, request: bytes, *, may_repeat: bool) -> ProbeConnection:
-        """Send on an idle connection or on a new one. If the server has just closed the idle
+        """Send on an idle or a new connection. If the server has just closed the idle
         connection, an idempotent request is sent again (RFC 9110 section 9.2.2)."""
         while (idle := self._take_idle()) is not None:
             try:
@@ -250,7 +251,7 @@ class HttpSession:
         return None
 
     def _encoded(self, method: str, url: str, headers: Headers, body: bytes) -> bytes:
-        """The bytes of a request; one for a forwarding proxy holds the whole URL (RFC 9112 section
+        """The bytes of a request; for a forwarding proxy it holds the whole URL (RFC 9112 section
         3.2.2)."""
         parts = urlsplit(url)
         target = quote(f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}", _IN_URLS)

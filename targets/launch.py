@@ -35,7 +35,7 @@ from targets.safe_text import strip_controls
 
 LOG_NAME = "server.log"
 _POLL_S = 0.2
-_REQUEST_S = 5.0  # for one readiness request; a server that computes may answer late
+_REQUEST_S = 5.0  # for a readiness request; a server that computes may answer late
 _SUPERVISOR_S = 10.0  # for the supervisor, in addition to the server's own time to stop
 
 OnWait = Callable[[float, str], None]  # seconds waited, the last line of the log
@@ -234,7 +234,7 @@ def _reject_taken(launch: Launch, port: int) -> None:
     except OSError as error:
         raise UsageError(
             f"launch.port: {port} on {launch.host} is taken ({error.strerror}); choose another, "
-            "or 0 for a free one"
+            "or 0 for any free port"
         ) from None
 
 

@@ -32,7 +32,7 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class ServerPreset(NamedTuple):
-    """The start command of one project's server. The words `model` name the model; they are left
+    """The start command of a project's server. The words `model` name the model; they are left
     out if no model is given and the server has a default.
     """
 

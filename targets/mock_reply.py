@@ -22,7 +22,7 @@ _PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>"
 
 @dataclass
 class LogRow:
-    """The log of one request. Instants are CLOCK_MONOTONIC nanoseconds; 0: it did not happen."""
+    """The log of a request. Instants are CLOCK_MONOTONIC nanoseconds; 0: it did not happen."""
 
     seq: int
     number: int
@@ -100,9 +100,7 @@ class ReplyConnection(Protocol):
 
 @dataclass(eq=False)
 class Reply:
-    """One reply in progress: a head and events at their deadlines, changed by the scripted failure,
-    if there is one.
-    """
+    """A reply in progress: a head and events at their deadlines, changed by a scripted failure."""
 
     replies: Replies
     connection: ReplyConnection
@@ -174,7 +172,7 @@ class Reply:
             self.connection.finish(out + wire.chunk(body) + tail)
 
     def _break(self) -> bool:
-        """End the reply half way as scripted; False for a failure of one broken event, after which
+        """End the reply half way as scripted; False for a failure of a single event, after which
         the reply continues."""
         if self.failure == "cut":
             self.connection.cut()
@@ -196,7 +194,7 @@ class Reply:
 
 
 def write_log(rows: Sequence[LogRow], path: Path) -> None:
-    """Write the log as CSV with a header, one line per request in order of arrival."""
+    """Write the log as CSV with a header, a line per request in order of arrival."""
     names = [f.name for f in fields(LogRow)]
     with path.open("w", newline="") as out:
         writer = csv.writer(out)

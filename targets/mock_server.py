@@ -6,7 +6,8 @@ as its options say, on time, and logs what it wrote and when.
 It prints `READY http://host:port`, or `READY unix:/path`, on stdout. A request can change its own
 script with a header `x-mock: ttft=80ms,fail=hang`. Its number, which decides whether it fails, is
 its `x-seq` header, else its place in the order of arrival. Every write has an absolute deadline on
-one timer. The log holds CLOCK_MONOTONIC instants, which a client on the same machine can subtract.
+one timer. The log holds CLOCK_MONOTONIC instants, which a client on the same machine can
+subtract.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Received(NamedTuple):
 
 
 class MockConnection(asyncio.Protocol):
-    """One client connection: HTTP/1.1 with keep-alive. A pipelined request waits for the reply
+    """A client connection: HTTP/1.1 with keep-alive. A pipelined request waits for the reply
     before it.
     """
 
@@ -256,7 +257,7 @@ async def serve(script: Script, place: Place, parent_pid: int | None) -> list[Lo
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, without the usage block."""
+        """Print the message without the usage block."""
         sys.stderr.write(f"error: {message}\n")
         raise SystemExit(2)
 
@@ -277,7 +278,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the server. Returns 0 after a signal, 2 with one line on stderr if it cannot start."""
+    """Run the server. Returns 0 after a signal, and 2 if it cannot start, with a line on stderr."""
     options = _arguments(argv)
     place = Place(options.host, options.port, options.unix)
     try:

@@ -100,7 +100,7 @@ def refuse(
 
 @dataclass(frozen=True)
 class ReplyText:
-    """The events of one reply. `number` is part of its id; `continuous` adds running usage to every
+    """The events of a reply. `number` is part of its id; `continuous` adds running usage to every
     event.
     """
 
@@ -192,7 +192,7 @@ class ReplyText:
 
 
 def chunk(body: bytes) -> bytes:
-    """One chunk of a chunked body (RFC 9112 §7.1)."""
+    """A chunk of a chunked body (RFC 9112 §7.1)."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 

@@ -85,7 +85,7 @@ class OpenAIChat(OpenAICodec):
 
 
 def _texts(message: _ChatMessage) -> tuple[str, str]:
-    """(answer text, reasoning text) of one delta. A typed part of type `text` is answer, and a part
+    """(answer text, reasoning text) of a delta. A typed part of type `text` is answer, and a part
     of any other type reasoning.
     """
     reasoning = message.reasoning_content or message.reasoning or ""

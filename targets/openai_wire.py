@@ -69,7 +69,7 @@ class UsageWire(msgspec.Struct):
 
 
 class StreamEvent(msgspec.Struct, Generic[Choice]):
-    """One event of a stream. Some vLLM versions report an error by `object` and `message`, without
+    """An event of a stream. Some vLLM versions report an error by `object` and `message`, without
     an `error` key.
     """
 
@@ -100,7 +100,7 @@ class OpenAICodec(Adapter):
     @staticmethod
     @abstractmethod
     def to_delta(event: Any) -> Delta:
-        """The content of one event of type `decoder.type`."""
+        """The content of an event of type `decoder.type`."""
 
     def encode(self, request: Request) -> HttpRequest:
         body = {"model": self.model, **self.prompt_fields(request), **_common_fields(self, request)}
@@ -129,7 +129,7 @@ class OpenAICodec(Adapter):
 
 
 def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
-    """Decode the JSON of one event. Raises ValueError with a short message that quotes at most the
+    """Decode the JSON of an event. Raises ValueError with a short message that quotes at most the
     start of the event.
     """
     try:
@@ -140,14 +140,14 @@ def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
 
 
 def _parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes]) -> list[EventT]:
-    """Decode the JSON objects of many events in one call; no event holds a line end. Raises
+    """Decode the JSON objects of many events at once; no event holds a line end. Raises
     ValueError if any of them is not of this API.
     """
     if not events:
         return []
     lines = b"\n".join(events)
-    # JSON never has `}` before `{`, so with one such pair at every line end no object spans two
-    # lines, and with as many objects as lines each line is one object.
+    # JSON never has `}` before `{`, so with this pair at every line end no object spans two
+    # lines, and with as many objects as lines each line is an object.
     if lines.count(b"}\n{") != len(events) - 1:
         raise ValueError("not an event of this API: no object")
     try:
@@ -161,10 +161,10 @@ def _parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes]
 
 def _shape_of(decode: Callable[[bytes], Delta], first: bytes, second: bytes) -> Shape | None:
     """The shape of two events that differ in a single string, which is their text, and possibly in
-    whole numbers after it, of which one may be the output tokens so far.
+    whole numbers after it, among which may be the output tokens so far.
 
     The conclusion from two events to all others is sound. Bytes between two quotes that can be
-    replaced by another text, with the event still valid JSON, are one whole string of it; a codec
+    replaced by another text, with the event still valid JSON, are a whole string of it; a codec
     that returns both texts for otherwise equal events copies that string. The meaning of the
     numbers is tested: an event with different numbers must decode to the same Delta, except for the
     count.
@@ -292,8 +292,8 @@ def tail(event: StreamEvent[Any]) -> dict[str, Any]:
 
 
 def _common_fields(adapter: Adapter, request: Request) -> dict[str, Any]:
-    """The body fields that chat and completions share, before `extra_body`. Always a stream, for
-    there is no TTFT without one.
+    """The body fields that chat and completions share, before `extra_body`. Always a stream,
+    because TTFT needs it.
     """
     fields: dict[str, Any] = {"temperature": request.temperature, "stream": True}
     if request.seed is not None:

@@ -102,7 +102,7 @@ class _Stop(Exception):
 
 @dataclass
 class _Run:
-    """One preflight in progress: the checks so far, and the adapter without rejected features."""
+    """A preflight in progress: the checks so far, and the adapter without rejected features."""
 
     endpoint: Endpoint
     adapter: Adapter
@@ -184,7 +184,7 @@ class _Run:
             self.note("max_model_len", True, f"{limit}; the scenario needs up to {total} tokens")
 
     async def complete(self, prompt: str, on_token: Callable[[], None]) -> ProbeAnswer:
-        """One small streamed answer, requested again without each feature that the server
+        """A small streamed answer, requested again without each feature that the server
         rejects. `on_token` is called at the tokens of an accepted request."""
         given, n_failed = self.adapter, 0
         first: ProbeAnswer | None = None
@@ -237,7 +237,7 @@ class _Run:
         else:
             self.note("ignore_eos", True, "accepted: output_tokens are exact")
         reasons = [d.finish_reason.name for d in answer.deltas if d.finish_reason]
-        missing = "missing: a cut stream looks like a complete one"
+        missing = "missing: a cut stream looks complete"
         self.note("finish_reason", bool(reasons), reasons[-1] if reasons else missing)
 
     def _check_streaming(self, answer: ProbeAnswer) -> None:

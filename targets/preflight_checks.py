@@ -26,11 +26,11 @@ CONSEQUENCES = {
     "completion": "nothing can be measured",
     "streaming": "TTFT is then the end-to-end time, and TPOT and ITL mean nothing: switch off "
     "buffering in the proxy in front of the server",
-    "usage": "output tokens are counted one per chunk: TPOT and throughput are wrong if a chunk "
+    "usage": "output tokens are counted as 1 per chunk: TPOT and throughput are wrong if a chunk "
     "holds several",
     "ignore_eos": "answers may be shorter than requested: two servers then do different work",
     "finish_reason": "an answer cut short counts as complete",
-    "max_model_len": "requests that are too long fail one by one",
+    "max_model_len": "every request that is too long fails",
     "prompt_fit": "prompt lengths are estimates, at four characters per token",
 }
 """The effect on measuring of each check of the preflight that does not pass."""
@@ -62,7 +62,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Chunking:
-    """One longer answer; `tokens` are the server's count, None if not stated."""
+    """A longer answer; `tokens` are the server's count, None if not stated."""
 
     tokens: int | None
     chunks: int
@@ -212,7 +212,7 @@ def prefix_cache(repeats: Repeats) -> PreflightCheck:
             "prefix_cache",
             False,
             f"present, but cached tokens are not stated; {times}",
-            "a contaminated run looks like a clean one: leave `salt: run` as it is, and switch on "
+            "a contaminated run looks clean: leave `salt: run` as it is, and switch on "
             "the server's cached-token counts if it has them",
         )
-    return PreflightCheck("prefix_cache", True, f"no sign of one: {times}")
+    return PreflightCheck("prefix_cache", True, f"no sign of a cache: {times}")

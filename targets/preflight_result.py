@@ -25,7 +25,7 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class PreflightCheck:
-    """One line of the preflight. `ok` None: unknown, not checked, or worth a look but no fault.
+    """A line of the preflight. `ok` None: unknown, not checked, or worth a look but no fault.
     `consequence` is the effect on measuring, shown by the doctor.
     """
 

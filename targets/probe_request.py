@@ -1,4 +1,4 @@
-"""The requests of the preflight: a connection, the list of models, and one streamed answer.
+"""The requests of the preflight: a connection, the list of models and one streamed answer.
 
 The stream is read line by line: a plain second implementation of what the load generator does on
 its hot path. Here a millisecond does not matter, and the reason of a failure does.
@@ -34,8 +34,8 @@ _LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_contex
 
 @dataclass
 class ProbeAnswer:
-    """The answer to one streamed request. `problem` says in a few words why it is no usable stream;
-    None for a usable one.
+    """The answer to a streamed request. `problem` says in a few words why the stream is unusable,
+    if it is.
 
     `token_reads_s` are the socket reads that completed at least one token; a stream with a single
     such read was held back on the way. Times are seconds since the request was sent; NaN if it
@@ -119,7 +119,7 @@ async def send_probe(
     timeout_s: float,
     on_token: Callable[[], None] = lambda: None,
 ) -> ProbeAnswer:
-    """Send one request and read its stream to the end. Every failure is in the result; none is
+    """Send a request and read its stream to the end. Every failure is in the result; none is
     raised. `on_token` is called at each read that completes a token.
     """
     encoded = adapter.encode(request)
@@ -201,7 +201,7 @@ class Models:
     max_len: dict[str, int | None]
     problem: str | None = None
     is_bundled: bool = False  # served by slobench's own engine
-    is_transient: bool = False  # no connection, or a lost one: worth another attempt
+    is_transient: bool = False  # no connection, or a lost connection: worth another attempt
 
     @property
     def ids(self) -> list[str]:
@@ -209,7 +209,7 @@ class Models:
 
 
 async def fetch_models(session: HttpSession, endpoint: Endpoint, timeout_s: float) -> Models:
-    """The answer to one `GET /v1/models`. Every failure is in the result; none is raised."""
+    """The answer to `GET /v1/models`. Every failure is in the result; none is raised."""
     request = HttpRequest("GET", "/v1/models", (), b"")
     try:
         async with send(session, endpoint, request, timeout_s) as response:
@@ -335,5 +335,5 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
 
 def is_refused(error: Exception) -> bool:
     """Whether every address refused the connection. The errors of several addresses (localhost: ::1
-    and 127.0.0.1) arrive joined into one text."""
+    and 127.0.0.1) arrive joined in one text."""
     return isinstance(error, ConnectionRefusedError) or f"Errno {errno.ECONNREFUSED}" in str(error)

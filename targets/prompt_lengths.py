@@ -41,7 +41,7 @@ line."""
 
 
 class MeasuredLengths(NamedTuple):
-    """The line, if there is one, and the check `prompt_fit`."""
+    """The line (None: no line) and the check `prompt_fit`."""
 
     fit: CharacterFit | None
     ok: bool | None
@@ -49,9 +49,11 @@ class MeasuredLengths(NamedTuple):
 
 
 class LengthProbe:
-    """Measures lengths with requests of one output token. `text_of(n)` returns about n characters
-    of the workload's own text; `calibrate` continues from the line, and `first_prompts` are counted
-    at the same time as the line. An async context manager that leaves no request behind."""
+    """Measures lengths with requests of a single output token. `text_of(n)` returns about n
+    characters of the workload's own text; `calibrate` continues from the line, and `first_prompts`
+    are counted at the same time as the line. An async context manager that leaves no request
+    behind.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class LengthProbe:
 
     async def result(self, completion: Point | None) -> MeasuredLengths:
         """The lengths, once the server has no other work. The point of the preflight's completion
-        replaces the shorter prompt of the line if the server rejects the longer one. If requests
+        replaces the shorter prompt of the line if the server rejects the longer prompt. If requests
         failed while the server had other work, they are repeated."""
         self._completion.set_result(completion)
         was_started = self._task is not None

@@ -1,4 +1,4 @@
-"""The quiet state between two measurements on one server: no request in progress, no prefix cached.
+"""The quiet state between two measurements on a server: no request in progress, no prefix cached.
 
 Requests that the server still computes, and prompts that it still has in its cache, would change
 the next measurement. The server's own metrics and endpoints are used; a server without them is
@@ -34,7 +34,7 @@ async def quiesce(
     """Wait up to `drain_s` until the server has no request in progress, then empty its prefix cache
     if `resets_cache`.
 
-    Returns one check each: False if it failed, None if the server does not support it. Raises
+    Returns one check for each: False if it failed, None if the server does not support it. Raises
     nothing.
     """
     checks = [await _drain(endpoint, drain_s)]

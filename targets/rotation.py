@@ -1,7 +1,7 @@
 """Rotation over the addresses of a host name: each new connection begins at the next address.
 
 getaddrinfo(3) does not return the lifetime of a DNS answer. An answer is therefore used as it is
-for one second; for ten seconds it is used while a new lookup runs in the background, so that no
+for a second; for ten seconds it is used while a new lookup runs in the background, so that no
 request waits for a resolver; only an older answer is waited for. An address that failed, or was
 slower than its rival, is tried last for five seconds.
 """

@@ -39,7 +39,7 @@ class Scraped:
 
 
 class Source:
-    """One metrics URL on a kept-alive connection: with the endpoint's route and headers if the URL
+    """A metrics URL on a kept-alive connection: with the endpoint's route and headers if the URL
     has the endpoint's origin, else direct and without headers."""
 
     def __init__(self, url: str, endpoint: Endpoint) -> None:

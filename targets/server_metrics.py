@@ -20,9 +20,9 @@ Fold = Literal["sum", "max", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class ServerSeries:
-    """One common series. `sources` are its names in different servers; the first source whose first
+    """A common series. `sources` are its names in different servers; the first source whose first
     name is present is used, and the values of all its names that are present are added up. `fold`
-    combines the label sets into one value, but for each value of the label `by` separately.
+    combines the label sets into a single value, but for each value of the label `by` separately.
     """
 
     name: str
@@ -88,7 +88,7 @@ SERIES: tuple[ServerSeries, ...] = (
 )  # fmt: skip
 
 _NAMES = frozenset(name for series in SERIES for source in series.sources for name in source)
-_RANKS = ("tp_rank", "pp_rank")  # every rank of one engine counts the same requests
+_RANKS = ("tp_rank", "pp_rank")  # every rank of an engine counts the same requests
 
 Sample = tuple[Mapping[str, str], float]
 
@@ -113,7 +113,7 @@ def read_metrics(text: str) -> dict[str, float]:
 
 
 def add_up(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """One reading of several servers: the sum, maximum or mean of each series, by its `fold`."""
+    """A reading of several servers: the sum, maximum or mean of each series, by its `fold`."""
     kinds = {series.name: series.fold for series in SERIES}
     values: dict[str, list[float]] = {}
     for reading in readings:

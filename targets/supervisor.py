@@ -1,7 +1,7 @@
 """The supervisor process: it stands between slobench and a server that slobench launched, ends the
 server with all its descendants, also if slobench was killed, and collects the exit code.
 
-It reads one JSON line from stdin (command, env, cwd, log, stop_signal, stop_timeout_s) and runs the
+It reads a JSON line from stdin (command, env, cwd, log, stop_signal, stop_timeout_s) and runs the
 command in a session of its own. When stdin closes, or on SIGTERM, it stops the server: the signal,
 then SIGKILL. It writes `PID n` to stdout, and at the end `EXIT code` (negative: the number of a
 signal) or `FAILED reason`.

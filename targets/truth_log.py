@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 TRUTH = np.dtype(
     [
-        ("seq", "i8"),  # the request's x-seq header, -1 without one
+        ("seq", "i8"),  # the request's x-seq header, -1: no such header
         ("number", "u4"),
         ("connection", "u4"),
         ("api", "U12"),

@@ -5,7 +5,7 @@
         log = truth.finish()               # ends the server; so does the end of the block
     errors_ns = client_first_token_ns - log.rows_of(request_ids)["first_ns"]
 
-It is the reference for the accuracy of the load generator: one thread, absolute deadlines on a
+It is the reference for the accuracy of the load generator: a single thread, absolute deadlines on a
 nanosecond timer, its own lateness in the log, and CLOCK_MONOTONIC instants that a client on the
 same machine can subtract. For other tests the mock server (`targets.mock_server`) is simpler.
 
@@ -160,8 +160,8 @@ def truth_server(
 
 
 def _server_core(cpus: frozenset[int]) -> int | None:
-    """A core for the server: one that this thread may not use (a client pinned by `taskset`), else
-    the last of several that it may use; None on a machine of one core.
+    """A core for the server: a core that this thread may not use (a client pinned by `taskset`),
+    else the last of several that it may use; None on a machine with a single core.
     """
     os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a container may allow fewer cores
     others = os.sched_getaffinity(0) - cpus

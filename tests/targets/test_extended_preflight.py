@@ -36,7 +36,7 @@ def test_a_healthy_server_is_all_well(mock_url):
     assert checks["http"].ok
     assert checks["connections"].detail == "20 small requests on 1 connections, 4 streams on 1"
     assert "64 chunks in" in checks["chunking"].detail
-    assert "no sign of one" in checks["prefix_cache"].detail
+    assert "no sign of a cache" in checks["prefix_cache"].detail
 
 
 def test_a_server_that_packs_tokens_without_counting_them(mock_url):

@@ -96,12 +96,12 @@ def test_packed_tokens_that_also_come_in_blocks_are_both_told():
 @pytest.mark.parametrize(
     ("warm_s", "cold_cached", "warm_cached", "ok", "says"),
     [
-        ([0.2] * 3, [0] * 3, [0] * 3, True, "no sign of one"),
-        ([0.2] * 3, [None] * 3, [None] * 3, True, "no sign of one"),
+        ([0.2] * 3, [0] * 3, [0] * 3, True, "no sign of a cache"),
+        ([0.2] * 3, [None] * 3, [None] * 3, True, "no sign of a cache"),
         ([0.05] * 3, [0] * 3, [1984] * 3, True, "present: 1984 of 2000 prompt tokens cached"),
         ([0.05] * 3, [16] * 3, [1984] * 3, True, "present"),  # a template's block
         ([0.05] * 3, [None] * 3, [None] * 3, False, "present, but cached tokens are not stated"),
-        ([0.05, 0.05, 0.2], [None] * 3, [None] * 3, True, "no sign of one"),  # one is not all
+        ([0.05, 0.05, 0.2], [None] * 3, [None] * 3, True, "no sign of a cache"),  # one is not all
         ([0.2] * 3, [1500] * 3, [1984] * 3, False, "cached tokens for a prompt never sent before"),
     ],
 )
