@@ -48,7 +48,7 @@ from loadgen.measure.capacity.capacity_probe import Probe, in_blocks
 from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.capacity.next_probe import Question
 from loadgen.run.run_options import RunOptions
-from loadgen.workload.scaling import probed, scaled
+from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario, load_scenario
 
 SERVERS = {
@@ -223,7 +223,7 @@ def engine_truth(target: float, pool: ProcessPoolExecutor) -> float:
 def engine_attains(rate: float, n_requests: int, number: int) -> float:
     """The share of a long run's promises that are kept."""
     probing = scaled(load_scenario("capacity_search", _TRAFFIC), rate, "rate")
-    run = simulate(probed(probing, 10.0, n_requests / rate, 10**6 + number), **_ENGINE)
+    run = simulate(with_window(probing, 10.0, n_requests / rate, 10**6 + number), **_ENGINE)
     return summarize(run).attainment.value
 
 

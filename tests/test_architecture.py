@@ -1,123 +1,86 @@
-"""Who may import whom. The table is the documentation; `docs/architecture.md` tells the reasons."""
+"""The allowed imports. The tables are the documentation; docs/architecture.md has the reasons."""
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+# Rooms (folders and loose modules) from the top down: a module may import its own room and the
+# rooms on later lines, no other room.
+ROOMS: dict[str, list[str]] = {
+    "loadgen": [
+        "__main__ web",
+        "cli",
+        "capacity nightly sweep",
+        "cells doctor lab",
+        "run",
+        "live",
+        "drive translate",
+        "exports workload",
+        "measure",
+        "registry",
+        "plugins units yaml_document",
+        "clock errors records timer",
+    ],
+    "reference_engine": [
+        "__main__",
+        "serve",
+        "serving",
+        "attribution policy_testing",
+        "simulator step_log",
+        "core",
+        "executors",
+        "metrics model policies",
+        "accounting kernels plan predict sequence smdp",
+        "state",
+    ],
+}
 WORDS = [
     f"loadgen.{word}"
     for word in ("registry", "records", "clock", "errors", "units", "yaml_document", "timer")
 ]
-
-# A module may import what stands under the longest prefix of its name, itself and third parties.
-ALLOWED: dict[str, list[str]] = {
-    # Words are importable by everyone and import nothing of ours but each other.
-    **dict.fromkeys(WORDS, WORDS),
-    # Cores: pure, see PURE below.
+# What a module may import of the other packages; the longest prefix of its name counts.
+OUTSIDE: dict[str, list[str]] = {
+    "slobench": ["loadgen"],
+    "scenarios": [],
+    "targets": WORDS,
+    "reference_engine": WORDS,
+    "reference_engine.__main__": [*WORDS, "loadgen.plugins"],
+    "reports": [*WORDS, "loadgen.measure"],
+    "loadgen": [],
+    "loadgen.drive": [
+        *(f"targets.{word}" for word in ("base", "route", "rotation", "dialer", "safe_text")),
+    ],
+    "loadgen.run": ["targets", "reports"],
+    "loadgen.cells": ["targets"],
+    "loadgen.doctor": ["targets"],
+    "loadgen.capacity": ["targets.quiesce", "reports"],
+    "loadgen.sweep": ["targets", "reports"],
+    "loadgen.nightly": ["targets.embed", "targets.endpoint", "reports"],
+    "loadgen.web": ["targets", "reports"],
+    # The only room that imports both the load generator and the engine.
+    "loadgen.lab": ["targets", "reports", "reference_engine"],
+    "loadgen.cli": ["reports", "reference_engine.serve", "reference_engine.serving.serve_options"],
+}
+# Rooms of the load generator that may import less than the rooms below them.
+NARROW: dict[str, list[str]] = {
     "loadgen.workload": [
         *WORDS,
-        "loadgen.workload",
         *(f"loadgen.measure.{core}" for core in ("slo", "catalog", "statistics")),
     ],
-    "loadgen.measure": [*WORDS, "loadgen.measure"],
-    "targets": [*WORDS, "targets"],
-    "reference_engine": [*WORDS, "reference_engine"],
-    "reference_engine.__main__": [*WORDS, "reference_engine", "loadgen.plugins"],
-    # Shells: sockets, processes, files, clocks.
     "loadgen.drive": [
         *WORDS,
-        "loadgen.drive",
         "loadgen.plugins",
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
-        *(f"targets.{way}" for way in ("base", "route", "rotation", "dialer")),
-        "targets.safe_text",
     ],
-    "reports": [*WORDS, "reports", "loadgen.measure"],
-    # Wiring and edge.
-    "loadgen.run": [*WORDS, "loadgen", "targets", "reports"],
-    "loadgen.cells": [*WORDS, "loadgen", "targets"],
-    "loadgen.sweep": [*WORDS, "loadgen", "targets", "reports"],
-    "loadgen.nightly": [
-        *WORDS,
-        *(f"loadgen.{name}" for name in ("nightly", "measure", "workload")),
-        *(f"loadgen.{name}" for name in ("cells", "run.run_options")),
-        *(f"loadgen.{name}" for name in ("drive.instrument", "lab.mode_spec")),
-        "targets.embed",
-        "targets.endpoint",
-        "reports",
-    ],
-    "loadgen.capacity": [*WORDS, "loadgen", "targets.quiesce", "reports"],
-    "loadgen.capacity.early_stop": [
-        *WORDS,
-        "loadgen.live.watched",
-        "loadgen.measure",
-        "loadgen.workload",
-    ],
-    "loadgen.run.recording": [*WORDS, "loadgen", "targets.scrape"],
-    "loadgen.run.shard_tasks": [
-        *WORDS,
-        "loadgen.run.cores",
-        "loadgen.drive",
-        "loadgen.workload",
-        "loadgen.run.target",
-        "targets.endpoint",
-    ],
-    "loadgen.run.fleet": [
-        *WORDS,
-        "loadgen.drive.shards",
-        "loadgen.run.shard_tasks",
-        "loadgen.run.target",
-        "loadgen.workload",
-    ],
-    "loadgen.run.manifest": [
-        *WORDS,
-        "loadgen.drive",
-        "loadgen.workload",
-        "loadgen.run.target",
-        "loadgen.run.run_options",
-    ],
-    "loadgen.run.conclude": [*WORDS, "loadgen.drive", "loadgen.measure", "reports"],
-    "loadgen.run.preload": WORDS,
-    "loadgen.run.cores": [*WORDS, "loadgen.drive"],
-    "loadgen.run.directory": WORDS,
-    "loadgen.run.run_options": WORDS,
-    # The one place that knows both the load generator and the engine.
-    "loadgen.lab": [*WORDS, "loadgen", "targets", "reports", "reference_engine"],
-    "loadgen.run.target": [*WORDS, "loadgen.workload", "loadgen.run.preload", "targets"],
-    "loadgen.doctor": [*WORDS, "loadgen", "targets"],
-    "loadgen.plugins": WORDS,
-    "loadgen.translate": [*WORDS, "loadgen.translate", "loadgen.workload"],
-    "loadgen.live": [
-        *WORDS,
-        "loadgen.live",
-        "loadgen.measure",
-        "loadgen.drive.live_sample",
-        "loadgen.run.run_options",
-    ],
-    "loadgen.live.watching": [
-        *WORDS,
-        "loadgen.live",
-        "loadgen.measure.slo",
-        "loadgen.run.run_options",
-        "loadgen.run.target",
-        "loadgen.workload.scenario",
-    ],
-    # Locust is imported here and nowhere else: importing it patches the process.
-    "loadgen.web": [*WORDS, "loadgen", "targets", "reports"],
-    "loadgen.exports": [*WORDS, "loadgen.exports", "loadgen.measure"],
-    "loadgen.cli": [
-        "loadgen",
-        "reports",
-        "reference_engine.serve",
-        "reference_engine.serving.serve_options",
-    ],
-    "loadgen.__main__": ["loadgen.cli"],
-    "slobench": [*WORDS, "loadgen"],
-    "scenarios": [],
+    "loadgen.exports": [*WORDS, "loadgen.measure"],
+    "loadgen.translate": [*WORDS, "loadgen.workload"],
+    "loadgen.live": [*WORDS, "loadgen.measure", "loadgen.drive.live_sample", "loadgen.workload"],
 }
 PURE = [
     "loadgen.workload",
@@ -127,7 +90,6 @@ PURE = [
     "targets.openai_completions",
     "targets.openai_wire",
     "targets.address",
-    "targets.route",
     "targets.route",
     "targets.preflight_result",
     "targets.preflight_checks",
@@ -142,7 +104,6 @@ PURE = [
     "reference_engine.core.paused_tenants",
     "reference_engine.core.interventions",
     "reference_engine.accounting.totals",
-    "reference_engine.policy_testing.policy_traffic",
     "reference_engine.policy_testing.watched_policy",
     "reference_engine.state.cost_model",
     "reference_engine.accounting.explain",
@@ -170,10 +131,8 @@ PURE = [
     "reference_engine.state.swap",
     "reference_engine.predict",
     "reference_engine.serving.wire",
-    "reference_engine.metrics.histograms",
     "reference_engine.metrics.metrics",
     "reference_engine.metrics.exposition",
-    "reference_engine.serving.departures",
     "reports.run.failures",
     "reports.run.frames",
     "reports.charts",
@@ -207,46 +166,95 @@ def modules():
                 yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+@cache
 def imports(path):
-    """Every module a file names in an import, at any depth, but not under TYPE_CHECKING."""
+    """The modules that a file imports at any depth, except under TYPE_CHECKING."""
+    names = []
     tree = ast.parse(path.read_text())
     for node in list(ast.walk(tree)):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module in OURS:
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+                names += [f"{node.module}.{alias.name}" for alias in node.names]
+            elif node.module:
+                names.append(node.module)
+    return names
 
 
 def is_under(module, prefix):
     return module == prefix or module.startswith(prefix + ".")
 
 
-@pytest.mark.parametrize(("module", "path"), list(modules()))
-def test_imports_point_downwards(module, path):
-    rule = max((name for name in ALLOWED if is_under(module, name)), key=len, default=None)
-    if module in OURS and path.name == "__init__.py":
-        assert list(imports(path)) == [], "an __init__.py holds its docstring and nothing else"
-        return
-    assert rule is not None, f"{module} has no line in ALLOWED"
-    for imported in imports(path):
-        if imported.split(".")[0] in OURS:
-            allowed = any(is_under(imported, name) for name in ALLOWED[rule])
-            assert allowed, f"{module} may not import {imported}"
+def longest(table, module):
+    """The longest prefix of a module's name among the keys of a table."""
+    return max((name for name in table if is_under(module, name)), key=len, default=None)
 
 
-@pytest.mark.parametrize(("module", "path"), list(modules()))
-def test_pure_modules_import_no_clock_chance_or_socket(module, path):
-    if any(is_under(module, name) for name in PURE):
-        assert not {name.split(".")[0] for name in imports(path)} & IMPURE
-    if not module.startswith(TORCH_IN):
-        assert "torch" not in {name.split(".")[0] for name in imports(path)}
+def floor(module):
+    """(package, line of ROOMS) of a module of a package with rooms; (package, 0) elsewhere."""
+    package, _, rest = module.partition(".")
+    room = rest.partition(".")[0]
+    lines = [line.split() for line in ROOMS.get(package, [])]
+    if not lines or not room:
+        return package, 0
+    numbers = [k for k, line in enumerate(lines) if room in line]
+    assert len(numbers) == 1, f"{module}: {room} is on {len(numbers)} lines of ROOMS"
+    return package, numbers[0]
+
+
+def room_of(module):
+    return ".".join(module.split(".")[:2])
+
+
+def test_each_import_is_allowed():
+    wrong = []
+    for module, path in modules():
+        if path.name == "__init__.py":
+            if imports(path):
+                wrong.append(f"{path}: an __init__.py holds its docstring and nothing else")
+            continue
+        package, line = floor(module)
+        for imported in {name for name in imports(path) if name.split(".")[0] in OURS}:
+            if imported.split(".")[0] != package:
+                allowed = OUTSIDE[longest(OUTSIDE, module)]
+                is_allowed = any(is_under(imported, name) for name in allowed)
+            elif room_of(imported) == room_of(module) or package not in ROOMS:
+                is_allowed = True
+            else:
+                narrow = NARROW.get(room_of(module), [package])
+                is_allowed = floor(imported)[1] > line
+                is_allowed &= any(is_under(imported, name) for name in narrow)
+            if not is_allowed:
+                wrong.append(f"{module} may not import {imported}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_room_of_the_table_exists():
+    for package, lines in ROOMS.items():
+        for room in " ".join(lines).split():
+            place = ROOT / package / room
+            assert place.is_dir() or place.with_suffix(".py").is_file(), f"{package}.{room}"
+
+
+def test_pure_modules_import_no_clock_randomness_or_socket():
+    wrong = []
+    for module, path in modules():
+        roots = {name.split(".")[0] for name in imports(path)}
+        if any(is_under(module, name) for name in PURE):
+            wrong += [f"{module} imports {name}" for name in sorted(roots & IMPURE)]
+        if "torch" in roots and not module.startswith(TORCH_IN):
+            wrong.append(f"{module} imports torch")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_pure_module_exists():
+    names = {module for module, _ in modules()}
+    assert [name for name in PURE if name not in names] == []
 
 
 def test_importing_the_load_generator_loads_nothing_heavy():
@@ -288,11 +296,12 @@ GEVENT = {
 }
 
 
-@pytest.mark.parametrize(("module", "path"), list(modules()))
-def test_locust_is_imported_in_its_own_processes_only(module, path):
-    patching = {name.split(".")[0] for name in imports(path)} & {"locust", "gevent", "flask"}
-    assert not patching or module in GEVENT
-    assert module in GEVENT or not GEVENT & set(imports(path))
+def test_locust_is_imported_in_its_own_processes_only():
+    for module, path in modules():
+        names = set(imports(path))
+        patching = {name.split(".")[0] for name in names} & {"locust", "gevent", "flask"}
+        assert not patching or module in GEVENT, f"{module} imports {patching}"
+        assert module in GEVENT or not GEVENT & names, f"{module} imports {GEVENT & names}"
 
 
 def test_what_conducts_and_what_generates_load_is_not_patched():

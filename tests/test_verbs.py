@@ -193,7 +193,7 @@ def test_compare_measures_the_noise_of_equal_runs_and_uses_it(run, simulated, tm
         (["--margin", "five"], "--margin five:"),
         (["--metric", "ttft"], "write 'p50(ttft)'"),
         (["--noise", "nowhere.json"], "--noise nowhere.json: cannot be read"),
-        (["third"], "which two sides?"),
+        (["third"], "expected two sides A and B"),
     ],
 )
 def test_compare_says_what_is_wrong(run, words, message):

@@ -30,7 +30,7 @@ from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
-from loadgen.workload.scaling import probed, scaled
+from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
 from targets.quiesce import quiesce
 
@@ -173,7 +173,7 @@ class _Search:
         run_dir = self._directory / "probes" / name
         if run_dir.exists():  # an interrupt left it
             shutil.rmtree(run_dir)
-        scenario = probed(
+        scenario = with_window(
             scaled(asked.scenario, ask.level, asked.over),
             ask.warmup_s,
             ask.measure_s,
@@ -203,11 +203,9 @@ class _Search:
         if not up.is_fresh:
             drain_s = cell.scenario.phases.drain
             finish(quiesce(up.server.endpoint, drain_s=drain_s, resets_cache=True))
-        finished = execute(cell.scenario, cell.target, cell.options, self._quiet, up.server)
-        said, directory = finished.run.manifest, finished.directory
-        up.served(
-            ServedRun(directory, said["run"], said["epoch_monotonic_s"], begin_s, time.monotonic())
-        )
+        finished = execute(cell.scenario, cell.target, cell.options, self._quiet, server=up.server)
+        served = ServedRun.of(finished.run, finished.directory)
+        up.served(served._replace(begin_s=begin_s, end_s=time.monotonic()))
         return finished
 
     def _keep(self) -> None:

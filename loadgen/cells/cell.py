@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import UsageError
+from loadgen.live.watching import Watch
 from loadgen.run.directory import free
 from loadgen.run.manifest import version, without_key
-from loadgen.run.run_options import RunOptions, Watch
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import Scenario
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=@+-]{0,119}")
@@ -37,8 +38,8 @@ class Cell:
     server: str = ""
     stays_up: bool = False
 
-    def watched(self, watch: Watch) -> Cell:
-        """The same, watched while its runs go on."""
+    def watched(self, watch: Watch | None) -> Cell:
+        """The same cell, with the live metrics of its runs exported."""
         return replace(self, options=replace(self.options, watch=watch))
 
     @property

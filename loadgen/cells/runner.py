@@ -23,7 +23,7 @@ from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import SlobenchError, TargetError
 from loadgen.records import Run
 from loadgen.run.execute import SIMULATED, finished, prepared
-from loadgen.run.run_options import NOBODY, RunOptions
+from loadgen.run.run_options import RunOptions
 from loadgen.run.target import Server, finish, print_check
 from loadgen.workload.scenario import Scenario
 from targets.preflight_result import PreflightCheck
@@ -162,7 +162,7 @@ class CellRunner:
         )
         begin_s = time.monotonic()
         if cell.target == SIMULATED:  # a new engine every time, in a time that nobody can watch
-            up, options = None, replace(options, watch=NOBODY)
+            up, options = None, replace(options, watch=None)
         else:
             up = self.servers.open(cell, turn.up_beside, anew=turn.starts_anew)
             if not up.is_fresh:
@@ -190,9 +190,8 @@ class CellRunner:
         paces = tuple(pace for pace in (before, self.gauge(turn.cell)) if pace is not None)
         if paces:
             _keep_paces(turn.directory, paces)
-        name, epoch_s = run.manifest["run"], run.manifest["epoch_monotonic_s"]
-        end_s = time.monotonic()
-        up.served(ServedRun(turn.directory, name, epoch_s, ready.begin_s, end_s))
+        served = ServedRun.of(run, turn.directory)
+        up.served(served._replace(begin_s=ready.begin_s, end_s=time.monotonic()))
         return _RecordedRun(turn, ready.options, run, paces)
 
     def _concluded(self, one: _RecordedRun) -> CellRun | CellFailure:

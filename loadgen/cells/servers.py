@@ -13,7 +13,7 @@ from loadgen.cells.cell import Cell
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.errors import SlobenchError, TargetError
 from loadgen.run.directory import free
-from loadgen.run.execute import choice_of
+from loadgen.run.execute import target_choice
 from loadgen.run.target import Server, open_server
 
 MOST_FAILED_STARTS = 2
@@ -27,7 +27,7 @@ class CellServer:
     def __init__(self, cell: Cell, log_dir: Path, console: Console) -> None:
         self._logs, self._stack = free(log_dir / cell.name), ExitStack()
         self._runs: list[ServedRun] = []
-        opening = open_server(choice_of(cell.target, cell.options), self._logs, console)
+        opening = open_server(target_choice(cell.target, cell.options), self._logs, console)
         self.server: Server = self._stack.enter_context(opening)
         self._n_opened = 0
 

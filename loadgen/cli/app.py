@@ -1,5 +1,4 @@
-"""The command line: its verbs, put together. No logic here. Data goes to stdout, everything else to
-stderr."""
+"""The command line as one typer application. Data goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from loadgen.cli.lazy_verbs import VerbGroup
 app = typer.Typer(
     name="slobench",
     cls=VerbGroup,
-    help="How much of this traffic can this LLM server take before it breaks its latency promise?",
+    help="How much of this traffic can this LLM server take before it breaks its latency SLO?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,28 +1,55 @@
-"""Flags of the verbs that decide."""
+"""The verbs of the panel Decide: rescore, compare, nightly, capacity."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from loadgen.cli import capacity_command as capacity_command
-from loadgen.cli import decide_command as command
+from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     Confidence,
+    Engine,
+    FailOn,
     Goodput,
     Json,
-    MetricsHost,
-    MetricsPort,
-    Otlp,
+    Model,
     Plugin,
-    Scenario,
-    Seed,
-    Set,
+    ScenarioFlags,
     Slo,
+    Target,
+    WatchFlags,
+    Workers,
+    with_flags,
 )
-from loadgen.cli.parse import choose_scenario, slo_flags, watch_flags
+from loadgen.cli.parse import (
+    base_options,
+    cache_dir,
+    choose_scenario,
+    load_plugins,
+    read_choice,
+    read_confidence,
+    read_duration_s,
+    read_share,
+    read_target,
+    read_workers,
+    shared_watch,
+    slo_flags,
+)
+from loadgen.cli.terminal import print_json, print_summary, stdout
+from loadgen.errors import UsageError, nearest
+from loadgen.units import parse_rate_per_s
+
+if TYPE_CHECKING:
+    from loadgen.nightly.night import FinishedNight
+    from loadgen.workload.scaling import Over
 
 PANEL = "Decide"
 verbs = typer.Typer()
@@ -46,9 +73,33 @@ def rescore(
     confidence: Confidence = None,
     json: Json = False,
 ) -> None:
-    """Judge a recorded run by other promises, another window or another tool's definitions."""
-    judged_by = slo_flags(slo, goodput)
-    raise typer.Exit(command.rescore(run, judged_by, definition or [], window, confidence, json))
+    """Check a recorded run against another SLO, window, or another tool's definitions."""
+    from loadgen.drive.store import read_run
+    from loadgen.measure.aggregate import summarize
+    from loadgen.measure.comparison.judgement import plain
+    from loadgen.measure.definitions import DEFINITIONS
+    from loadgen.measure.definitions import rescore as defined_values
+    from loadgen.measure.window import with_window
+    from reports.run.definitions_view import table
+
+    definitions, tools = definition or [], [*DEFINITIONS, "all"]
+    for name in definitions:
+        if name not in tools:
+            raise UsageError(f"--definition: unknown tool '{name}'; {nearest(name, tools)}")
+    recorded = read_run(run)
+    if window is not None:
+        recorded = with_window(recorded, window)
+    slos = slo_flags(slo, goodput)
+    summary = summarize(recorded, slo=slos, confidence=read_confidence(confidence))
+    names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
+    rows = defined_values(recorded, tuple(names)) if definitions else []
+    if json:
+        print_json({**summary.to_json(), "definitions": plain([asdict(row) for row in rows])})
+    else:
+        print_summary(summary, as_json=False)
+        if rows:
+            stdout().print(table(rows))
+    raise typer.Exit(summary.exit_code)
 
 
 @verbs.command(
@@ -64,61 +115,133 @@ def compare(
         ),
     ],
     aa: Annotated[
-        bool, typer.Option("--aa", help="All runs are equal: measure what they differ by.")
+        bool, typer.Option("--aa", help="All runs are equal: measure how much they differ.")
     ] = False,
-    fail_on: Annotated[
-        str,
-        typer.Option(help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`."),
-    ] = "worse",
+    fail_on: FailOn = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(help="A measure that decides, e.g. 'p99(ttft)'; repeatable."),
     ] = None,
     margin: Annotated[
         list[str] | None,
-        typer.Option(help="What difference is none: 5% or 'p99(ttft)=10%'; repeatable."),
+        typer.Option(
+            help="Largest difference that counts as \"same\": 5% or 'p99(ttft)=10%'; repeatable."
+        ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of intervals and verdicts.")] = 0.95,
     effect: Annotated[
         str | None, typer.Option(help="Plan the runs needed for a change this large, e.g. 5%.")
     ] = None,
     noise: Annotated[
-        Path | None, typer.Option(help="What `compare --aa RUNS --json` wrote before.")
+        Path | None, typer.Option(help="The output of `compare --aa RUNS --json`.")
     ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(help="A key that may differ although it must agree, e.g. gpu; repeatable."),
     ] = None,
     within_run: Annotated[
-        bool, typer.Option("--within-run", help="Take two single runs as all there is.")
+        bool,
+        typer.Option(
+            "--within-run",
+            help="Compare two single runs without allowing for run-to-run variation.",
+        ),
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the distributions.")] = None,
     json: Json = False,
 ) -> None:
-    """Say whether B is better, worse or the same as A, and how sure that is."""
-    raise typer.Exit(
-        command.compare(
-            sides, aa, fail_on, metric or [], margin or [], confidence, effect, noise,
-            vary or [], within_run, html, json,
+    """Show whether B is better, worse or the same as A, and how sure that is."""
+    from loadgen.cli.sides import read_margins, read_noise, read_side
+    from loadgen.measure.comparison.compare import judge_sides
+    from loadgen.measure.comparison.judgement import Options, exit_code
+    from loadgen.measure.comparison.measures import measure
+    from reports.compare.view import table
+
+    fail_on = _fail_on(fail_on) or "worse"
+    size = None if effect is None else read_share("--effect", effect)
+    if aa:
+        _print_noise(sides, metric or [], 0.05 if size is None else size, confidence, json)
+        return
+    if len(sides) != 2:
+        raise UsageError(
+            "expected two sides A and B, each a run, runs separated by commas, or a folder of "
+            f"runs; got {len(sides)}. For equal runs: --aa"
         )
-    )  # fmt: skip
+    options = Options(
+        metrics=metric or [],
+        margins=read_margins(margin or []),
+        confidence=confidence,
+        effect=size,
+        noise=read_noise(noise) if noise else {},
+        vary=vary or [],
+        within_run=within_run,
+    )
+    for text in options.metrics:  # before any run is read
+        measure(text)
+    a, b = (read_side(side) for side in sides)
+    comparison = judge_sides(a, b, options)
+    if html is not None:
+        from reports.compare.page import render
+        from reports.page import write_page
+
+        write_page(html, render(comparison, a, b, options, cache_dir(os.environ)))
+        typer.echo(f"page: {html}", err=True)
+    if json:
+        print_json(comparison.to_json())
+    else:
+        stdout().print(table(comparison))
+    code, verdict = exit_code(comparison.verdict, fail_on), comparison.verdict
+    if code == 0 and verdict in ("inconclusive", "invalid") and "GITHUB_ACTIONS" in os.environ:
+        typer.echo(f"::warning::slobench compare: {verdict}", err=True)
+    raise typer.Exit(code)
+
+
+def _fail_on(verdict: str | None) -> str | None:
+    from loadgen.measure.comparison.judgement import FAIL_ON
+
+    if verdict is not None and verdict not in FAIL_ON:
+        raise UsageError(f"--fail-on: unknown verdict '{verdict}'; {nearest(verdict, FAIL_ON)}")
+    return verdict
+
+
+def _print_noise(
+    sides: Sequence[str], metrics: Sequence[str], effect: float, confidence: float, as_json: bool
+) -> None:
+    """Prints by how much equal runs differ, as a table or as `--noise` reads it."""
+    from loadgen.cli.sides import noise_json, read_side
+    from loadgen.measure.comparison.compare import GATED, noise_of_sides
+    from loadgen.measure.comparison.measures import measure
+    from reports.compare.view import noise_rows, noise_table
+
+    runs = [run for side in sides for run in read_side(side)]
+    if not runs:
+        raise UsageError("--aa: no run: name three or more equal runs")
+    noise = noise_of_sides(runs, metrics)
+    units = {text: measure(text).metric.unit for text in noise}
+    alpha = 2 * (1 - confidence) / max(1, len(metrics or GATED))  # of a two-sided test
+    rows = noise_rows(noise, units, effect, alpha)
+    if as_json:
+        print_json({**noise_json(runs, noise), "effect": effect, "planning": rows})
+    else:
+        stdout().print(noise_table(rows, effect))
 
 
 @verbs.command(
     rich_help_panel=PANEL,
     epilog="Example: slobench nightly nightly.yaml --out runs/tonight",
 )
+@with_flags
 def nightly(
+    watch: WatchFlags,
     file: Annotated[Path, typer.Argument(help="A nightly file; `slobench init` writes one.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where the night goes; one that was interrupted goes on from there. "
+            help="The night's directory; a night that was interrupted continues there. "
             "Default: runs/nightly-<time>."
         ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Where earlier nights are kept. Default: as the file says.")
+        Path | None, typer.Option(help="Directory of earlier nights. Default: as the file says.")
     ] = None,
     engine: Annotated[
         str,
@@ -130,100 +253,190 @@ def nightly(
     repeats: Annotated[
         int | None, typer.Option(min=2, max=100, help="Runs of each cell, instead of the file's.")
     ] = None,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(
-            help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`. "
-            "Default: as the file says, or `worse`."
-        ),
-    ] = None,
+    fail_on: FailOn = None,
     accept: Annotated[
         bool,
         typer.Option(
-            "--accept", help="Measure nothing: take the last better or worse nights as the level."
+            "--accept", help="Measure nothing: the last better or worse nights are the new level."
         ),
     ] = False,
     plugin: Plugin = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = "127.0.0.1",
-    otlp: Otlp = None,
     json: Json = False,
 ) -> None:
-    """Measure what is measured every night, and say what changed since the nights before."""
-    from loadgen.cli import nightly_command as command
+    """Measure the same cells every night, and show changes since the nights before."""
+    from loadgen.nightly.night import Nightly, NightOptions
+    from loadgen.nightly.outputs import write_night
 
-    raise typer.Exit(
-        command.nightly(
-            file, out, baseline, engine, repeats, fail_on, accept, plugin or [],
-            watch_flags(metrics_port, metrics_host, otlp), json,
+    fail_on = _fail_on(fail_on)
+    load_plugins(plugin)
+    environ = dict(os.environ)
+    options = NightOptions(
+        baseline, engine, repeats, fail_on or "", job_link(environ), base_options(plugin)
+    )
+    spec, now = Nightly(file, options), datetime.now().astimezone()
+    if accept:
+        _print_accepted(spec.accept(now), json)
+        return
+    directory = out or Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}"
+    try:
+        # Without the targets of controls: a control is simulated where its cell is.
+        with shared_watch(watch, [cell.cell.target for cell in spec.cells]) as each:
+            night = spec.run(Console(stderr=True, highlight=False), now, directory, each)
+    except KeyboardInterrupt:
+        typer.echo(
+            "interrupted: there is no verdict; the measured runs are kept. Continue with: slobench "
+            f"nightly {file} --out {directory}",
+            err=True,
         )
-    )  # fmt: skip
+        raise typer.Exit(INTERRUPTED) from None
+    write_night(night, cache_dir(environ))
+    _write_github_summary(night, environ)
+    if json:
+        print_json(night.facts)
+    else:
+        from reports.nightly.view import tables
+
+        stdout().print(tables(night.verdict, night.cells, night.facts))
+    typer.echo(f"report: {night.directory / 'index.html'}", err=True)
+    raise typer.Exit(night.exit_code)
+
+
+def job_link(environ: Mapping[str, str]) -> str:
+    """The address of the GitHub job that runs this process; "" elsewhere."""
+    keys = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
+    server, repository, run_id = (environ.get(key, "") for key in keys)
+    return f"{server}/{repository}/actions/runs/{run_id}" if server and run_id else ""
+
+
+def _print_accepted(accepted: Mapping[str, Sequence[str]], as_json: bool) -> None:
+    if as_json:
+        print_json({"schema": 1, "kind": "accepted", "cells": accepted})
+        return
+    for cell, nights in accepted.items():
+        result = f"a new level, from night {nights[0]} on" if nights else "nothing to accept"
+        typer.echo(f"{cell}: {result}")
+
+
+def _write_github_summary(night: FinishedNight, environ: Mapping[str, str]) -> None:
+    """The summary and the annotations, in the places that GitHub Actions reads."""
+    from reports.nightly.view import github_lines
+
+    if path := environ.get("GITHUB_STEP_SUMMARY"):
+        summary = night.directory / "summary.md"
+        text = summary.read_text(encoding="utf-8")
+        try:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:  # the verdict does not depend on it
+            typer.echo(
+                f"slobench: GITHUB_STEP_SUMMARY: {path}: {error.strerror}; the summary is in "
+                f"{summary}",
+                err=True,
+            )
+    if "GITHUB_ACTIONS" in environ:
+        for line in github_lines(night.cells):
+            typer.echo(line, err=True)
 
 
 @verbs.command(
     rich_help_panel=PANEL,
     epilog="Example: slobench capacity capacity_search --target sim --attainment 90%",
 )
+@with_flags
 def capacity(
-    scenario: Scenario = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="A URL, a target file, `reference`, `sim` (virtual time) or `mock`. Default: the "
-            "environment's OPENAI_BASE_URL."
-        ),
-    ] = None,
-    slo: Slo = None,
-    goodput: Goodput = None,
+    flags: ScenarioFlags,
+    watch: WatchFlags,
+    target: Target = None,
     attainment: Annotated[
         str | None,
         typer.Option(
-            help="The share that must keep the promises. Default: the scenario's, or 99%."
+            help="The share of requests that must meet the SLO. Default: the scenario's, or 99%."
         ),
     ] = None,
     over: Annotated[
-        str, typer.Option(help="What is searched: rate, or concurrency (users of a closed loop).")
+        str, typer.Option(help="The load that varies: rate, or concurrency (closed-loop users).")
     ] = "rate",
     between: Annotated[
-        str | None, typer.Option(help="Bounds of the search, 1/s:40/s or 1:64. Default: found.")
+        str | None,
+        typer.Option(help="Bounds of the search, 1/s:40/s or 1:64. Default: found by the search."),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Time for all probes, e.g. 10m: the best answer by then.")
+        str | None,
+        typer.Option(help="Time for all probes, e.g. 10m; the search prints its best estimate."),
     ] = None,
-    confidence: Annotated[str, typer.Option(help="Of the answer's interval.")] = "95%",
+    confidence: Annotated[str, typer.Option(help="Of the interval of the capacity.")] = "95%",
     precision: Annotated[
-        str, typer.Option(help="Enough when half the interval is this share of the answer.")
+        str, typer.Option(help="The search ends when half the interval is this share of the value.")
     ] = "5%",
     out: Annotated[
         Path | None,
         typer.Option(help="Directory of the search. Default: runs/capacity-<scenario>-<time>."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the search in --out.")
-    ] = False,
-    model: Annotated[
-        str, typer.Option(help="The API's model field. Default: from /v1/models.")
-    ] = "",
-    engine: Annotated[
-        str, typer.Option(help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked.")
-    ] = "",
-    workers: Annotated[str, typer.Option(help="Load-generating processes, or auto.")] = "auto",
-    seed: Seed = None,
-    set_: Set = None,
-    plugin: Plugin = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = "127.0.0.1",
-    otlp: Otlp = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
+    model: Model = "",
+    engine: Engine = "",
+    workers: Workers = "auto",
     json: Json = False,
 ) -> None:
-    """Find the highest load at which the promises are kept, with an interval."""
-    chosen = choose_scenario(
-        scenario, set_ or [], plugin or [], slo=slo_flags(slo, goodput), seed=seed
+    """Find the highest load that meets the SLO, with a confidence interval."""
+    from loadgen.capacity.capacity_spec import CapacitySpec
+    from loadgen.capacity.search import search
+    from reports.capacity.view import table
+
+    scenario = choose_scenario(flags)
+    target = read_target(target)
+    if resume and out is None:
+        raise UsageError("--resume: no search: name its directory with --out")
+    loads: tuple[Over, Over] = ("rate", "concurrency")
+    load = read_choice("--over", over, loads)
+    options = base_options(
+        flags.plugin, n_workers=read_workers(workers), engine=engine, model=model
     )
-    raise typer.Exit(
-        capacity_command.capacity(
-            chosen, target, attainment, over, between, budget, confidence, precision, out,
-            resume, model, engine, workers, plugin or [],
-            watch_flags(metrics_port, metrics_host, otlp), json,
-        )
-    )  # fmt: skip
+    spec = CapacitySpec(
+        scenario=scenario,
+        target=target,
+        options=options,
+        over=load,
+        attainment=None if attainment is None else read_share("--attainment", attainment),
+        between=None if between is None else _between(between, load),
+        budget_s=math.inf if budget is None else read_duration_s("--budget", budget),
+        confidence=_inside("--confidence", confidence, 0.5, 0.999),
+        precision=_inside("--precision", precision, 0.002, 0.5),
+    )
+    with shared_watch(watch, [target]) as each:
+        spec = replace(spec, options=replace(options, watch=each))
+        result = search(spec, out, Console(stderr=True, highlight=False), resume=resume)
+    if json:
+        print_json(result.to_json())
+    else:
+        stdout().print(table(result))
+    raise typer.Exit(result.exit_code)
+
+
+def _between(text: str, over: Over) -> tuple[float, float]:
+    """`1/s:40/s`, or `1:64` users."""
+    low, colon, high = text.partition(":")
+    example = "1/s:40/s" if over == "rate" else "1:64"
+    try:
+        if not colon:
+            raise ValueError("expected two loads")
+        read = parse_rate_per_s if over == "rate" else _users
+        bounds = read(low), read(high)
+    except ValueError as error:
+        raise UsageError(f"--between {text}: {error}; write e.g. {example}") from None
+    if not bounds[0] < bounds[1]:
+        raise UsageError(f"--between {text}: the first must be lower than the second: {example}")
+    return bounds
+
+
+def _users(text: str) -> float:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is no number of users")
+    return float(text)
+
+
+def _inside(flag: str, text: str, least: float, most: float) -> float:
+    share = read_share(flag, text)
+    if not least <= share <= most:
+        raise UsageError(f"{flag} {text}: expected {100 * least:g} % to {100 * most:g} %")
+    return share

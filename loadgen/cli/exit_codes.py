@@ -1,4 +1,4 @@
-"""The process boundary: every way to fail is one message and an exit code."""
+"""The process boundary: turns each failure into one message and an exit code."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def version() -> str:
 
 
 def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
-    """Run a command line and turn every way to fail into one message and an exit code."""
+    """Runs a command line; each failure is printed as one message and returned as an exit code."""
     try:
         body()
     except SlobenchError as error:
         for line in str(error).splitlines():
             typer.echo(f"slobench: {line}", err=True)
         return error.exit_code
-    except SystemExit as end:  # typer's way to say that it is done, usage errors included
+    except SystemExit as end:  # typer ends this way, after usage errors too
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == INTERRUPTED:
             typer.echo("slobench: interrupted", err=True)
@@ -52,17 +52,16 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         if interrupt_behind(error):
             typer.echo("slobench: interrupted", err=True)
             return INTERRUPTED
-        # a bug of ours, kept for the report
-        path = _keep_traceback(environ)
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        typer.echo(f"slobench: internal error: {what}", err=True)
+        path = _write_traceback(environ)
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        typer.echo(f"slobench: internal error: {first_line}", err=True)
         typer.echo(f"slobench: the details are in {path}; please report them", err=True)
         return _INTERNAL
     return 0
 
 
 def _give_up_unwritable() -> None:
-    """Let go of what standard output cannot take: that has been told, and is not told twice."""
+    """Discards the output that standard output cannot take; its error has been printed."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -70,23 +69,23 @@ def _give_up_unwritable() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process as it is. Taking apart all that a run imports would keep the user waiting for
-    0.1 s on an idle machine, and what is written is written."""
+    """Ends the process at once: freeing the objects of a run would take another 0.1 s on an idle
+    machine, and all files are written."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:  # nobody reads it any more
+    except BrokenPipeError:  # the reader has left
         pass
     except OSError as error:  # `> /dev/full`
         typer.echo(f"slobench: standard output: {error.strerror or error}", err=True)
         code = code or NO_VERDICT
     if threading.active_count() > 1:
-        sys.exit(code)  # somebody is still at work, and is waited for
+        sys.exit(code)  # waits for the other threads
     os._exit(code)
 
 
-def _keep_traceback(environ: Mapping[str, str]) -> Path:
-    """The traceback, in the cache directory or, if that cannot be written, in the current one."""
+def _write_traceback(environ: Mapping[str, str]) -> Path:
+    """Writes the traceback into the cache directory or, if that fails, the current directory."""
     name = f"error-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.txt"
     for directory in (cache_dir(environ), Path()):
         if directory is None:

@@ -1,13 +1,16 @@
-"""Flags of the verbs for extending and coming from elsewhere."""
+"""The verbs of the panel Extend: list, from."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from loadgen.cli import extend_command as command
 from loadgen.cli.flags import Json, Plugin
+from loadgen.cli.parse import load_plugins
+from loadgen.cli.terminal import print_json, stdout
+from loadgen.errors import UsageError, nearest
 
 PANEL = "Extend"
 verbs = typer.Typer()
@@ -21,8 +24,19 @@ def list_(
     plugin: Plugin = None,
     json: Json = False,
 ) -> None:
-    """List the kinds that can be named in files and flags, with their parameters."""
-    command.list_kinds(family, plugin or [], json)
+    """List the kinds that files and flags can name, with their parameters."""
+    from loadgen.cli.kinds import FAMILIES, describe
+
+    load_plugins(plugin)
+    if family is not None and family not in FAMILIES:
+        raise UsageError(f"unknown family '{family}'; {nearest(family, FAMILIES)}")
+    kinds = {name: describe(name) for name in ([family] if family else FAMILIES)}
+    if json:
+        print_json(kinds)
+        return
+    from loadgen.cli.kinds import tables
+
+    stdout().print(tables(kinds))
 
 
 @verbs.command(
@@ -37,4 +51,17 @@ def from_(
     json: Json = False,
 ) -> None:
     """Translate another tool's command line into a scenario and the command that runs it."""
-    command.translate(line, json)
+    from loadgen.translate.command_line import translate
+
+    translation = translate(line)
+    if json:
+        print_json(asdict(translation))
+        return
+    typer.echo(translation.scenario_yaml, nl=False)
+    for option in translation.missing:
+        typer.echo(f"no equivalent: {option}", err=True)
+    for note in translation.notes:
+        typer.echo(f"note: {note}", err=True)
+    if translation.target_yaml:
+        typer.echo(f"save as target.yaml:\n{translation.target_yaml}", err=True, nl=False)
+    typer.echo(f"save as scenario.yaml, then run: {translation.command}", err=True)

@@ -1,40 +1,47 @@
-"""Flags that several verbs share."""
+"""Flags that several verbs share, and groups of them that a verb takes as one parameter."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Scenario = Annotated[
-    str | None,
-    typer.Argument(help="A scenario file or the name of a shipped one (see `slobench list`)."),
-]
-Rate = Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")]
-InputLen = Annotated[int | None, typer.Option(help="Prompt tokens of each request.")]
-OutputLen = Annotated[int | None, typer.Option(help="Output tokens of each request.")]
-Duration = Annotated[str | None, typer.Option(help="Length of the measured window, e.g. 60s.")]
-Warmup = Annotated[str | None, typer.Option(help="Uncounted time before it, e.g. 5s.")]
-Concurrency = Annotated[int | None, typer.Option(help="Requests in flight at most.")]
-Slo = Annotated[
-    list[str] | None, typer.Option(help="A promise, e.g. 'p99(ttft)<=500ms'; repeatable.")
-]
-Goodput = Annotated[
-    list[str] | None,
-    typer.Option(help="Promises as vLLM writes them, e.g. 'ttft:500 tpot:50' (ms, from send)."),
-]
-Seed = Annotated[int | None, typer.Option(help="Another seed draws another schedule.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
-]
 Plugin = Annotated[
     list[Path] | None, typer.Option(help="A Python file that registers kinds; repeatable.")
 ]
+Slo = Annotated[list[str] | None, typer.Option(help="An SLO, e.g. 'p99(ttft)<=500ms'; repeatable.")]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option(help="SLOs as vLLM writes them, e.g. 'ttft:500 tpot:50' (ms, from the send)."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 Confidence = Annotated[
-    float | None, typer.Option(help="Ask for proof: a verdict the interval straddles is none.")
+    float | None,
+    typer.Option(help="E.g. 0.95: no verdict if the confidence interval contains the limit."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="A URL, a target file, `reference` (the bundled engine), `sim` (the same in virtual "
+        "time) or `mock`. Default: the environment's OPENAI_BASE_URL."
+    ),
+]
+Model = Annotated[str, typer.Option(help="The API's model field. Default: from /v1/models.")]
+Engine = Annotated[
+    str,
+    typer.Option(help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked,shape=tiny."),
+]
+RunDirectory = Annotated[
+    Path | None, typer.Option(help="The run's directory. Default: runs/<scenario>-<time>.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")]
+Workers = Annotated[
+    str, typer.Option(help="Load-generating processes, or auto: as the token rate needs.")
 ]
 Export = Annotated[
     list[str] | None,
@@ -44,22 +51,103 @@ Export = Annotated[
         "directory; repeatable.",
     ),
 ]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=65535,
-        help="Let Prometheus read the run at this port while it goes on (0: a free one).",
-    ),
-]
-MetricsHost = Annotated[
-    str, typer.Option(help="The address that --metrics-port listens on; 0.0.0.0 is everywhere.")
-]
-Otlp = Annotated[
+FailOn = Annotated[
     str | None,
     typer.Option(
-        metavar="URL",
-        help="Send OpenTelemetry metrics to a collector, e.g. http://localhost:4318. "
-        "Default: the environment's OTEL_EXPORTER_OTLP_ENDPOINT.",
+        help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`. Default: worse, "
+        "or as a nightly file says."
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ScenarioFlags:
+    """The scenario and changes to it."""
+
+    scenario: Annotated[
+        str | None,
+        typer.Argument(help="A scenario file or the name of a shipped one (see `slobench list`)."),
+    ] = None
+    slo: Slo = None
+    goodput: Goodput = None
+    seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
+    ] = None
+    plugin: Plugin = None
+
+
+@dataclass(frozen=True)
+class TrafficFlags:
+    """Traffic without a scenario file, or changes to the file's; the names of the fields are those
+    of `loadgen.workload.scenario.scenario_from_flags`."""
+
+    rate: Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")] = None
+    input_len: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
+    output_len: Annotated[int | None, typer.Option(help="Output tokens of each request.")] = None
+    duration: Annotated[
+        str | None, typer.Option(help="Length of the measured window, e.g. 60s.")
+    ] = None
+    warmup: Annotated[
+        str | None, typer.Option(help="Time before the measured window, e.g. 5s.")
+    ] = None
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Requests in flight at most; further ones are dropped.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WatchFlags:
+    """Exports of live metrics."""
+
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Serve live metrics to Prometheus at this port while the run goes on (0: a free "
+            "port).",
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, typer.Option(help="The address of --metrics-port; 0.0.0.0 is every interface.")
+    ] = "127.0.0.1"
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send OpenTelemetry metrics to a collector, e.g. http://localhost:4318. "
+            "Default: the environment's OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None
+
+
+def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb for typer: each parameter that is a flag group (a dataclass) is replaced by the fields
+    of the group."""
+    groups: dict[str, type[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(verb, include_extras=True)
+    for parameter in inspect.signature(verb).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            parameters.append(_keyword(parameter.name, parameter.default, hint))
+            continue
+        groups[parameter.name] = hint  # type: ignore[assignment]  # a type, not an instance
+        of_group = get_type_hints(hint, include_extras=True)
+        parameters += [_keyword(f.name, f.default, of_group[f.name]) for f in fields(hint)]
+
+    @wraps(verb)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
+        verb(**values)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {p.name: p.annotation for p in parameters}
+    return flat
+
+
+def _keyword(name: str, default: object, hint: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

@@ -1,34 +1,46 @@
-"""Flags of the engine lab's verbs."""
+"""The verbs of the panel Engine lab: serve, simulate, modes."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from loadgen.cli import lab_command as command
-from loadgen.cli import measure_command
-from loadgen.cli import replay_command as replaying
+from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
-    Concurrency,
     Confidence,
-    Duration,
-    InputLen,
+    Force,
     Json,
-    OutputLen,
     Plugin,
-    Rate,
-    Scenario,
-    Seed,
-    Set,
-    Slo,
-    Warmup,
+    RunDirectory,
+    ScenarioFlags,
+    TrafficFlags,
+    with_flags,
 )
-from loadgen.cli.parse import choose_scenario
+from loadgen.cli.measure import run_scenario
+from loadgen.cli.parse import (
+    base_options,
+    cache_dir,
+    choose_scenario,
+    load_plugins,
+    read_confidence,
+    read_duration_s,
+    read_workers,
+)
+from loadgen.cli.terminal import print_json, stdout
+from loadgen.errors import UsageError
 
 PANEL = "Engine lab"
 verbs = typer.Typer()
+_DIFFERENT = 1
+_N_NAMED, _N_PRINTED = 3, 10
 
 
 @verbs.command(
@@ -36,7 +48,7 @@ verbs = typer.Typer()
 )
 def serve(
     mode: Annotated[
-        str, typer.Option(help="The batching mode; `slobench list modes` has them all.")
+        str, typer.Option(help="The batching mode; `slobench list modes` shows all.")
     ] = "chunked",
     shape: Annotated[
         str, typer.Option(help="A random-weight shape, or a local model directory.")
@@ -54,43 +66,59 @@ def serve(
     ] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of 16 tokens.")] = None,
     max_queue: Annotated[
-        int | None, typer.Option(help="Waiting requests at most; further ones get 429.")
+        int | None, typer.Option(help="Waiting requests at most; further requests get 429.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random weights.")] = None,
-    model_name: Annotated[str | None, typer.Option(help="The model id to answer to.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="The model id in the API.")] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the API key to ask for.")
+        str | None, typer.Option(help="Environment variable with the API key that clients need.")
     ] = None,
     log_dir: Annotated[
-        Path | None, typer.Option(help="Where the step and event logs go (Parquet).")
+        Path | None, typer.Option(help="Directory of the step and event logs (Parquet).")
     ] = None,
     drain: Annotated[
-        str | None, typer.Option(help="What running requests get at SIGTERM, e.g. 10s.")
+        str | None, typer.Option(help="Time for running requests after SIGTERM, e.g. 10s.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A knob of the mode or the device, key=value; repeatable."),
+        typer.Option("--set", help="A setting of the mode or the device, key=value; repeatable."),
     ] = None,
     plugin: Plugin = None,
     json: Json = False,
 ) -> None:
     """Serve the bundled engine on the OpenAI API."""
-    options: dict[str, Any] = {
+    from reference_engine.serve import run as serve_until_stopped
+    from reference_engine.serving.serve_options import choose
+
+    settings: dict[str, Any] = {
         "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
         "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
         "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "log_dir": log_dir,
+        "drain_s": None if drain is None else read_duration_s("--drain", drain),
     }  # fmt: skip
-    given = {key: value for key, value in options.items() if value is not None}
-    raise typer.Exit(command.serve(given, drain, set_ or [], plugin or [], json))
+    load_plugins(plugin)
+    try:
+        options = choose({k: v for k, v in settings.items() if v is not None}, set_ or [])
+    except UsageError as error:  # the server's options are this verb's flags
+        source, _, problem = str(error).partition(": ")
+        key, _, rest = problem.partition(": ")
+        if source != "options":
+            raise
+        raise UsageError(f"--{key.replace('_', '-')}: {rest}") from None
+    if json:
+        print_json({"options": options.model_dump(mode="json")}, indent=None)
+    raise typer.Exit(serve_until_stopped(options))
 
 
 @verbs.command(
     rich_help_panel=PANEL,
     epilog="Example: slobench simulate chat_poisson --mode chunked --shape 8b --hardware h200",
 )
+@with_flags
 def simulate(
-    scenario: Scenario = None,
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
     mode: Annotated[str, typer.Option(help="The batching mode.")] = "chunked",
     shape: Annotated[str, typer.Option(help="A shape, or a local model directory.")] = "8b",
     hardware: Annotated[
@@ -99,63 +127,104 @@ def simulate(
     engine: Annotated[
         str, typer.Option(help="Further settings, e.g. token_budget=512,max_num_seqs=64.")
     ] = "",
-    rate: Rate = None,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    duration: Duration = None,
-    warmup: Warmup = None,
-    max_concurrency: Concurrency = None,
-    slo: Slo = None,
-    seed: Seed = None,
-    set_: Set = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run's directory. Default: runs/<scenario>-<time>.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
+    out: RunDirectory = None,
+    force: Force = False,
     confidence: Confidence = None,
-    plugin: Plugin = None,
     replay: Annotated[
         Path | None,
-        typer.Option(help="Decide a run of the bundled engine again, from its log, and compare."),
+        typer.Option(
+            help="Repeat the decisions of a run of the bundled engine from its log, and compare."
+        ),
     ] = None,
     misses: Annotated[
         Path | None,
-        typer.Option(help="Say whose fault the missed promises of such a run are."),
+        typer.Option(help="Explain why each SLO of such a run was missed."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a scenario in virtual time on a simulated engine: `run --target sim`, said shorter.
+    """Run a scenario in virtual time on a simulated engine: shorthand for `run --target sim`.
 
-    With --replay RUN instead: put what the bundled engine was asked in that run (measured with
-    --engine log_level=full) to the same scheduler again, at the same instants, and say whether it
-    decides the same: exit code 0, or 1 and the first difference. With --misses RUN: blame each
-    promise that the engine missed on the request, the capacity, the policy (another one, simulated
-    with the same requests, keeps it) or interference.
+    With --replay RUN instead: give the scheduler the requests that the bundled engine received in
+    that run (measured with --engine log_level=full), at the same instants, and compare its
+    decisions: exit code 0 if they are identical, else 1 with the first difference. With --misses
+    RUN: name the cause of each missed SLO: the request, the capacity, the policy (another mode,
+    simulated with the same requests, meets the SLO) or interference.
     """
-    others = {"the scenario": scenario, "--engine": engine, "--out": out, "--slo": slo}
+    others = {"the scenario": flags.scenario, "--engine": engine, "--out": out, "--slo": flags.slo}
     if misses is not None:
-        others["--replay"] = replay
-        replaying.misses(misses, plugin or [], json, others)
+        _check_alone("--misses", {**others, "--replay": replay})
+        load_plugins(flags.plugin)
+        _print_misses(misses, json)
         return
     if replay is not None:
-        raise typer.Exit(replaying.replay(replay, plugin or [], json, others))
-    chosen = choose_scenario(
-        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
-        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
-    )  # fmt: skip
-    settings = f"mode={mode},shape={shape},hardware={hardware},{engine}"
-    exit_code = measure_command.run(
-        chosen, "sim", "", settings, out, force, "auto", "fast", confidence, plugin or [], json
+        _check_alone("--replay", others)
+        load_plugins(flags.plugin)
+        raise typer.Exit(_print_replay(replay, json))
+    options = base_options(
+        flags.plugin,
+        out_dir=out,
+        force=force,
+        engine=f"mode={mode},shape={shape},hardware={hardware},{engine}",
+        confidence=read_confidence(confidence),
     )
-    raise typer.Exit(exit_code)
+    scenario = choose_scenario(flags, traffic)
+    raise typer.Exit(run_scenario(scenario, "sim", options, as_json=json))
+
+
+def _check_alone(flag: str, others: Mapping[str, Any]) -> None:
+    extra = [name for name, value in others.items() if value]
+    if extra:
+        raise UsageError(f"{flag} reads a recorded run as it is: leave out {', '.join(extra)}")
+
+
+def _print_replay(directory: Path, as_json: bool) -> int:
+    """Replays a recorded run of the bundled engine; the exit code."""
+    from loadgen.lab.log_replay_api import replay
+
+    result = replay(directory)
+    if as_json:
+        numbers = {name: getattr(result, name) for name in ("n_steps", "n_decisions", "n_open")}
+        difference = None if result.difference is None else asdict(result.difference)
+        print_json({"identical": result.is_identical, **numbers, "difference": difference})
+    else:
+        typer.echo(result.sentence())
+    if result.n_open:
+        typer.echo(f"note: {result.n_open} requests have no end in the log", err=True)
+    return 0 if result.is_identical else _DIFFERENT
+
+
+def _print_misses(directory: Path, as_json: bool) -> None:
+    """Prints the causes of the SLOs that a recorded run of the bundled engine missed."""
+    from loadgen.lab.misses import misses
+
+    result = misses(directory)
+    if as_json:
+        rows = [
+            {**asdict(miss), "promise": miss.promise._asdict(), "sentence": miss.sentence()}
+            for miss in result.missed
+        ]
+        print_json({"n_requests": result.n_requests, "misses": rows})
+        return
+    n_missed = len({miss.request_id for miss in result.missed})
+    typer.echo(f"{n_missed} of {result.n_requests} requests missed an SLO")
+    for cause, named in result.by_blame().items():
+        if named:
+            most = ", ".join(f"{name} {n}" for name, n in named.most_common(_N_NAMED) if name)
+            typer.echo(f"  {cause:12} {named.total():5}" + (f"   {most}" if most else ""))
+    for miss in result.missed[:_N_PRINTED]:
+        typer.echo(f"  {miss.request_id}: {miss.blame}: {miss.sentence()}")
+    if len(result.missed) > _N_PRINTED:
+        typer.echo(f"  … and {len(result.missed) - _N_PRINTED} more (--json has all)")
 
 
 @verbs.command(
     rich_help_panel=PANEL,
     epilog="Example: slobench modes long_prompt_interference --modes chunked,bucketed",
 )
+@with_flags
 def modes(
-    scenario: Scenario = None,
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
     modes: Annotated[
         str,
         typer.Option(help="The modes, e.g. static,continuous,chunked:token_budget=512."),
@@ -173,34 +242,48 @@ def modes(
     engine: Annotated[
         str, typer.Option(help="Settings for every mode, e.g. shape=8b,hardware=h200.")
     ] = "",
-    rate: Rate = None,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    duration: Duration = None,
-    warmup: Warmup = None,
-    max_concurrency: Concurrency = None,
-    slo: Slo = None,
-    seed: Seed = None,
-    set_: Set = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where the results go; one that was interrupted goes on from there."),
+        typer.Option(help="Directory of the results; interrupted work continues there."),
     ] = None,
     workers: Annotated[
         str, typer.Option(help="Simulating processes, or auto: one per core.")
     ] = "auto",
     confidence: Confidence = None,
-    plugin: Plugin = None,
     json: Json = False,
 ) -> None:
-    """Run the same requests against several batching modes and show them side by side."""
-    chosen = choose_scenario(
-        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
-        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
-    )  # fmt: skip
-    raise typer.Exit(
-        command.modes(
-            chosen, modes, rates, seeds, target, engine, out, workers, confidence, plugin or [],
-            json,
-        )
-    )  # fmt: skip
+    """Run the same requests against several batching modes and compare them."""
+    from loadgen.lab.mode_spec import read_modes, read_rates
+    from loadgen.lab.modes import ModesSpec, check_directory, check_target, compare
+    from loadgen.lab.simulated_engine import read_settings
+
+    scenario = choose_scenario(flags, traffic)
+    check_target(target)
+    spec = ModesSpec(
+        scenario,
+        read_modes(modes),
+        target,
+        read_settings(engine),
+        None if rates is None else read_rates(rates),
+        seeds,
+        read_confidence(confidence) or 0.95,
+        read_workers(workers),
+        flags.plugin or [],
+        ["slobench", *sys.argv[1:]],
+        cache_dir(os.environ),
+    )
+    directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    check_directory(directory)
+    result = compare(spec, directory, Console(stderr=True, highlight=False))
+    if result.facts["n_done"]:
+        from loadgen.lab.modes_files import write_all
+
+        write_all(result.facts, directory, cache_dir(os.environ))
+        if json:
+            print_json(result.facts)
+        else:
+            from reports.modes.view import tables
+
+            stdout().print(tables(result.facts))
+        typer.echo(f"report: {directory / 'modes.html'}", err=True)
+    raise typer.Exit(INTERRUPTED if result.was_interrupted else 0)

@@ -1,6 +1,6 @@
-"""The verbs by name; what a verb needs is imported, and its command built, once it is named.
+"""A typer group that imports and builds a verb only when a command line names it.
 
-Building a command from its signature takes some 4 ms, and a command line names one of two dozen.
+Building a command from its signature takes about 4 ms; there are two dozen verbs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class VerbGroup(TyperGroup):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.commands = _Commands()  # type: ignore[assignment]  # typer only ever reads it
+        self.commands = _Commands()  # type: ignore[assignment]  # typer only reads it
 
 
 class _Commands(Mapping[str, Any]):
@@ -49,7 +49,7 @@ class _Commands(Mapping[str, Any]):
 
 @cache
 def _command(name: str) -> Any:
-    """Raises KeyError for what is no verb."""
+    """Raises KeyError for an unknown verb."""
     for module, names in VERBS.items():
         if name in names:
             verbs: Typer = import_module(f"loadgen.cli.{module}").verbs

@@ -1,4 +1,5 @@
-"""The console script. Light: what a verb needs is imported where an interrupt is heard already.
+"""The console script `slobench`. Imports little: the modules of a verb are imported where Ctrl-C is
+handled already.
 
 Exit codes: 0 met · 1 missed · 2 usage or scenario error · 3 no verdict · 4 internal error ·
 130 interrupted.
@@ -10,20 +11,30 @@ import gc
 import os
 import signal
 
-_OBJECTS = 200_000  # between two collections: importing makes half of that, and it all stays
+_OBJECTS = 200_000  # between two collections: importing creates half as many, and all of them stay
 
 
 def main() -> None:
-    """Every way to fail is a line and an exit code, never a bare traceback."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # in a script's background, too, Ctrl-C is heard
-        signal.signal(number, signal.default_int_handler)  # clean up, say so
+    """Runs a command line; every failure is one line and an exit code, never a bare traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also in a script's background, which ignores
+        signal.signal(number, signal.default_int_handler)
     gc.set_threshold(_OBJECTS)
     try:
         from loadgen.cli import exit_codes
         from loadgen.cli.app import app
+        from loadgen.drive.prefork import ForkedShard
 
-        code = exit_codes.guarded(app, os.environ)
+        forked = None
+        try:
+            code = exit_codes.guarded(app, os.environ)
+        except ForkedShard as copy:
+            forked = copy.with_traceback(None)
     except KeyboardInterrupt:  # before there was anything to clean up
         os.write(2, b"slobench: interrupted\n")
         os._exit(130)
+    if forked is not None:
+        from loadgen.drive import shard
+
+        with forked:
+            shard.main()
     exit_codes.leave(code)

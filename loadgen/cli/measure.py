@@ -1,87 +1,81 @@
-"""Flags of the verbs that measure."""
+"""The verbs of the panel Measure: run, preview, validate, fit, doctor, init, report, export."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from loadgen.cli import measure_command as command
-from loadgen.cli.export_command import export as export_runs
-from loadgen.cli.export_command import read_exports
+from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
-    Concurrency,
     Confidence,
-    Duration,
+    Engine,
     Export,
-    Goodput,
-    InputLen,
+    Force,
     Json,
-    MetricsHost,
-    MetricsPort,
-    Otlp,
-    OutputLen,
+    Model,
     Plugin,
-    Rate,
-    Scenario,
-    Seed,
-    Set,
+    RunDirectory,
+    ScenarioFlags,
     Slo,
-    Warmup,
+    Target,
+    TrafficFlags,
+    WatchFlags,
+    Workers,
+    with_flags,
 )
-from loadgen.cli.parse import choose_scenario, read_watch, slo_flags
+from loadgen.cli.parse import (
+    base_options,
+    cache_dir,
+    choose_scenario,
+    load_plugins,
+    read_budget_s,
+    read_confidence,
+    read_target,
+    read_transport,
+    read_watch,
+    read_workers,
+)
+from loadgen.cli.terminal import print_json, print_summary, stdout
+from loadgen.errors import UsageError
+
+if TYPE_CHECKING:
+    from loadgen.run.run_options import RunOptions
+    from loadgen.workload.scenario import Scenario
 
 PANEL = "Measure"
 verbs = typer.Typer()
+
+Exports = Sequence[tuple[str, Path | None]]
+"""Formats of exports with their files; None: in the run's directory."""
 
 
 @verbs.command(
     rich_help_panel=PANEL,
     epilog="Example: slobench run scenarios/quickstart.yaml --target reference",
 )
+@with_flags
 def run(
-    scenario: Scenario = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="A URL, a target file, `reference` (the bundled engine), `sim` (the same in "
-            "virtual time) or `mock`. "
-            "Default: the environment's OPENAI_BASE_URL."
-        ),
-    ] = None,
-    rate: Rate = None,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    duration: Duration = None,
-    warmup: Warmup = None,
-    max_concurrency: Concurrency = None,
-    slo: Slo = None,
-    goodput: Goodput = None,
-    seed: Seed = None,
-    set_: Set = None,
-    model: Annotated[
-        str, typer.Option(help="The API's model field. Default: from /v1/models.")
-    ] = "",
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked,shape=tiny."
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="The run's directory. Default: runs/<scenario>-<time>.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
-    workers: Annotated[
-        str, typer.Option(help="Load-generating processes, or auto: by the asked token rate.")
-    ] = "auto",
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
+    watch: WatchFlags,
+    target: Target = None,
+    model: Model = "",
+    engine: Engine = "",
+    out: RunDirectory = None,
+    force: Force = False,
+    workers: Workers = "auto",
     transport: Annotated[
-        str, typer.Option(help="fast, or aiohttp: plain, slower, to check the fast one by.")
+        str, typer.Option(help="fast, or aiohttp: slower, to check the fast transport against.")
     ] = "fast",
     confidence: Confidence = None,
-    plugin: Plugin = None,
     print_scenario: Annotated[
         bool, typer.Option("--print-scenario", help="Print the scenario as YAML and stop.")
     ] = False,
@@ -93,74 +87,161 @@ def run(
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
     export: Export = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = "127.0.0.1",
-    otlp: Otlp = None,
     json: Json = False,
 ) -> None:
-    """Fire a scenario at a target, measure every token, and say whether the promise was kept."""
+    """Send a scenario's traffic to a server, time every token, and check the SLO."""
     if print_launch:
-        command.print_launch(target)
+        from loadgen.run.target import launch_line
+
+        if target is None:
+            raise UsageError("--print-launch: no target file: add --target FILE")
+        typer.echo(launch_line(target, os.environ))
         return
-    chosen = choose_scenario(
-        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
-        duration=duration, warmup=warmup, max_concurrency=max_concurrency, seed=seed,
-        slo=slo_flags(slo, goodput),
-    )  # fmt: skip
+    scenario = choose_scenario(flags, traffic)
     if print_scenario:
-        typer.echo(chosen.to_yaml(), nl=False)
+        typer.echo(scenario.to_yaml(), nl=False)
         return
-    exit_code = command.run(
-        chosen, target, model, engine, out, force, workers, transport, confidence, plugin or [],
-        json, scrape, read_exports(export or []),
-        read_watch(metrics_port, metrics_host, otlp, os.environ),
-    )  # fmt: skip
-    raise typer.Exit(exit_code)
+    exports = read_exports(export or [])
+    options = base_options(
+        flags.plugin,
+        out_dir=out,
+        force=force,
+        n_workers=read_workers(workers),
+        transport=read_transport(transport),
+        engine=engine,
+        model=model,
+        confidence=read_confidence(confidence),
+        scrape=scrape,
+        watch=read_watch(watch, os.environ),
+    )
+    raise typer.Exit(run_scenario(scenario, read_target(target), options, exports, as_json=json))
+
+
+def run_scenario(
+    scenario: Scenario,
+    target: str,
+    options: RunOptions,
+    exports: Exports = (),
+    *,
+    as_json: bool = False,
+) -> int:
+    """Runs, prints the table and the verdict, and returns the exit code."""
+    from loadgen.drive.shard_process import PreforkedShard
+    from loadgen.run.execute import SIMULATED, execute, local_fleet
+
+    has_processes = target != SIMULATED
+    with PreforkedShard(is_wanted=has_processes, forks=True) as preforked:
+        open_fleet = partial(local_fleet, preforked=preforked) if has_processes else None
+        console = Console(stderr=True, highlight=False)
+        finished = execute(scenario, target, options, console, open_fleet=open_fleet)
+    print_summary(finished.summary, as_json)
+    typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
+    write_exports(finished.directory, exports)
+    return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench preview quickstart")
+@with_flags
 def preview(
-    scenario: Scenario = None,
-    rate: Rate = None,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    duration: Duration = None,
-    warmup: Warmup = None,
-    max_concurrency: Concurrency = None,
-    slo: Slo = None,
-    seed: Seed = None,
-    set_: Set = None,
-    plugin: Plugin = None,
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with the arrivals and the lengths.")
     ] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write the schedule as a table.")] = None,
     json: Json = False,
 ) -> None:
-    """Show what a scenario would send, and what its promises need to be proven. No network."""
-    chosen = choose_scenario(
-        scenario, set_ or [], plugin or [], rate=rate, input_len=input_len, output_len=output_len,
-        duration=duration, warmup=warmup, max_concurrency=max_concurrency, slo=slo, seed=seed,
-    )  # fmt: skip
-    command.preview(chosen, json, html, parquet)
+    """Show a scenario's requests, and how many its SLOs need for a sure verdict. No network."""
+    from loadgen.workload.preview import preview as planned_facts
+    from loadgen.workload.schedule import make_plan
+
+    scenario = choose_scenario(flags, traffic)
+    plan = make_plan(scenario)
+    facts = planned_facts(scenario, *plan)
+    for note in _trace_notes(scenario):
+        typer.echo(f"note: {note}", err=True)
+    if html is not None:
+        from reports.page import write_page
+        from reports.preview.page import render
+
+        classes = scenario.names().classes
+        text = render(facts, plan.schedule, classes, scenario.to_yaml(), cache_dir(os.environ))
+        write_page(html, text)
+        typer.echo(f"page: {html}", err=True)
+    if parquet is not None:
+        from loadgen.drive.store import write_schedule_file
+
+        write_schedule_file(parquet, plan.schedule, scenario.names())
+        typer.echo(f"schedule: {parquet}", err=True)
+    if json:
+        print_json(facts)
+        return
+    from reports.preview.view import tables
+
+    stdout().print(tables(facts))
+
+
+def _trace_notes(scenario: Scenario) -> list[str]:
+    """Notes of the scenario's traces: rows dropped, reordered or approximated while reading."""
+    from loadgen.workload.trace_arrivals import TraceArrivals
+
+    kinds = [scenario.arrivals, *(traffic.arrivals for traffic in scenario.classes.values())]
+    replays = [kind for kind in kinds if isinstance(kind, TraceArrivals)]
+    return [f"{kind.path}: {note}" for kind in replays for note in kind.notes()]
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench validate scenarios/*.yaml")
 def validate(
     scenarios: Annotated[
-        list[str] | None, typer.Argument(help="Scenario files or names of shipped ones.")
+        list[str] | None, typer.Argument(help="Scenario files or names of shipped scenarios.")
     ] = None,
-    set_: Set = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
+    ] = None,
     plugin: Plugin = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the format's JSON schema, for editors.")
     ] = False,
 ) -> None:
     """Check scenarios without running them: every mistake with file, line and key."""
+    load_plugins(plugin)
     if schema:
-        command.schema(plugin or [])
+        from loadgen.cli.schema import scenario_schema
+
+        typer.echo(json.dumps(scenario_schema(), indent=2, ensure_ascii=False))
         return
-    raise typer.Exit(command.validate(scenarios or [], set_ or [], plugin or []))
+    if not scenarios:
+        raise UsageError("no scenario: name one or more files, or add --schema")
+    exit_code = 0
+    for source in scenarios:
+        try:
+            content = _validated(source, set_ or [])
+        except UsageError as error:
+            exit_code = error.exit_code
+            for line in str(error).splitlines():
+                typer.echo(line if line.startswith(source) else f"{source}: {line}", err=True)
+        else:
+            typer.echo(f"{source}: ok ({content})")
+    raise typer.Exit(exit_code)
+
+
+def _validated(source: str, settings: Sequence[str]) -> str:
+    """The content of a file without mistakes, in words. Raises UsageError."""
+    from loadgen.nightly.night import Nightly, NightOptions
+    from loadgen.nightly.nightly_file import is_nightly
+    from loadgen.run.run_options import RunOptions
+    from loadgen.workload.scenario import load_scenario
+    from loadgen.workload.schedule import make_schedule
+
+    path = Path(source)
+    if not is_nightly(path):
+        return f"{len(make_schedule(load_scenario(source, settings)))} requests"
+    if settings:
+        raise UsageError(f"{source}: --set changes a scenario, and this is a nightly file")
+    cells = Nightly(path, NightOptions(run=RunOptions(environ=dict(os.environ)))).cells
+    controls = ", each with a control" if any(cell.control for cell in cells) else ""
+    return f"{len(cells)} cells a night{controls}"
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench fit trace.csv > scenario.yaml")
@@ -176,8 +257,29 @@ def fit(
     ] = "auto",
     json: Json = False,
 ) -> None:
-    """Propose a scenario that looks like a recorded trace, and show how well it does."""
-    command.fit(trace, format_, json)
+    """Propose a scenario that resembles a recorded trace, and show how close it is."""
+    from pydantic import ValidationError
+
+    from loadgen.workload.fit import fit_file
+    from loadgen.workload.traces.trace import TRACES
+    from loadgen.yaml_document import parse_document
+    from reports.fit_view import tables
+
+    document = parse_document(f"format: {format_}", "--format", UsageError)
+    try:
+        reader = TRACES.build(document.values["format"])
+    except ValidationError as error:
+        document.note_validation(error)
+        document.raise_mistakes()
+        raise
+    except ValueError as error:
+        raise UsageError(f"--format: {error}") from None
+    text, facts = fit_file(trace, reader)
+    if json:
+        print_json({"scenario": text, **facts})
+        return
+    typer.echo(text, nl=False)
+    Console(stderr=True, highlight=False).print(tables(facts))
 
 
 @verbs.command(
@@ -187,11 +289,13 @@ def fit(
 def doctor(
     target: Annotated[
         str | None,
-        typer.Option(help="Examine a server: a URL, a target file, `reference` or `mock`."),
+        typer.Option(help="Check a server: a URL, a target file, `reference` or `mock`."),
     ] = None,
     prove: Annotated[
         bool,
-        typer.Option("--prove", help="Hold our numbers against a truth server in C (needs cc)."),
+        typer.Option(
+            "--prove", help="Check our timestamps against a C server that logs its own (needs cc)."
+        ),
     ] = False,
     budget: Annotated[str, typer.Option(help="Time for the search or the proof.")] = "60s",
     model: Annotated[
@@ -202,16 +306,43 @@ def doctor(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Tell how much load this machine can measure truly, or whether a server is fit for it."""
-    raise typer.Exit(command.doctor(target, prove, budget, model, engine, json))
+    """Check how much load this machine can measure accurately, or whether a server can be
+    measured."""
+    from loadgen.doctor.checkup import visit_machine, visit_target, visit_truth
+    from loadgen.run.target import Choice
+    from reports.doctor_view import tables
+
+    console = Console(stderr=True, highlight=False)
+    if target is not None:
+        if prove:
+            raise UsageError("--prove checks this machine, --target a server: choose one")
+        facts = visit_target(Choice(target, engine, model, dict(os.environ)), console)
+    elif model or engine:
+        raise UsageError("--model and --engine need --target")
+    else:
+        visit = visit_truth if prove else visit_machine
+        cc = os.environ.get("CC", "")
+        facts = visit(read_budget_s(budget), cache_dir(os.environ), cc, console)
+    if json:
+        print_json(facts.to_json())
+    else:
+        stdout().print(tables(facts.to_json()))
+    raise typer.Exit(facts.exit_code)
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench init my-load-test")
 def init(
-    directory: Annotated[Path, typer.Argument(help="Where the files go.")] = Path(),
+    directory: Annotated[Path, typer.Argument(help="The directory for the files.")] = Path(),
 ) -> None:
     """Write a scenario, a target, a nightly file and CI workflows; overwrites nothing."""
-    command.init(directory)
+    from loadgen.cli.starter import write_starter
+
+    for path in write_starter(directory):
+        typer.echo(f"wrote {path}")
+    change_directory = "" if directory == Path() else f"cd {directory} && "
+    typer.echo(
+        f"next: {change_directory}slobench run slobench/chat.yaml --target reference", err=True
+    )
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench report runs/latest")
@@ -229,9 +360,58 @@ def report(
     svg: Annotated[bool, typer.Option("--svg", help="Also each figure as figures/*.svg.")] = False,
     json: Json = False,
 ) -> None:
-    """Compute the numbers of recorded runs again and write their report.html anew."""
-    copies = [name for name, asked in (("png", png), ("pdf", pdf), ("svg", svg)) if asked]
-    command.report(runs, slo, confidence, json, read_exports(export or []), copies)
+    """Compute the numbers of recorded runs again and rewrite their report.html."""
+    from loadgen.run.conclude import conclude
+    from loadgen.run.execute import engine_reader
+    from reports.printed import find_browser
+
+    exports = read_exports(export or [])
+    if len(runs) > 1 and any(path is not None for _, path in exports):
+        raise UsageError(
+            "--export FORMAT=PATH: each of the runs would overwrite the file; leave the path out, "
+            "or write one table with slobench export"
+        )
+    browser = find_browser(os.environ.get("PATH", "")) if png or pdf else ""
+    summaries = []
+    for directory in runs:
+        summary = conclude(
+            directory,
+            slo,
+            read_confidence(confidence),
+            cache_dir(os.environ),
+            engine_reader(directory),
+        )
+        summaries.append(summary.to_json())
+        if not json:
+            print_summary(summary, as_json=False)
+        typer.echo(f"report: {directory / 'report.html'}", err=True)
+        write_copies(directory / "report.html", browser, png=png, pdf=pdf, svg=svg)
+        write_exports(directory, exports, slo)
+    if json:  # an object for one run, a list for several
+        print_json(summaries[0] if len(summaries) == 1 else summaries)
+
+
+def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -> None:
+    """A report as a picture, as a PDF, and its figures as SVG files."""
+    from loadgen.measure.wording import format_count
+    from reports.printed import pdf as write_pdf
+    from reports.printed import picture, write_figures
+
+    if png:
+        n_lost_px = picture(page, page.with_suffix(".png"), browser)
+        typer.echo(f"png: {page.with_suffix('.png')}", err=True)
+        if n_lost_px:
+            typer.echo(
+                f"png: the last {format_count(n_lost_px)} px of the page are missing (the size "
+                "limit of a picture); --pdf holds the whole page",
+                err=True,
+            )
+    if pdf:
+        write_pdf(page, page.with_suffix(".pdf"), browser)
+        typer.echo(f"pdf: {page.with_suffix('.pdf')}", err=True)
+    if svg:
+        written = write_figures(page, page.with_name("figures"))
+        typer.echo(f"svg: {len(written)} figures in {page.with_name('figures')}", err=True)
 
 
 @verbs.command(
@@ -261,4 +441,68 @@ def export_(
     ] = None,
 ) -> None:
     """Write recorded runs in a format for spreadsheets, notebooks or existing dashboards."""
-    export_runs(runs or [], format_, rows, output)
+    from loadgen.drive.store import read_run
+    from loadgen.exports.formats import check_format, export, export_path
+
+    if format_ == "grafana":
+        _export_dashboard(runs or [], output)
+        return
+    check_format(format_, rows)
+    if output is None and format_ == "parquet" and sys.stdout.isatty():
+        raise UsageError("parquet is binary: name a file with -o, e.g. -o runs.parquet")
+    once = {directory.resolve(): directory for directory in runs or []}  # runs/* has runs/latest
+    content = export([read_run(directory) for directory in once.values()], format_, output, rows)
+    if output is None:
+        sys.stdout.buffer.write(content)
+    else:
+        typer.echo(f"export: {export_path(format_, output)}", err=True)
+
+
+def _export_dashboard(runs: Sequence[Path], output: Path | None) -> None:
+    """The Grafana dashboard of the live series."""
+    from loadgen.live.grafana import dashboard
+
+    if runs:
+        raise UsageError("the grafana dashboard is the same for every run: leave the runs out")
+    text = json.dumps(dashboard(), indent=2) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    output.write_text(text)
+    typer.echo(f"dashboard: {output}", err=True)
+
+
+def read_exports(texts: Sequence[str]) -> list[tuple[str, Path | None]]:
+    """`FORMAT` or `FORMAT=PATH` as (format, path). Raises UsageError for an unknown format or
+    directory."""
+    if not texts:  # nothing is imported before the first request
+        return []
+    from loadgen.exports.formats import check_format
+
+    exports = []
+    for text in texts:
+        format_, has_path, path = text.partition("=")
+        if has_path and not path:
+            raise UsageError(f"--export {text}: no file: write {format_}=PATH, or just {format_}")
+        try:
+            check_format(format_)
+        except UsageError as error:
+            raise UsageError(f"--export: {error}") from None
+        if has_path and not Path(path).parent.is_dir():
+            raise UsageError(f"--export {text}: there is no directory {Path(path).parent}")
+        exports.append((format_, Path(path) if has_path else None))
+    return exports
+
+
+def write_exports(directory: Path, exports: Exports, slo: Sequence[str] | None = None) -> None:
+    """Writes a finished run in each format; without a path into the run's directory."""
+    if not exports:
+        return
+    from loadgen.drive.store import read_run
+    from loadgen.exports.formats import export, export_path
+
+    recorded = read_run(directory)
+    for format_, path in exports:
+        destination = export_path(format_, directory if path is None else path)
+        export(recorded, format_, destination, slo=slo)
+        typer.echo(f"export: {destination}", err=True)

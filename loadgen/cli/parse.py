@@ -1,26 +1,31 @@
-"""What was typed, read: the scenario, the promises, flags; errors name the flag."""
+"""Reads flags: the scenario, SLOs, durations, exports; each error names the flag."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
-from loadgen.run.run_options import NOBODY, Watch
 from loadgen.units import parse_duration_s, parse_share
 
 if TYPE_CHECKING:
+    from loadgen.cli.flags import ScenarioFlags, TrafficFlags, WatchFlags
+    from loadgen.live.watching import Watch
+    from loadgen.run.run_options import RunOptions
     from loadgen.workload.scenario import Scenario
 
+T = TypeVar("T", bound=str)
 
-_FLAG_KEYS = {
+_KEYS = {
     "rate": "arrivals.rate",
     "input_len": "requests.input_tokens",
     "output_len": "requests.output_tokens",
@@ -30,31 +35,44 @@ _FLAG_KEYS = {
     "slo": "slo",
     "seed": "seed",
 }
-_NEEDED_FLAGS = ("rate", "input_len", "output_len", "duration")
+"""Flag → the scenario key that it sets."""
+_NEEDED = ("rate", "input_len", "output_len", "duration")
 
 
 def choose_scenario(
-    source: str | None, settings: Sequence[str], plugins: Sequence[Path], **flags: Any
+    flags: ScenarioFlags,
+    traffic: TrafficFlags | None = None,
+    *,
+    source: str | None = None,
+    settings: Sequence[str] = (),
 ) -> Scenario:
-    """A file with flags and settings on top, or, without a file, the flags themselves."""
+    """The scenario of the flags, from a file with the flags on top, or from the flags alone.
+    `source` takes the place of `flags.scenario`; `settings` come before those of `--set`."""
     from loadgen.workload.scenario import load_scenario, scenario_from_flags
 
-    for plugin in plugins:
-        load_plugin(plugin)
-    given = {name: value for name, value in flags.items() if value is not None}
+    load_plugins(flags.plugin)
+    source = source or flags.scenario
+    values = {**(asdict(traffic) if traffic else {}), "seed": flags.seed}
+    values["slo"] = slo_flags(flags.slo, flags.goodput)
+    values = {name: value for name, value in values.items() if value is not None}
+    settings = [*settings, *(flags.set_ or ())]
     if source is not None:
-        on_top = [f"{_FLAG_KEYS[name]}={json.dumps(value)}" for name, value in given.items()]
+        on_top = [f"{_KEYS[name]}={json.dumps(value)}" for name, value in values.items()]
         return load_scenario(source, [*on_top, *settings])
-    missing = ", ".join("--" + n.replace("_", "-") for n in _NEEDED_FLAGS if n not in given)
+    missing = ", ".join("--" + n.replace("_", "-") for n in _NEEDED if n not in values)
     if missing:
-        raise UsageError(
-            f"which traffic? Name a scenario (see `slobench list scenarios`), or add {missing}"
-        )
-    return scenario_from_flags(**given, overrides=list(settings))
+        flags_too = f", or add {missing}" if traffic else ""
+        raise UsageError(f"no scenario: name one (see `slobench list scenarios`){flags_too}")
+    return scenario_from_flags(**values, overrides=settings)
+
+
+def load_plugins(paths: Sequence[Path] | None) -> None:
+    for path in paths or ():
+        load_plugin(path)
 
 
 def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
-    """What `--slo` and `--goodput` ask together; None where neither is given."""
+    """The SLOs of `--slo` and `--goodput`; None where neither is given."""
     from loadgen.measure.slo import from_goodput
 
     if not slo and not goodput:
@@ -65,18 +83,38 @@ def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[
         raise UsageError(f"--goodput {error}") from None
 
 
+def read_target(target: str | None, choices: str = "a target file, reference, sim or mock") -> str:
+    """`--target`, else the environment's OPENAI_BASE_URL."""
+    target = target or os.environ.get("OPENAI_BASE_URL")
+    if not target:
+        raise UsageError(
+            f"no target: add --target URL, {choices} (OPENAI_BASE_URL is not set either)"
+        )
+    return target
+
+
+def base_options(plugins: Sequence[Path] | None, **options: Any) -> RunOptions:
+    """Run options with this process's command line, environment and cache directory."""
+    from loadgen.run.run_options import RunOptions
+
+    return RunOptions(
+        command=["slobench", *sys.argv[1:]],
+        environ=dict(os.environ),
+        cache_dir=cache_dir(os.environ),
+        plugins=plugins or [],
+        **options,
+    )
+
+
 def read_budget_s(text: str) -> float:
-    try:
-        seconds = parse_duration_s(text)
-    except ValueError as error:
-        raise UsageError(f"--budget: {error}") from None
+    seconds = read_duration_s("--budget", text)
     if not 1.0 <= seconds <= 3600.0:
         raise UsageError(f"--budget {text}: expected 1s to 1h")
     return seconds
 
 
 def read_workers(text: str) -> int:
-    """0 means: as many as needed."""
+    """Number of processes; 0: as many as needed."""
     if text == "auto":
         return 0
     if text.isdecimal() and int(text) > 0:
@@ -98,12 +136,17 @@ def read_duration_s(flag: str, text: str) -> float:
         raise UsageError(f"{flag}: {error}") from None
 
 
+def read_choice(flag: str, word: str, choices: Sequence[T]) -> T:
+    """One of the choices of a flag."""
+    for choice in choices:
+        if word == choice:
+            return choice
+    raise UsageError(f"{flag} {word}: {nearest(word, choices)}")
+
+
 def read_transport(word: str) -> Literal["fast", "aiohttp"]:
-    known: tuple[Literal["fast"], Literal["aiohttp"]] = ("fast", "aiohttp")
-    for transport in known:
-        if word == transport:
-            return transport
-    raise UsageError(f"--transport {word}: {nearest(word, known)}")
+    transports: tuple[Literal["fast"], Literal["aiohttp"]] = ("fast", "aiohttp")
+    return read_choice("--transport", word, transports)
 
 
 def read_confidence(value: float | None) -> float | None:
@@ -112,49 +155,49 @@ def read_confidence(value: float | None) -> float | None:
     return value
 
 
-def watch_flags(port: int | None, host: str, otlp: str | None) -> Watch:
-    """The flags as they were typed, for `watched_together`."""
-    return Watch(port, host, otlp)
+def read_watch(flags: WatchFlags, environ: Mapping[str, str]) -> Watch | None:
+    """The exports of live metrics that the flags ask for, and for OpenTelemetry the environment;
+    None without any."""
+    otlp = flags.otlp
+    if otlp is not None or _names_collector(environ):
+        from loadgen.live.otlp import is_installed, metrics_url
+
+        if otlp is not None:
+            metrics_url(otlp)  # refused here rather than after the preflight
+            if not is_installed():
+                raise UsageError("--otlp needs its packages: pip install 'slobench[otel]'")
+        elif is_installed():
+            otlp = ""
+    if flags.metrics_port is None and otlp is None:
+        return None
+    from loadgen.live.watching import Watch
+
+    return Watch(flags.metrics_port, flags.metrics_host, otlp)
 
 
 @contextlib.contextmanager
-def watched_together(flags: Watch, targets: Iterable[str]) -> Iterator[Watch]:
-    """How each of several runs, one after the other, is watched: as the `flags` say and the
-    environment, at one endpoint for all. Raises UsageError where a flag asks for it and every
-    target is simulated."""
+def shared_watch(flags: WatchFlags, targets: Iterable[str]) -> Iterator[Watch | None]:
+    """The exports for each of several runs, one after the other, at one endpoint. Raises UsageError
+    where a flag asks for an export and every target is simulated."""
     from loadgen.live.watching import one_endpoint
+    from loadgen.run.execute import SIMULATED, VIRTUAL_TIME
 
-    if all(target == "sim" for target in targets):
-        if flags.is_on:
-            raise UsageError(
-                "--metrics-port and --otlp: the simulator runs in virtual time, which nobody can "
-                "watch"
-            )
-        yield NOBODY
+    if all(target == SIMULATED for target in targets):
+        if flags.metrics_port is not None or flags.otlp is not None:
+            raise UsageError(VIRTUAL_TIME)
+        yield None
         return
-    watch = read_watch(flags.port, flags.host, flags.otlp, os.environ)
+    watch = read_watch(flags, os.environ)
+    if watch is None:
+        yield None
+        return
     with one_endpoint(watch, lambda line: typer.echo(line, err=True)) as each:
         yield each
 
 
-def read_watch(port: int | None, host: str, otlp: str | None, environ: Mapping[str, str]) -> Watch:
-    """Who may watch the run: as the flags say, and for OpenTelemetry its own variables."""
-    if otlp is None and not _asks_for_otlp(environ):
-        return Watch(port, host, None)
-    from loadgen.live.otlp import is_installed, metrics_url
-
-    if otlp is not None:
-        metrics_url(otlp)  # refused now rather than after the preflight
-        if not is_installed():
-            raise UsageError("--otlp needs its packages: pip install 'slobench[otel]'")
-    elif is_installed():
-        otlp = ""
-    return Watch(port, host, otlp)
-
-
-def _asks_for_otlp(environ: Mapping[str, str]) -> bool:
-    """Whether the standard variables name a collector. Source: OpenTelemetry specification,
-    OTLP exporter configuration and general SDK configuration."""
+def _names_collector(environ: Mapping[str, str]) -> bool:
+    """Whether the standard variables name an OpenTelemetry collector. Source: OpenTelemetry
+    specification, OTLP exporter configuration and general SDK configuration."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     if environ.get("OTEL_METRICS_EXPORTER", "otlp") != "otlp":
@@ -164,7 +207,7 @@ def _asks_for_otlp(environ: Mapping[str, str]) -> bool:
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path | None:
-    """Where things that are slow to make are kept. Source: XDG Base Directory Specification."""
+    """The directory for files that are slow to make. Source: XDG Base Directory Specification."""
     base = environ.get("XDG_CACHE_HOME") or (
         f"{environ['HOME']}/.cache" if environ.get("HOME") else ""
     )

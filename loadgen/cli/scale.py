@@ -1,86 +1,119 @@
-"""Flags of the verbs that run on Locust."""
+"""The verbs of the panel Scale: web, worker, locustfile.
+
+Importing locust patches the process, so this process never does: it builds Locust's command line
+and is replaced by Locust.
+"""
 
 from __future__ import annotations
 
+import errno
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from loadgen.cli import web_command as command
-from loadgen.cli.flags import Duration, Plugin, Rate, Seed, Set, Slo, Warmup
+from loadgen.cli.flags import Force, Plugin, RunDirectory, Slo, with_flags
+from loadgen.errors import MissingDependency, UsageError
 
 PANEL = "Scale"
 verbs = typer.Typer()
+LOOPBACK = "127.0.0.1"
+PATIENCE_S = 300
+"""Seconds for which a headless master waits for its workers; a container may have to fetch its
+image first."""
+PASSWORD = "SLOBENCH_WEB_PASSWORD"
+PLUGINS, TARGET = "SLOBENCH_WORKER_PLUGINS", "SLOBENCH_WORKER_TARGET"
+
+
+@dataclass(frozen=True)
+class FormFlags:
+    """The fields of the start form (`loadgen.web.form.RunForm`) that are single values."""
+
+    scenario: Annotated[
+        str, typer.Option(help="A scenario file or a shipped scenario; the form lists all.")
+    ] = ""
+    target: Annotated[str, typer.Option(help="A URL, a target file, `reference` or `mock`.")] = ""
+    rate: Annotated[str, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")] = ""
+    duration: Annotated[str, typer.Option(help="Length of the measured window, e.g. 60s.")] = ""
+    warmup: Annotated[str, typer.Option(help="Time before the measured window, e.g. 5s.")] = ""
+    seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
+    model: Annotated[str, typer.Option(help="The API's model field.")] = ""
+    engine: Annotated[str, typer.Option(help="Settings of `reference` or `mock`.")] = ""
+    max_skew: Annotated[
+        str, typer.Option(help="Largest difference between the workers' starts; else no start.")
+    ] = "50ms"
+    on_worker_loss: Annotated[
+        str, typer.Option(help="continue, or abort: the other workers when one is lost.")
+    ] = "continue"
+
+
+@dataclass(frozen=True)
+class ProcessFlags:
+    """The processes and their addresses. With neither --workers nor --expect-workers, one process
+    does everything."""
+
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No page: start at once, end with the verdict.")
+    ] = False
+    workers: Annotated[
+        int, typer.Option(min=0, help="Workers to start on this machine; 0: one process for all.")
+    ] = 0
+    expect_workers: Annotated[
+        int, typer.Option(min=0, help="Wait for this many `slobench worker` on other machines.")
+    ] = 0
+    web_host: Annotated[
+        str, typer.Option(help="Address of the page; 0.0.0.0 is every interface.")
+    ] = LOOPBACK
+    web_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8089
+    web_login: Annotated[
+        bool,
+        typer.Option("--web-login", help="Require the password in SLOBENCH_WEB_PASSWORD."),
+    ] = False
+    master_host: Annotated[
+        str, typer.Option(help="Address for workers on other machines; 0.0.0.0 is every interface.")
+    ] = LOOPBACK
+    master_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 5557
 
 
 @verbs.command(
     rich_help_panel=PANEL,
     epilog="Example: slobench web --headless --workers 2 --scenario quickstart --target mock",
 )
+@with_flags
 def web(
-    scenario: Annotated[
-        str, typer.Option(help="A scenario file or a shipped one; the form offers them all.")
-    ] = "",
-    target: Annotated[str, typer.Option(help="A URL, a target file, `reference` or `mock`.")] = "",
-    headless: Annotated[
-        bool, typer.Option("--headless", help="No page: start at once, end with the verdict.")
-    ] = False,
-    workers: Annotated[
-        int, typer.Option(min=0, help="Workers to start on this machine; 0: one process for all.")
-    ] = 0,
-    expect_workers: Annotated[
-        int, typer.Option(min=0, help="Wait for so many `slobench worker` from elsewhere.")
-    ] = 0,
-    rate: Rate = None,
-    duration: Duration = None,
-    warmup: Warmup = None,
+    form: FormFlags,
+    processes: ProcessFlags,
     slo: Slo = None,
-    seed: Seed = None,
-    set_: Set = None,
-    model: Annotated[str, typer.Option(help="The API's model field.")] = "",
-    engine: Annotated[str, typer.Option(help="Settings of `reference` or `mock`.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="The run's directory. Default: runs/<scenario>-<time>.")
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
+    out: RunDirectory = None,
+    force: Force = False,
     plugin: Plugin = None,
-    max_skew: Annotated[
-        str, typer.Option(help="Most by which workers may start apart, else no start.")
-    ] = "50ms",
-    on_worker_loss: Annotated[
-        str, typer.Option(help="continue, or abort: what the others do when a worker is lost.")
-    ] = "continue",
-    web_host: Annotated[
-        str, typer.Option(help="Where the page listens; 0.0.0.0 is everywhere.")
-    ] = command.LOOPBACK,
-    web_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8089,
-    web_login: Annotated[
-        bool,
-        typer.Option("--web-login", help="Ask for the password in SLOBENCH_WEB_PASSWORD."),
-    ] = False,
-    master_host: Annotated[
-        str, typer.Option(help="Where workers from elsewhere connect; 0.0.0.0 is everywhere.")
-    ] = command.LOOPBACK,
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 5557,
 ) -> None:
-    """Run on Locust: its page with our numbers, and load from as many machines as it takes."""
-    command.web(
-        command.asked(
-            scenario, target, rate, duration, warmup, slo or [], seed, set_ or [], model, engine,
-            out, plugin or [], max_skew, on_worker_loss,
-        ),
-        ["--force"] if force else [],
-        command.Where(
-            headless, workers, expect_workers, web_host, web_port, master_host, master_port,
-            web_login,
-        ),
-    )  # fmt: skip
+    """Run on Locust: its page with our numbers, and load from several machines."""
+    options = form_options(form) | {
+        "slo": together(slo or []),
+        "set": together(set_ or []),
+        "out": str(out or ""),
+        "plugin": together([str(path) for path in plugin or []]),
+    }
+    check_processes(processes, options)
+    words = [word for key, value in options.items() if value for word in (f"--{key}", value)]
+    flags = ["--force"] if force else []
+    _become([*_process_words(processes), *_page_words(processes), *words, *flags], {})
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench worker --master 10.0.0.5")
 def worker(
-    master: Annotated[str, typer.Option(help="The machine on which `slobench web` waits.")],
+    master: Annotated[str, typer.Option(help="The machine that runs `slobench web`.")],
     port: Annotated[int, typer.Option(min=1, max=65535, help="Its --master-port.")] = 5557,
     target: Annotated[
         Path | None,
@@ -89,7 +122,12 @@ def worker(
     plugin: Plugin = None,
 ) -> None:
     """Generate load for a `slobench web` on another machine; the API key is this machine's own."""
-    command.worker(master, port, target, plugin or [])
+    if target is not None and not target.is_file():
+        raise UsageError(f"--target {target}: no such target file")
+    environ = {PLUGINS: os.pathsep.join(str(path.resolve()) for path in plugin or [])}
+    if target is not None:
+        environ[TARGET] = str(target.resolve())
+    _become(["--worker", "--master-host", master, "--master-port", str(port)], environ)
 
 
 @verbs.command(
@@ -98,4 +136,114 @@ def worker(
 )
 def locustfile() -> None:
     """Print the path of the locustfile that slobench brings."""
-    typer.echo(command.locustfile())
+    typer.echo(locustfile_path())
+
+
+def form_options(form: FormFlags) -> dict[str, str]:
+    """Options by their names on Locust's command line."""
+    values = {field.name: getattr(form, field.name) for field in fields(form)}
+    values["host"] = values.pop("target")
+    return {
+        name.replace("_", "-"): "" if value is None else str(value)
+        for name, value in values.items()
+    }
+
+
+def check_processes(processes: ProcessFlags, options: Mapping[str, str]) -> None:
+    """Raises UsageError for processes that could not start."""
+    if processes.workers and processes.expect_workers:
+        raise UsageError(
+            "--workers starts workers here, --expect-workers waits for others: use one of the two"
+        )
+    if processes.headless and not options.get("scenario"):
+        raise UsageError("no scenario: add --scenario (see `slobench list scenarios`)")
+    if processes.headless and not options.get("host") and not os.environ.get("OPENAI_BASE_URL"):
+        raise UsageError("no target: add --target URL, a target file, reference or mock")
+    if processes.web_login:
+        password(os.environ)
+    check_ports(processes)
+
+
+def check_ports(processes: ProcessFlags) -> None:
+    """Raises UsageError where the page or the master could not listen."""
+    if not processes.headless:
+        _check_port("--web-port", processes.web_host, processes.web_port)
+    if processes.expect_workers:
+        _check_port("--master-port", processes.master_host, processes.master_port)
+
+
+def password(environ: Mapping[str, str]) -> str:
+    """The password of --web-login. Raises UsageError for none: an empty password would admit
+    everyone."""
+    value = environ.get(PASSWORD, "")
+    if not value:
+        raise UsageError(
+            f"--web-login: the environment variable {PASSWORD} is not set or is empty; export "
+            f"{PASSWORD}=… or leave --web-login out"
+        )
+    return value
+
+
+def _check_port(flag: str, host: str, port: int) -> None:
+    """Raises UsageError where no process can listen, before anything is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server(("" if host == "*" else host, port), family=family).close()
+    except OSError as error:
+        hint = (
+            "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        )
+        raise UsageError(f"{flag} {port}: cannot listen at {host}:{port}: {hint}") from None
+
+
+def locustfile_path() -> Path:
+    """The packaged locustfile, found without importing it (it imports locust)."""
+    if importlib.util.find_spec("locust") is None:
+        raise MissingDependency("the web UI needs Locust: pip install 'slobench[web]'")
+    return Path(__file__).parents[1] / "web" / "locustfile.py"
+
+
+def together(values: Sequence[str]) -> str:
+    """Several values as one option of Locust's. Raises UsageError for a value with a semicolon."""
+    for value in values:
+        if ";" in value:
+            raise UsageError(f"{value!r}: a semicolon separates several values here")
+    return "; ".join(values)
+
+
+def _process_words(processes: ProcessFlags) -> list[str]:
+    patience = ["--expect-workers-max-wait", str(PATIENCE_S)]
+    if processes.workers:
+        port = str(_free_port())
+        here = [word for end in ("bind-", "") for word in (f"--master-{end}host", LOOPBACK)]
+        ports = ["--master-bind-port", port, "--master-port", port]
+        return ["--processes", str(processes.workers), *here, *ports, *patience]
+    if processes.expect_workers:
+        expected = ["--expect-workers", str(processes.expect_workers)]
+        bound = ["--master-bind-host", processes.master_host]
+        ports = ["--master-bind-port", str(processes.master_port)]
+        return ["--master", *expected, *patience, *bound, *ports]
+    return []
+
+
+def _page_words(processes: ProcessFlags) -> list[str]:
+    if processes.headless:
+        return ["--headless", "--only-summary", "--loglevel", "WARNING"]
+    login = ["--web-login"] if processes.web_login else []
+    return [
+        "--web-host", processes.web_host, "--web-port", str(processes.web_port), *login
+    ]  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    command = [sys.executable, "-P", "-m", "locust", "-f", str(locustfile_path()), *words]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, command, {**os.environ, **environ})

@@ -1,4 +1,4 @@
-"""Sets of runs from directories, compared or measured against each other, and the page about it."""
+"""Reads the sides of a comparison, its margins and its noise floor from flags and files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from loadgen.units import parse_share
 
 
 def read_side(text: str) -> list[Measured]:
-    """The runs a word of the command line names: directories separated by commas, each a run or a
-    folder of runs. Raises UsageError where there is none."""
-    found = [run for word in text.split(",") if word for run in _runs_in(Path(word))]
-    if not found:
+    """The runs of one side: directories separated by commas, each a run or a folder of runs. Raises
+    UsageError for none."""
+    directories = [run for path in text.split(",") if path for run in _runs_in(Path(path))]
+    if not directories:
         raise UsageError(f"{text!r} names no run")
-    paths = [path.resolve() for path in found]
-    if len(set(paths)) < len(paths):
+    if len({directory.resolve() for directory in directories}) < len(directories):
         raise UsageError(f"{text!r} names a run twice")
-    return [Measured(read_run(path), str(path)) for path in found]
+    return [Measured(read_run(directory), str(directory)) for directory in directories]
 
 
 def _runs_in(path: Path) -> list[Path]:
@@ -37,21 +36,21 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def _no_runs(path: Path) -> str:
-    """Why nothing there can be compared, and what to name instead."""
+    """The reason why a directory cannot be compared, and the directory to name instead."""
     if _is_of_a_baseline(path):
         return (
-            "is a nightly baseline, which keeps a few numbers per run and not the requests that "
-            "compare looks at; name the cells of two nights themselves (what `nightly --out` "
-            "wrote, e.g. runs/nightly-…/<cell>), or let `slobench nightly` judge against it"
+            "is a nightly baseline, which holds a few numbers per run but not the requests that "
+            "compare needs; name the cells of two nights (written by `nightly --out`, e.g. "
+            "runs/nightly-…/<cell>), or compare with `slobench nightly`"
         )
     deeper = sorted({run.parent.parent.name for run in path.glob("*/*/manifest.json")})
     if deeper:
-        return f"its runs lie in folders of their own; name one of them: {', '.join(deeper)}"
+        return f"its runs are one folder deeper; name one of: {', '.join(deeper)}"
     return "neither a run directory nor a folder of runs (no manifest.json)"
 
 
 def _is_of_a_baseline(path: Path) -> bool:
-    """The store of `slobench nightly`, a cell in it, or a night of one."""
+    """Whether a path is in the baseline store of `slobench nightly`."""
     cells = (path, path.parent, path.parent.parent, *(k.parent for k in path.glob("*/key.json")))
     return any((cell / "key.json").is_file() and (cell / "nights").is_dir() for cell in cells)
 
@@ -72,7 +71,7 @@ def read_margins(texts: Sequence[str]) -> dict[str, float]:
 
 
 def noise_json(runs: Sequence[Measured], noise: Mapping[str, Noise]) -> dict[str, Any]:
-    """A noise floor as `--noise` reads it."""
+    """A noise floor in the format that `--noise` reads."""
     return {
         "schema": 1,
         "kind": "noise",
@@ -83,7 +82,7 @@ def noise_json(runs: Sequence[Measured], noise: Mapping[str, Noise]) -> dict[str
 
 
 def read_noise(path: Path) -> dict[str, Noise]:
-    """The noise floor that `slobench compare --aa … --json` wrote. Raises UsageError."""
+    """The noise floor from the output of `slobench compare --aa … --json`. Raises UsageError."""
     try:
         content = json.loads(path.read_text())
         measures = content["measures"]

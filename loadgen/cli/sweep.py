@@ -1,33 +1,31 @@
-"""Flags of `slobench sweep`."""
+"""The verb sweep, of the panel Decide: from flags or a sweep file to cells, runs and a table."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from loadgen.cli.flags import (
-    Concurrency,
-    Duration,
-    InputLen,
-    Json,
-    MetricsHost,
-    MetricsPort,
-    Otlp,
-    OutputLen,
-    Plugin,
-    Rate,
-    Seed,
-    Set,
-    Slo,
-    Warmup,
-)
-from loadgen.cli.parse import watch_flags
-from loadgen.cli.sweep_command import sweep as run_sweep
+from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
+from loadgen.cli.flags import Json, ScenarioFlags, TrafficFlags, WatchFlags, Workers, with_flags
+from loadgen.cli.parse import base_options, choose_scenario, read_workers, shared_watch
+from loadgen.cli.terminal import print_json, stdout
+from loadgen.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from loadgen.sweep.points import Base
+    from loadgen.sweep.sweep import Swept
+    from loadgen.sweep.sweep_spec import SweepFile, SweepSpec
 
 PANEL = "Decide"
 verbs = typer.Typer()
+FAIL_ON = ("missed", "no_verdict")
+_MISSED = 1
 
 
 @verbs.command(
@@ -35,16 +33,17 @@ verbs = typer.Typer()
     epilog="Example: slobench sweep quickstart --target sim --over rate=2/s,4/s,8/s "
     "--over engine.mode=chunked,static",
 )
+@with_flags
 def sweep(
-    scenario: Annotated[
-        str | None, typer.Argument(help="A scenario, or a sweep file (one that says `over:`).")
-    ] = None,
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
+    watch: WatchFlags,
     over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUES",
-            help="What varies: a scenario key, engine.…, target, or a key of a target file such "
-            "as launch.args; values with commas, or from:to:step; repeatable.",
+            help="A key that varies: a scenario key, engine.…, target, or a key of a target file "
+            "such as launch.args; values with commas, or from:to:step; repeatable.",
         ),
     ] = None,
     grid: Annotated[
@@ -72,28 +71,19 @@ def sweep(
     along: Annotated[
         str | None, typer.Option(help="The swept key that lines follow. Default: the load.")
     ] = None,
-    rate: Rate = None,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    duration: Duration = None,
-    warmup: Warmup = None,
-    max_concurrency: Concurrency = None,
-    slo: Slo = None,
-    seed: Seed = None,
-    set_: Set = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where the results go; what is there already is not run again."),
+        typer.Option(help="Directory of the results; finished runs in it are not repeated."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the sweep in this directory.")
+        Path | None, typer.Option(help="Continue the sweep in this directory.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show cells, order and duration; run nothing.")
     ] = False,
     drain: Annotated[
         str | None,
-        typer.Option(help="What a server gets to finish before the next cell. Default: 30s."),
+        typer.Option(help="Time for a server to finish before the next cell. Default: 30s."),
     ] = None,
     reset_cache: Annotated[
         bool | None,
@@ -107,28 +97,137 @@ def sweep(
     ] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(help="`missed`: exit code 1 for a missed promise; `no_verdict`: also 3."),
+        typer.Option(help="`missed`: exit code 1 for a missed SLO; `no_verdict`: also 3."),
     ] = None,
-    workers: Annotated[str, typer.Option(help="Load-generating processes, or auto.")] = "auto",
-    plugin: Plugin = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = "127.0.0.1",
-    otlp: Otlp = None,
+    workers: Workers = "auto",
     json: Json = False,
 ) -> None:
-    """Run many cells in turns and show which trade latency for throughput best."""
-    asked_keys = {
+    """Run many cells in turn and show which trade latency for throughput best. The scenario may
+    also be a sweep file (a scenario file with a key `over:`)."""
+    from loadgen.sweep.api import default_directory
+    from loadgen.sweep.sweep import prepare, run_sweep
+    from loadgen.sweep.sweep_files import write_all
+    from loadgen.sweep.sweep_spec import sweep_spec
+
+    keys = {
         "target": target, "engine": engine, "model": model, "repeats": repeats, "metric": metric,
         "throughput": throughput, "along": along, "drain": drain, "reset_cache": reset_cache,
         "order_seed": order_seed, "confidence": confidence,
         "how": None if grid is None else "grid" if grid else "zip",
     }  # fmt: skip
-    scenario_flags = {
-        "rate": rate, "input_len": input_len, "output_len": output_len, "duration": duration,
-        "warmup": warmup, "max_concurrency": max_concurrency, "slo": slo, "seed": seed,
-    }  # fmt: skip
-    exit_code = run_sweep(
-        scenario, over or [], asked_keys, scenario_flags, set_ or [], out, resume, dry_run,
-        fail_on, workers, plugin or [], watch_flags(metrics_port, metrics_host, otlp), json,
-    )  # fmt: skip
-    raise typer.Exit(exit_code)
+    if fail_on is not None and fail_on not in FAIL_ON:
+        raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
+    file = _sweep_file(flags.scenario, resume, over or [], keys)
+    base = _base(file, flags, traffic, workers)
+    spec = sweep_spec(file, base)
+    _check_engines(spec)
+    directory = resume or out or default_directory(base.scenario)
+    if dry_run:
+        _print_forecast(spec, directory, json)
+        return
+    prepare(directory, file, base, spec)
+    with shared_watch(watch, [cell.target for cell in spec.cells]) as each:
+        spec = replace(spec, cells=[cell.watched(each) for cell in spec.cells])
+        console = Console(stderr=True, highlight=False)
+        swept = run_sweep(spec, base.scenario, directory, console, base.options.command)
+    write_all(swept, base.options.cache_dir)
+    if json:
+        print_json(swept.facts)
+    else:
+        from reports.sweep.view import tables
+
+        stdout().print(tables(swept.facts))
+    typer.echo(f"report: {directory / 'report.html'}", err=True)
+    raise typer.Exit(INTERRUPTED if swept.was_interrupted else _exit_code(swept, fail_on))
+
+
+def _sweep_file(
+    source: str | None, resume: Path | None, over: Sequence[str], keys: Mapping[str, Any]
+) -> SweepFile:
+    """The sweep file that the flags name, with the flags on top, or one made of the flags. `keys`
+    are those of a sweep file, None where not set."""
+    from loadgen.sweep.axes import read_axis
+    from loadgen.sweep.sweep_spec import FILE, is_sweep_file, read_sweep_file, sweep_from_flags
+
+    on_top = {key: value for key, value in keys.items() if value is not None}
+    axes = [read_axis(text) for text in over]
+    if axes:
+        on_top["over"] = {axis.key: list(axis.values) for axis in axes}
+        if len(on_top["over"]) < len(axes):
+            raise UsageError("--over: the same key twice; write all its values in one --over")
+    if resume is None:
+        if source is not None and is_sweep_file(source):
+            return read_sweep_file(Path(source), on_top)
+        return sweep_from_flags(on_top)
+    if source is not None:
+        raise UsageError("--resume: the directory holds the scenario; leave it out")
+    if not (resume / FILE).is_file():
+        raise UsageError(f"--resume {resume}: not the directory of a sweep (no {FILE})")
+    return read_sweep_file(resume / FILE, on_top)
+
+
+def _base(file: SweepFile, flags: ScenarioFlags, traffic: TrafficFlags, workers: str) -> Base:
+    """The scenario, target and options of a cell before its factors are applied."""
+    from loadgen.sweep.points import Base
+    from loadgen.sweep.sweep_spec import is_sweep_file
+
+    named = file.scenario or ("" if is_sweep_file(flags.scenario) else flags.scenario)
+    flags = replace(flags, scenario=named or None)
+    scenario = choose_scenario(flags, traffic, settings=file.settings())
+    target = file.target or os.environ.get("OPENAI_BASE_URL", "")
+    if not target and "target" not in file.over:
+        raise UsageError(
+            "no target: add --target URL, a target file, reference, sim or mock, or vary it: "
+            "--over target=… (OPENAI_BASE_URL is not set either)"
+        )
+    options = base_options(
+        flags.plugin, n_workers=read_workers(workers), engine=file.engine, model=file.model
+    )
+    return Base(scenario, target, options)
+
+
+def _check_engines(spec: SweepSpec) -> None:
+    """Raises UsageError for settings that the bundled engine refuses, before any cell runs."""
+    from reference_engine.serving.serve_options import choose
+
+    for cell in spec.cells:
+        if cell.target == "reference":
+            choose({}, [setting for setting in cell.options.engine.split(",") if setting])
+
+
+def _print_forecast(spec: SweepSpec, directory: Path, as_json: bool) -> None:
+    """Prints the runs of a sweep in their order, and how long they take."""
+    from loadgen.cells.cell import check_cells
+    from loadgen.sweep.sweep import forecast
+    from reports.sweep.view import forecast_table
+
+    check_cells(spec.cells, directory)
+    estimate = forecast(spec, directory)
+    facts = {
+        "directory": str(directory),
+        "turns": [
+            {
+                "cell": planned.cell.name,
+                "repeat": planned.repeat,
+                "factors": dict(planned.cell.factors),
+                "is_done": planned.is_done,
+            }
+            for planned in estimate.turns
+        ],
+        "arrivals_s": estimate.arrivals_s,
+        "drain_s": estimate.drain_s,
+        "n_starts": estimate.n_starts,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        stdout().print(forecast_table(facts))
+
+
+def _exit_code(swept: Swept, fail_on: str | None) -> int:
+    """3 where a cell could not be measured; a missed SLO or a run without a verdict counts only
+    with --fail-on."""
+    codes = {run["exit_code"] for run in swept.runs}
+    if swept.facts["n_failed"] or (fail_on == "no_verdict" and NO_VERDICT in codes):
+        return NO_VERDICT
+    return _MISSED if fail_on is not None and _MISSED in codes else 0

@@ -1,4 +1,4 @@
-"""Data on standard output: tables for people, JSON for machines."""
+"""Standard output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _COLUMNS = 100
 
 
 def stdout() -> Console:
-    """Where data goes; wide enough for the result table where there is no terminal to ask."""
+    """Standard output; without a terminal as wide as the result table."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _COLUMNS)
 
 
-def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+def print_json(value: object, indent: int | None = 2) -> None:
+    """Raises ValueError for NaN and infinities, which are not JSON."""
+    typer.echo(json.dumps(value, indent=indent, allow_nan=False))
 
 
 def print_summary(summary: Summary, as_json: bool) -> None:

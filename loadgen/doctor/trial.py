@@ -16,7 +16,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.fidelity import Fidelity, Truth, fidelity
 from loadgen.records import Run, Status, Times
 from loadgen.run.execute import record
-from loadgen.run.run_options import RunOptions
+from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.run.target import Target
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import Scenario, scenario_from_flags
@@ -106,10 +106,12 @@ def _scenario(rate_per_s: float, seconds: float, seed: int) -> Scenario:
 def _recorded(bench: TrialSetup, scenario: Scenario, folder: Path) -> tuple[Run, TruthLog]:
     directory = folder / "run"
     directory.mkdir(parents=True)
-    plan, options = make_plan(scenario), RunOptions(n_workers=1)
     with _judge(bench, folder) as (url, finish):
-        run = record(scenario, plan, _known(url), options, directory, Console(quiet=True))
-        return run, finish()
+        setup = RunSetup(
+            scenario, make_plan(scenario), url, RunOptions(n_workers=1), directory,
+            Console(quiet=True),
+        )  # fmt: skip
+        return record(setup, _known(url)), finish()
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from loadgen.drive.payloads import request_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from loadgen.records import Run
+
 NAMES = ("engine_steps.parquet", "engine_events.parquet")
 _EPOCH_KEY, _SHIFT_KEY = b"epoch_monotonic_ns", b"clock_shift_s"
 _INSTANTS = ("t_s", "began_s", "end_s")
@@ -34,6 +36,11 @@ class ServedRun(NamedTuple):
     epoch_s: float
     begin_s: float = -math.inf
     end_s: float = math.inf
+
+    @classmethod
+    def of(cls, run: Run, directory: Path) -> ServedRun:
+        """A recorded run whose log holds no other run's requests."""
+        return cls(directory, run.manifest["run"], run.manifest["epoch_monotonic_s"])
 
 
 def adopt_engine_logs(log_dir: Path, runs: Sequence[ServedRun]) -> None:

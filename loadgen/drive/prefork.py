@@ -1,4 +1,4 @@
-"""A load-generating process made by copying this one, which has most of its modules already."""
+"""A load-generating process forked from this one, which has most of its modules already."""
 
 from __future__ import annotations
 
@@ -9,35 +9,80 @@ import sys
 import threading
 import time
 import traceback
-from typing import NoReturn
+from types import TracebackType
 
-_HELD_BACK = {signal.SIGINT, signal.SIGTERM}  # until the copy no longer handles them as we do
+_HELD_BACK = {signal.SIGINT, signal.SIGTERM}  # until the copy has handlers of its own
 _POLL_S = 0.001
 
 
-def may_copy() -> bool:
-    """A lock that another thread holds stays locked in a copy; and the copy's pipes take the place
-    of our standard streams, which have to be there."""
+def may_fork() -> bool:
+    """Whether a copy of this process can work: a lock held by another thread stays locked in the
+    copy, and the copy's pipes take the place of the standard streams, which must exist."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     return sys.platform == "linux" and threading.active_count() == 1 and None not in streams
 
 
+class ForkedShard(BaseException):
+    """Raised in the copy: unwinds the stack up to `main`, which generates load inside of it.
+
+        except ForkedShard as copy:
+            forked = copy
+        with forked:
+            shard.main()
+
+    The copy so keeps neither the files, nor the signal handlers, nor the callers of the original,
+    and the block ends the process.
+    """
+
+    def __init__(self, streams: tuple[int, int, int]) -> None:
+        super().__init__()
+        self._streams = streams
+
+    def __enter__(self) -> None:
+        os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which decides
+        for number, fd in enumerate(self._streams):
+            os.dup2(fd, number)
+        os.closerange(len(self._streams), os.sysconf("SC_OPEN_MAX"))
+        sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
+        for held_back in _HELD_BACK:
+            signal.signal(held_back, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        code = int(error is not None)
+        if isinstance(error, SystemExit):
+            code = int(error.code is not None)
+            if error.code is not None:
+                print(error.code, file=sys.stderr)  # noqa: T201  # as the interpreter does
+        elif error is not None:  # the process boundary
+            traceback.print_exception(kind, error, trace)
+        sys.stderr.flush()
+        os._exit(code)
+
+
 class PreforkedProcess:
-    """`loadgen.drive.shard` in a copy of this process, which must be one that `may_copy`; the
-    counterpart of a subprocess.Popen. What it logs goes to `log_fd`."""
+    """A copy of this process, which must be one that `may_fork`, with the interface of a
+    subprocess.Popen. Its log goes to `log_fd`. In the copy, the constructor raises ForkedShard."""
 
     def __init__(self, log_fd: int) -> None:
         task_fd, stdin_fd = os.pipe()
-        stdout_fd, said_fd = os.pipe()
-        signals = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        stdout_fd, answer_fd = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
         try:
             self.pid = os.fork()
-            if not self.pid:
-                _generate((task_fd, said_fd, log_fd))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise
+        if not self.pid:
+            raise ForkedShard((task_fd, answer_fd, log_fd))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(task_fd)
-        os.close(said_fd)
+        os.close(answer_fd)
         self.stdin, self.stdout = os.fdopen(stdin_fd, "wb", 0), os.fdopen(stdout_fd, "rb", 0)
         self._code: int | None = None
 
@@ -46,7 +91,7 @@ class PreforkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """Its exit status, minus the signal's number where one ended it. Raises
+        """Its exit status; of a process ended by a signal, minus the signal's number. Raises
         subprocess.TimeoutExpired."""
         deadline_s = time.monotonic() + timeout
         while self._code is None:
@@ -58,30 +103,3 @@ class PreforkedProcess:
             else:
                 time.sleep(_POLL_S)
         return self._code
-
-
-def _generate(streams: tuple[int, int, int]) -> NoReturn:
-    """Nothing of what this process was comes back: not its files, handlers, or callers."""
-    code = 1
-    try:
-        os.setpgid(0, 0)  # Ctrl-C is the parent's to interpret
-        for number, fd in enumerate(streams):
-            os.dup2(fd, number)
-        os.closerange(len(streams), os.sysconf("SC_OPEN_MAX"))
-        sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
-        for held_back in _HELD_BACK:
-            signal.signal(held_back, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
-        from loadgen.drive.shard import main
-
-        main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code is not None)
-        if end.code is not None:
-            print(end.code, file=sys.stderr)  # noqa: T201  # as the interpreter does
-    except BaseException:  # the process boundary
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)

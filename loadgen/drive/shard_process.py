@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgen.drive.prefork import PreforkedProcess, may_copy
+from loadgen.drive.prefork import PreforkedProcess, may_fork
 
 _LAST_WORDS_S = 10.0
 _TAIL_BYTES = 1 << 16  # more than any last line
@@ -91,15 +91,20 @@ class ShardProcess:
 
 
 class PreforkedShard:
-    """A process for a run about which little is known yet; the first who wants one gets it. It is a
-    copy of this one, if that can be had, and so is ready at once. A context manager, for nobody may
-    want it. Where its log cannot wait for a directory it is not started."""
+    """A load-generating process started before its run is planned; the first run that takes it has
+    it. A context manager, which ends a process that no run took.
 
-    def __init__(self, *, is_wanted: bool) -> None:
+    With `forks` it is a copy of this process where that is possible, and ready at once; the caller
+    must then be inside a `main` that catches ForkedShard. No process is started on systems other
+    than Linux: its log is held in memory (memfd) until there is a directory for it.
+    """
+
+    def __init__(self, *, is_wanted: bool = True, forks: bool = False) -> None:
         self._process: ShardProcess | None = None
         if is_wanted and sys.platform == "linux":
             log_fd = os.memfd_create("shard.log")
-            self._process = ShardProcess(log_fd, PreforkedProcess if may_copy() else _new_process)
+            start = PreforkedProcess if forks and may_fork() else _new_process
+            self._process = ShardProcess(log_fd, start)
 
     def __enter__(self) -> PreforkedShard:
         return self

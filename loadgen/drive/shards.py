@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,12 @@ _READY_S = 60.0
 _POLL_S = 0.1
 
 OnBeat = Callable[[int, dict[str, Any]], None]
+
+
+class Divisible(Protocol):
+    """Work that can be divided among any number of load-generating processes."""
+
+    def tasks(self, n_shards: int) -> Sequence[ShardTask]: ...
 
 
 @dataclass
@@ -105,10 +111,6 @@ class Shards:
                 ends.callback(child.process.end)
 
     @property
-    def n(self) -> int:
-        return self._n
-
-    @property
     def pids(self) -> list[int]:
         return [child.process.pid for child in self._children]
 
@@ -117,8 +119,9 @@ class Shards:
         none of that takes a core from something else that is measured meanwhile."""
         self._await("started")
 
-    def hand_over(self, tasks: Sequence[ShardTask]) -> None:
-        """Give each shard its task; they get ready by themselves."""
+    def hand_over(self, job: Divisible) -> None:
+        """Gives each shard its task; the shards prepare themselves."""
+        tasks = job.tasks(self._n)
         for child, task in zip(self._children, tasks, strict=True):
             self._hand_over(child, task)
         self._lead_ns = lead_ns([task.schedule["scheduled_s"] for task in tasks])

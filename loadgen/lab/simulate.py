@@ -12,25 +12,73 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
 from loadgen.drive import store
 from loadgen.drive.progress import Progress
+from loadgen.errors import UsageError
 from loadgen.lab.prompt_ids import PromptIds
-from loadgen.lab.simulated_engine import SimOptions, SimulatedEngine, build, sim_options
+from loadgen.lab.simulated_engine import (
+    SimOptions,
+    SimulatedEngine,
+    build,
+    read_settings,
+    sim_options,
+)
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.measure.attainment import derived
 from loadgen.records import Run
 from loadgen.run.directory import run_directory
+from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import ending, manifest
-from loadgen.run.run_options import Early
+from loadgen.run.run_options import Early, RunSetup
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.policies.base import Policy
 
-_BEAT_S = 0.25  # of real time, between two looks at the progress
+if TYPE_CHECKING:
+    from reports.run.engine_section import EngineSection
+
+_BEAT_S = 0.25  # real time between two updates of the progress
+
+
+class Simulated(Opener):
+    """`--target sim`: the bundled engine in virtual time."""
+
+    kind: ClassVar[str] = "sim"
+
+    @contextlib.contextmanager
+    def open(self, setup: RunSetup) -> Iterator[Record]:
+        options = setup.options
+        if options.model:
+            raise UsageError("--model names a model to a server; for sim choose --engine shape=…")
+        if options.target_settings:
+            raise UsageError(
+                f"target setting {options.target_settings[0]}: sim has no target file; configure "
+                "it with --engine"
+            )
+        if options.watch is not None:
+            raise UsageError(VIRTUAL_TIME)
+        settings = sim_options(read_settings(options.engine))
+        yield lambda: record(
+            setup.scenario,
+            setup.plan,
+            settings,
+            setup.console,
+            directory=setup.directory,
+            command=options.command,
+            name=options.name,
+            early=options.early,
+        )
+
+    def engine_section(
+        self, directory: Path, run: Run, is_own_slo: bool = True
+    ) -> EngineSection | None:
+        from loadgen.lab.engine_report import engine_section
+
+        return engine_section(directory, run, is_own_slo)
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,53 @@
-"""A run made visible to others while it goes on, as its options ask."""
+"""Exports live metrics of a run: Prometheus at a port, OpenTelemetry to a collector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from loadgen.live.watched import RunLabels, WatchedRun
-from loadgen.measure.slo import Slo, parse_slo
-from loadgen.run.run_options import Watch
-from loadgen.run.target import Target
 from loadgen.workload.scenario import Scenario
 
 
-def about(scenario: Scenario, target: Target, run: str) -> RunLabels:
-    """Which run this is, and what its classes were promised of each request."""
-    told = target.to_manifest()
-    asked = [parse_slo(text) for text in scenario.slo_texts()]
-    own = {
-        name: [parse_slo(text) for text in one.slo_texts()]
-        for name, one in scenario.traffic().items()
-    }
+@dataclass(frozen=True)
+class Watch:
+    """The exports of a run: a Prometheus endpoint at `host:port` (0: a free port; None: no
+    endpoint), and OpenTelemetry to the collector at `otlp` ("": the collector that the OTEL_…
+    variables name). `show` receives the live metrics of each run where several runs share one
+    endpoint (`one_endpoint`)."""
+
+    port: int | None = None
+    host: str = "127.0.0.1"
+    otlp: str | None = None
+    show: Callable[[WatchedRun], None] | None = None
+
+
+def run_labels(scenario: Scenario, target: Mapping[str, Any], run: str) -> RunLabels:
+    """Labels of a run and the per-request SLOs of its classes; `target` is the manifest's
+    section."""
     return RunLabels(
         run=run,
         scenario=scenario.name,
-        target=str(told["url"]),
-        model=str(told["model"]),
-        api=str(told["api"]),
+        target=str(target["url"]),
+        model=str(target["model"]),
+        api=str(target["api"]),
         classes=scenario.names().classes,
-        promises={name: _of_requests([*asked, *own.get(name, [])]) for name in own},
+        promises={
+            name: [slo for slo in slos if slo.scope == "request"]
+            for name, slos in scenario.slos_by_class().items()
+        },
         horizon_s=scenario.horizon_s,
     )
 
 
-def _of_requests(slos: list[Slo]) -> list[Slo]:
-    return [slo for slo in slos if slo.scope == "request"]
-
-
 @contextmanager
 def watching(
-    watched: WatchedRun | None, watch: Watch, note: Callable[[str], None]
+    watched: WatchedRun | None, watch: Watch | None, note: Callable[[str], None]
 ) -> Iterator[None]:
-    """Readable inside the `with` block; `note` says where, and what did not work."""
-    if watched is None:
+    """Exports the metrics inside the `with` block; `note` receives the address, and failures."""
+    if watched is None or watch is None:
         yield
         return
     if watch.show is not None:
@@ -62,10 +67,10 @@ def watching(
 
 @contextmanager
 def one_endpoint(watch: Watch, note: Callable[[str], None]) -> Iterator[Watch]:
-    """How each of several runs is to be watched, so that all are read at one address.
+    """The Watch for each of several runs that share one address.
 
-    The endpoint stands for the length of the `with` block. Between two runs it shows the one before
-    to its end, so that a reader misses nothing; a new run starts its counters at 0.
+    The endpoint is open for the length of the `with` block. Between two runs it shows the final
+    values of the earlier run; a new run starts its counters at 0.
     """
     if watch.port is None:
         yield watch

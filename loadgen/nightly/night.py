@@ -16,6 +16,7 @@ from rich.console import Console
 from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
+from loadgen.live.watching import Watch
 from loadgen.measure.comparison.comparable import slos_of
 from loadgen.measure.comparison.judgement import Options, exit_code, plain
 from loadgen.measure.nights.night_record import CellNight
@@ -26,7 +27,7 @@ from loadgen.nightly.matrix import NightCell, differing, night_cells
 from loadgen.nightly.measuring import CellProgress
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.nightly.pace import pace_s
-from loadgen.run.run_options import NOBODY, RunOptions, Watch
+from loadgen.run.run_options import RunOptions
 
 _BEGINNING = "night.json"
 _MUST_AGREE = ("target.model", "target.api", "control.target.model", "control.target.api")
@@ -79,7 +80,7 @@ class Nightly:
         return {cell.name: self.store.accept(cell, now_utc) for cell in self.cells}
 
     def run(
-        self, console: Console, now: datetime, directory: Path, watch: Watch = NOBODY
+        self, console: Console, now: datetime, directory: Path, watch: Watch | None = None
     ) -> FinishedNight:
         """Measure, judge and keep a night; goes on with one that was interrupted in `directory`.
 
@@ -110,7 +111,7 @@ class Nightly:
         began: Mapping[str, str],
         histories: Mapping[str, History],
         console: Console,
-        watch: Watch,
+        watch: Watch | None,
     ) -> list[CellNight]:
         measured: dict[str, CellProgress] = defaultdict(CellProgress)
         paced = {cell.name for cell in self.cells if cell.needs_pace}

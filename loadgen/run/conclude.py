@@ -1,4 +1,4 @@
-"""What is made of a recorded run: its tables where they are missing, its summary, its page."""
+"""Computes the summary of a recorded run and writes it, with the page, into its directory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from reports.run.page import render
 from reports.run.searched import Searched
 
 ReadEngineSection = Callable[[Path, Run, bool], EngineSection | None]
-"""Reads what the bundled engine left beside a run, if it did: `loadgen.lab.engine_report`; whether
-the run is judged by its own promises is the third."""
+"""Reads the log that the bundled engine left in a run directory (`loadgen.lab.engine_report`); the
+third argument is whether the run is judged by the SLOs that it was made under."""
 
 
 def conclude(
@@ -29,17 +29,17 @@ def conclude(
     slo: Sequence[str] | None,
     confidence: float | None,
     cache_dir: Path | None,
-    read_story: ReadEngineSection | None = None,
+    read_section: ReadEngineSection | None = None,
 ) -> Summary:
-    """Compute a recorded run's numbers again, with other promises if given, and render its page.
-    A run whose results were never put together is put together first."""
+    """Computes a recorded run's numbers again, under other SLOs if given, and writes its page. The
+    parts of a run that ended without merging them are merged first."""
     run = store.read_run(directory)
     if not (directory / "requests.parquet").exists():
         ending = {"ended": "interrupted", "end_reason": "slobench was ended from outside"}
         run = replace(run, manifest=run.manifest | ending)
         store.write_run(directory, run, derived(run))
         shutil.rmtree(directory / "parts")
-    return summarized(run, directory, slo, confidence, cache_dir, read_story)
+    return summarized(run, directory, slo, confidence, cache_dir, read_section)
 
 
 def summarized(
@@ -48,11 +48,11 @@ def summarized(
     slo: Sequence[str] | None,
     confidence: float | None,
     cache_dir: Path | None,
-    read_story: ReadEngineSection | None = None,
+    read_section: ReadEngineSection | None = None,
 ) -> Summary:
-    """The summary of a run, written beside it."""
+    """The summary of a run; also written into its directory, with the page."""
     summary = summarize(run, slo=slo, confidence=confidence)
-    write_results(run, summary, directory, cache_dir, read_story, is_own_promise=slo is None)
+    write_results(run, summary, directory, cache_dir, read_section, is_own_slo=slo is None)
     return summary
 
 
@@ -61,20 +61,20 @@ def write_results(
     summary: Summary,
     directory: Path,
     cache_dir: Path | None,
-    read_story: ReadEngineSection | None = None,
-    is_own_promise: bool = True,
+    read_section: ReadEngineSection | None = None,
+    is_own_slo: bool = True,
 ) -> None:
-    """What was made of a run, for programs and, as a page, for people. The numbers are written
-    before anything that only the page needs is read."""
+    """Writes summary.json and report.html. The numbers are written before anything that only the
+    page needs is read, so that a page that fails loses none of them."""
     store.write_summary(directory, summary.to_json())
-    story = None if read_story is None else read_story(directory, run, is_own_promise)
-    page = render(run, summary, cache_dir, story, directory, searched(directory))
+    section = None if read_section is None else read_section(directory, run, is_own_slo)
+    page = render(run, summary, cache_dir, section, directory, parent_search(directory))
     write_page(directory / "report.html", page)
 
 
-def searched(directory: Path) -> Searched | None:
-    """The capacity search that a run was a probe of; None where it was none, or where the search's
-    file cannot be read: the page of a probe does without."""
+def parent_search(directory: Path) -> Searched | None:
+    """The capacity search that a run was a probe of; None where there is none, or where its file
+    cannot be read: the page of a probe does without it."""
     home = directory.absolute().parent.parent
     if directory.absolute().parent.name != "probes" or not (home / "capacity.json").is_file():
         return None

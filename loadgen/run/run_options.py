@@ -1,34 +1,23 @@
-"""How a run is made, apart from what is sent (the scenario) and to whom (the target)."""
+"""Options of a run, and a run that has its options but has not been opened yet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-@dataclass(frozen=True)
-class Watch:
-    """How a run can be watched from outside: a Prometheus endpoint at `host:port` (0: a free port),
-    and OpenTelemetry to a collector, "" meaning the one that the OTEL_… variables name. `show` is
-    given what is to be shown of each run where several share an endpoint (`live.watching`)."""
-
-    port: int | None = None
-    host: str = "127.0.0.1"
-    otlp: str | None = None
-    show: Callable[[Any], None] | None = None
-
-    @property
-    def is_on(self) -> bool:
-        return self.port is not None or self.otlp is not None or self.show is not None
-
-
-NOBODY = Watch()
+    from loadgen.live.watching import Watch
+    from loadgen.workload.scenario import Scenario
+    from loadgen.workload.schedule import Plan
 
 
 class Early(Protocol):
-    """Ends a run early: `note` gets the requests that ended, `reason` says why to stop now."""
+    """Stops a run early: `note` receives the requests that ended, `reason` returns why the run can
+    stop now, or None."""
 
     def note(self, now_s: float, ended: Sequence[Mapping[str, Any]]) -> None: ...
 
@@ -37,16 +26,16 @@ class Early(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line, or a caller of `slobench.run`, may choose.
+    """Options of a run apart from its traffic (the scenario) and its target.
 
-    `engine` are settings of a server of ours, `mode=chunked,shape=tiny`. `n_workers` 0 means:
-    as many as the asked token rate needs. `transport` carries the requests: docs/connections.md.
-    `command` is what the user typed, for the report. `cache_dir` keeps what is slow to make (the
-    plotting bundle); None keeps nothing. `plugins` are Python files that were loaded here and must
-    be in the load-generating processes too. `scrape` reads the server's own metrics once a second.
-    `target_settings` are keys set on top of a target file, `launch.args=--tp 2`. `name` is what the
-    run is called, if not as its directory.
-    `watch` lets others read the run while it goes on; `early` ends it as soon as it is clear.
+    `n_workers` is the number of load-generating processes; 0: as many as the token rate needs.
+    `engine` holds settings of a bundled server, `mode=chunked,shape=tiny`. `target_settings` are
+    keys set on top of a target file, `launch.args=--tp 2`. `scrape` reads the server's own metrics
+    once a second. `transport` is explained in docs/targets.md. `plugins` are Python files, loaded
+    in this process and to be loaded in the load-generating processes. `command` is the command line
+    shown in the report. `cache_dir` keeps files that are slow to make (the plotting bundle); None
+    keeps nothing. `name` is the run's name where it differs from its directory's. `watch` exports
+    live metrics; `early` may stop the run before its end.
     """
 
     out_dir: Path | None = None
@@ -63,5 +52,25 @@ class RunOptions:
     scrape: bool = True
     target_settings: Sequence[str] = ()
     name: str = ""
-    watch: Watch = field(default_factory=Watch)
+    watch: Watch | None = None
     early: Early | None = None
+
+
+class RunSetup(NamedTuple):
+    """One run before its target is open. `target` is the value of `--target`; `directory` exists
+    and is empty."""
+
+    scenario: Scenario
+    plan: Plan
+    target: str
+    options: RunOptions
+    directory: Path
+    console: Console
+
+    @property
+    def name(self) -> str:
+        return self.options.name or self.directory.name
+
+    @property
+    def log_dir(self) -> Path:
+        return self.directory / "logs"

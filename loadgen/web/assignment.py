@@ -22,7 +22,7 @@ from loadgen.drive.shard import payloads_of
 from loadgen.drive.store import from_parquet, to_parquet
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid, ScenarioError, TargetFileError, UsageError
-from loadgen.live.watching import about
+from loadgen.live.watching import run_labels
 from loadgen.records import EDGES, SCHEDULE
 from loadgen.run.shard_tasks import Job, Share, shard_task
 from loadgen.run.target import Target
@@ -59,7 +59,7 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
     tables = (to_parquet(share.plan.schedule, names), to_parquet(share.plan.edges, names))
     rows = pieces(job.run_name, share.number, msgspec.msgpack.encode(tables))
     words = () if fit.words is None else zip(fit.words.words, fit.words.tokens, strict=True)
-    promised = about(job.scenario, job.target, job.run_name).promises
+    promised = run_labels(job.scenario, job.target.to_manifest(), job.run_name).promises
     assign = Assign(
         run=job.run_name,
         shard=share.number,

@@ -24,13 +24,11 @@ from loadgen.cli.terminal import print_summary
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.run.execute import FinishedRun as Recorded
 from loadgen.run.execute import execute
-from loadgen.run.run_options import RunOptions
+from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.web.credentials import environ_for
 from loadgen.web.form import RunForm, read_form
 from loadgen.web.relay_pipe import ENDING, Begin, Note, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet
-from loadgen.workload.scenario import Scenario
-from loadgen.workload.schedule import Plan
 from targets.endpoint import DEFAULT_KEY_ENV
 
 _BEGIN_S = 60.0
@@ -90,11 +88,11 @@ def conduct(line: RelayPipe, asked: RunForm, workers: Sequence[str]) -> Recorded
         raise UsageError("which server? Give its URL as --target, or as Host in the form")
     scenario, policy = asked.chosen_scenario(), asked.policy()
 
-    def fleet(scenario: Scenario, plan: Plan, logs: Path) -> RemoteFleet:
+    def fleet(setup: RunSetup) -> RemoteFleet:
         if not workers:
             raise UsageError("no worker is connected; start one with slobench worker")
-        n = min(len(workers), len(plan.schedule), scenario.limits.max_concurrency)
-        return RemoteFleet(line, workers[:n], asked.max_skew_s(), policy, logs)
+        n = min(len(workers), len(setup.plan.schedule), scenario.limits.max_concurrency)
+        return RemoteFleet(line, workers[:n], asked.max_skew_s(), policy, setup.log_dir)
 
     environ = environ_for(asked.target, asked.given_target, os.environ)
     if len(environ) < len(os.environ):

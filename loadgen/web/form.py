@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from loadgen.cli.parse import choose_scenario, read_duration_s
-from loadgen.errors import UsageError, nearest
+from loadgen.cli.flags import ScenarioFlags, TrafficFlags
+from loadgen.cli.parse import choose_scenario, read_choice, read_duration_s
+from loadgen.errors import UsageError
 from loadgen.web.run_protocol import Policy
 from loadgen.workload.scenario import Scenario
 
@@ -39,16 +39,17 @@ class RunForm(msgspec.Struct, frozen=True):
 
     def chosen_scenario(self) -> Scenario:
         """Raises UsageError or ScenarioError."""
-        flags: dict[str, Any] = {
-            "rate": self.rate or None,
-            "duration": self.duration or None,
-            "warmup": self.warmup or None,
-            "seed": _seed(self.seed),
-            "slo": several(self.slo) or None,
-        }
-        return choose_scenario(
-            self.scenario or None, several(self.settings), self.plugin_files(), **flags
+        flags = ScenarioFlags(
+            scenario=self.scenario or None,
+            slo=several(self.slo) or None,
+            seed=_seed(self.seed),
+            set_=several(self.settings),
+            plugin=self.plugin_files(),
         )
+        traffic = TrafficFlags(
+            rate=self.rate or None, duration=self.duration or None, warmup=self.warmup or None
+        )
+        return choose_scenario(flags, traffic)
 
     def plugin_files(self) -> list[Path]:
         return [Path(word) for word in several(self.plugins)]
@@ -58,12 +59,7 @@ class RunForm(msgspec.Struct, frozen=True):
 
     def policy(self) -> Policy:
         """What the loss of a worker means. Raises UsageError for an unknown word."""
-        for policy in POLICIES:
-            if self.on_worker_loss == policy:
-                return policy
-        raise UsageError(
-            f"--on-worker-loss {self.on_worker_loss}: {nearest(self.on_worker_loss, POLICIES)}"
-        )
+        return read_choice("--on-worker-loss", self.on_worker_loss, POLICIES)
 
 
 def several(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from loadgen.cli.web_command import PLUGINS, TARGET
+from loadgen.cli.scale import PLUGINS, TARGET
 from loadgen.drive.shard import prepare, serve
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin

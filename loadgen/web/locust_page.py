@@ -26,7 +26,7 @@ from flask import (
 )
 
 from loadgen.cli.parse import cache_dir
-from loadgen.cli.web_command import password
+from loadgen.cli.scale import password
 from loadgen.errors import SlobenchError
 from loadgen.web.locust_master import Master
 from reports.bundle import vega_bundle

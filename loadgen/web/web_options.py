@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.cli.web_command import PLUGINS, TARGET
+from loadgen.cli.scale import PLUGINS, TARGET
 from loadgen.errors import UsageError, nearest
 from loadgen.web.form import POLICIES, RunForm, read_form, several
 from loadgen.workload.scenario import shipped_scenarios

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from loadgen.drive.prefork import may_copy
+from loadgen.drive.prefork import may_fork
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.shards import Shards
 from loadgen.errors import RunInvalid
@@ -21,10 +22,6 @@ CUT_SHORT = "loadgen.drive.shard: the task on stdin is incomplete"
 
 def children():
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
-
-
-def command(pid):
-    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def taken(early):
@@ -138,13 +135,52 @@ def test_a_process_that_dies_before_it_has_started_is_told_at_once(tmp_path):
             shards.await_started()
 
 
-def test_an_early_process_is_a_copy_of_this_one_and_ends_with_its_input():
-    with PreforkedShard(is_wanted=True) as early:
-        process = taken(early)
-        assert command(process.pid) == command(os.getpid())
-        process.stdin.close()
-        assert process.last_words() == "exit status 0; nothing in its log"
+MAIN = """
+import os, signal, sys
+from pathlib import Path
+
+from loadgen.drive.prefork import ForkedShard
+from loadgen.drive.shard_process import PreforkedShard
+
+
+def command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def original():
+    with PreforkedShard(forks=True) as early:
+        process = early.take()
+        print(command(process.pid) == command("self"))
+        number = int(sys.argv[1])
+        os.kill(process.pid, number) if number else process.stdin.close()
+        print(process.last_words())
         process.end()
+
+
+forked = None
+try:
+    original()
+except ForkedShard as copy:
+    forked = copy
+if forked is not None:
+    from loadgen.drive import shard
+
+    with forked:
+        shard.main()
+"""
+
+
+def preforked(number):
+    """(whether the process was a copy, its last words) after a signal, or after its input ended."""
+    command = [sys.executable, "-P", "-c", MAIN, str(int(number))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stderr == ""
+    is_copy, last_words = ended.stdout.splitlines()
+    return is_copy, last_words
+
+
+def test_a_preforked_process_is_a_copy_of_the_command_and_ends_with_its_input():
+    assert preforked(0) == ("True", "exit status 0; nothing in its log")
 
 
 @pytest.fixture
@@ -160,8 +196,8 @@ def thread():
 
 @pytest.mark.usefixtures("thread")
 def test_a_process_with_threads_is_not_copied_and_gets_a_new_one():
-    assert not may_copy()
-    with PreforkedShard(is_wanted=True) as early:
+    assert not may_fork()
+    with PreforkedShard(forks=True) as early:
         process = taken(early)
         process.stdin.close()
         assert process.last_words() == "exit status 0; nothing in its log"
@@ -169,9 +205,5 @@ def test_a_process_with_threads_is_not_copied_and_gets_a_new_one():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_copy_that_a_signal_ends_says_so_and_nothing_else(number):
-    with PreforkedShard(is_wanted=True) as early:
-        process = taken(early)
-        os.kill(process.pid, number)
-        assert process.last_words() == f"exit status {-number}; nothing in its log"
-        process.end()
+def test_a_copy_that_a_signal_ends_writes_nothing_else(number):
+    assert preforked(number) == ("True", f"exit status {-number}; nothing in its log")

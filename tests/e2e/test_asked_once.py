@@ -76,6 +76,6 @@ def test_a_server_that_did_not_answer_everything_well_has_to_pass_again(tmp_path
     with open_server(Choice("mock"), tmp_path / "logs", QUIET) as mock:
         for number in range(2):
             options = RunOptions(out_dir=tmp_path / str(number))
-            run = execute(one, "mock", options, QUIET, mock).run
+            run = execute(one, "mock", options, QUIET, server=mock).run
             assert (run.request_rows["status"] == Status.ok).all() != cancels
         assert bool(mock.known) != cancels

@@ -75,9 +75,9 @@ def test_ctrl_c_keeps_the_probes_and_resume_goes_on(cli, tmp_path):
 
 def test_mistakes_are_told_before_anything_runs(cli, tmp_path):
     for words, said in (
-        (("--target=mock", "--between=9/s:2/s"), "must be the lower one"),
+        (("--target=mock", "--between=9/s:2/s"), "must be lower than the second"),
         (("--target=mock", "--over=users"), "--over users"),
-        (("--target=mock", "--resume"), "Name its directory with --out"),
+        (("--target=mock", "--resume"), "name its directory with --out"),
         (("--target=mock", "--over=concurrency"), "open loop"),
         (("--target=mock", "--precision=90%"), "--precision 90%: expected"),
     ):

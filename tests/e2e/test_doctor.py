@@ -4,9 +4,10 @@ import json
 import sys
 
 import pytest
+import typer
 from rich.console import Console
 
-from loadgen.cli import measure_command
+from loadgen.cli import measure
 from loadgen.doctor.checkup import visit_target
 from loadgen.doctor.trial import TrialSetup, measure_trial
 from loadgen.errors import UsageError
@@ -81,9 +82,10 @@ def test_a_server_of_ours_can_be_measured():
 
 def test_no_server_is_a_reason(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["slobench"])
-    code = measure_command.doctor("http://127.0.0.1:9", False, "60s", "", "", as_json=False)
+    with pytest.raises(typer.Exit) as end:
+        measure.doctor(target="http://127.0.0.1:9")
     out = capsys.readouterr().out
-    assert code == 3
+    assert end.value.exit_code == 3
     assert out.startswith("NOT TO BE MEASURED WITH\n  http://127.0.0.1:9: connection refused")
     assert out.count("not checked") == 13
 
@@ -92,7 +94,7 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
     ("target", "prove", "budget", "model", "says"),
     [
         ("mock", True, "60s", "", "choose one"),
-        (None, False, "60s", "m", "belong to --target"),
+        (None, False, "60s", "m", "need --target"),
         (None, False, "60", "", "--budget: '60' is not a duration"),
         (None, True, "1ms", "", "expected 1s to 1h"),
         ("refrence", False, "60s", "", "did you mean 'reference'"),
@@ -100,4 +102,4 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
 )
 def test_a_mistake_is_told(target, prove, budget, model, says):
     with pytest.raises(UsageError, match=says):
-        measure_command.doctor(target, prove, budget, model, "", as_json=True)
+        measure.doctor(target, prove, budget, model, json=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Status
 from loadgen.run.execute import record
-from loadgen.run.run_options import RunOptions
+from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.run.target import Choice, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
@@ -38,7 +38,7 @@ def recorded(directory: Path, engine: str, n_workers: int = 2, **keys):
     choice = Choice("mock", f"chars_per_token=1,overhead_tokens=8,{engine}")
     options = RunOptions(n_workers=n_workers)
     with open_target(choice, scenario, plan.schedule, directory / "logs", quiet) as target:
-        return record(scenario, plan, target, options, directory, quiet)
+        return record(RunSetup(scenario, plan, "mock", options, directory, quiet), target)
 
 
 @pytest.fixture(scope="module")

@@ -73,11 +73,11 @@ def test_the_exit_code_says_what_was_asked_for(cli, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["quickstart", "--over=rate=2/s"], "which server?"),
+        (["quickstart", "--over=rate=2/s"], "no target: add --target"),
         (["quickstart", "--target=sim"], "what varies?"),
         (["quickstart", "--target=sim", "--over=rate=2/s", "--fail-on=mist"], "'missed'"),
         (["quickstart", "--resume=x"], "leave it out"),
-        (["--resume=nowhere"], "is no directory of a sweep"),
+        (["--resume=nowhere"], "not the directory of a sweep"),
         (
             ["quickstart", "--target=reference", "--over=engine.mode=chunkd"],
             "did you mean 'chunked'",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from loadgen.cli.web_command import locustfile
+from loadgen.cli.scale import locustfile_path
 from tests.browser import Watched, chromium, needs_chromium
 from tests.e2e.test_distributed import MOCK, free_port, started
 
@@ -173,7 +173,7 @@ def test_plain_locust_shows_the_same_form(cli, tmp_path):
     """`locust -f $(slobench locustfile)`, and beside it `slobench web`; here under a path, too."""
     ports = [free_port(), free_port()]
     plain = [
-        "-f", str(locustfile()), "--host=mock",
+        "-f", str(locustfile_path()), "--host=mock",
         "--web-host=127.0.0.1", f"--web-port={ports[1]}", "--web-base-path=/load",
     ]  # fmt: skip
     forms = []

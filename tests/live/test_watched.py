@@ -18,10 +18,9 @@ from loadgen.live.grafana import dashboard
 from loadgen.live.live_series import INFO, INFO_LABELS, SERIES, SecondsHistogram
 from loadgen.live.prometheus import prometheus_endpoint
 from loadgen.live.watched import RunLabels, WatchedRun
-from loadgen.live.watching import one_endpoint, watching
+from loadgen.live.watching import Watch, one_endpoint, watching
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Status
-from loadgen.run.run_options import Watch
 from tests.runs import schedule_rows
 
 ROOT = Path(__file__).parents[2]
@@ -208,7 +207,7 @@ def test_several_runs_are_read_at_one_address_each_from_its_beginning():
             )
 
         assert requests_ended() is None  # nothing runs yet
-        assert (each.port, each.is_on) == (None, True)
+        assert each.port is None
         with watching(watched(), each, lines.append):
             assert requests_ended() == ("evening-1", 4)
         assert requests_ended() == ("evening-1", 4)  # until the next one begins

@@ -175,7 +175,7 @@ def test_an_interrupted_night_keeps_its_runs_and_goes_on(shown, folder, monkeypa
     file, out = folder / "nightly.yaml", folder / "out"
     code, _, errors = shown("nightly", file, "--out", out)
     assert code == 130
-    assert f"goes on with: slobench nightly {file} --out {out}" in errors
+    assert f"Continue with: slobench nightly {file} --out {out}" in errors
     assert not (folder / "baseline").exists()
     first = (out / "sim_few_chunked" / "r1" / "manifest.json").stat().st_mtime_ns
     monkeypatch.undo()

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from loadgen.cli.measure_command import write_copies
+from loadgen.cli.measure import write_copies
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.measure.aggregate import summarize
 from reports.printed import find_browser, pdf, picture, write_figures
@@ -79,11 +79,13 @@ def test_a_page_higher_than_a_picture_may_be_is_said_to_be_cut(height, drawn, lo
 def test_the_user_is_told_that_a_picture_was_cut(page, tmp_path, capsys):
     (tmp_path / "draws").touch()
     (tmp_path / "report.html").write_text(page.read_text())
-    write_copies(tmp_path, ["png"], fake_browser(tmp_path, 20_000))
+    write_copies(
+        tmp_path / "report.html", fake_browser(tmp_path, 20_000), png=True, pdf=False, svg=False
+    )
     assert capsys.readouterr().err.splitlines() == [
         f"png: {tmp_path / 'report.png'}",
-        "png: the page's last 4\u202f000 px are not on it, a picture can hold no more;"
-        " --pdf holds all of it",
+        "png: the last 4\u202f000 px of the page are missing (the size limit of a picture);"
+        " --pdf holds the whole page",
     ]
 
 

@@ -9,7 +9,7 @@ from rig import queues
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.capacity_result import conclude, probe_json, read_answer
 from loadgen.measure.capacity.next_probe import Question
-from loadgen.run.conclude import searched
+from loadgen.run.conclude import parent_search
 from reports.run.page import render
 from tests.runs import measured_run
 
@@ -35,7 +35,7 @@ def test_an_answer_is_read_as_it_was_written(answer, probe):
 
 
 def test_the_page_of_a_probe_names_the_search_and_its_answer(answer, probe, cache):
-    found = searched(probe)
+    found = parent_search(probe)
     run = measured_run(slo=["p50(ttft) <= 1ms"])
     page = render(run, summarize(run), cache, directory=probe, search=found)
     told = page.partition("Promises</h2>")[0]
@@ -51,9 +51,9 @@ def test_the_page_of_a_probe_names_the_search_and_its_answer(answer, probe, cach
 @pytest.mark.parametrize("damage", ["", "{}", '{"answer": {}, "probes": []}'])
 def test_a_search_that_cannot_be_read_costs_a_probe_nothing(probe, damage):
     (probe.parents[1] / "capacity.json").write_text(damage)
-    assert searched(probe) is None
+    assert parent_search(probe) is None
 
 
 def test_a_run_of_its_own_belongs_to_no_search(probe):
-    assert searched(probe.parents[1]) is None
-    assert searched(probe.parents[1] / "other" / "03") is None
+    assert parent_search(probe.parents[1]) is None
+    assert parent_search(probe.parents[1] / "other" / "03") is None

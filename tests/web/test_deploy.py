@@ -9,7 +9,7 @@ import yaml
 from typer.main import get_command
 
 from loadgen.cli.app import app
-from loadgen.cli.web_command import locustfile
+from loadgen.cli.scale import locustfile_path
 from loadgen.web.web_options import add_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -58,7 +58,7 @@ def test_the_operator_is_told_options_of_ours_and_of_locust():
     add_options(Parser())
     given = set(re.findall(r"--[a-z-]+", test["spec"]["master"]["command"]))
     assert given <= seen | {"--locustfile", "--host"}
-    path = locustfile()
+    path = locustfile_path()
     for role in ("master", "worker"):
         assert f"/{path.parents[1].name}/web/{path.name}" in test["spec"][role]["command"]
 

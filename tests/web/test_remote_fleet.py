@@ -14,7 +14,7 @@ from loadgen.drive.shards import CutShort, Outcome
 from loadgen.drive.store import write_part
 from loadgen.records import CHUNKS, Names, Status, empty_requests
 from loadgen.run.recording import Recording
-from loadgen.run.run_options import RunOptions
+from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import (
     Assign,
@@ -158,8 +158,7 @@ def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
             return Outcome(7_000_000_000, [], {}, {}, cut)
 
     console = Console(file=io.StringIO())
-    run = Recording(
-        asked.scenario, asked.plan, asked.target, RunOptions(), tmp_path, console, Fleet()
-    ).record()
+    setup = RunSetup(asked.scenario, asked.plan, "mock", RunOptions(), tmp_path, console)
+    run = Recording(setup, asked.target, Fleet()).record()
     assert (run.manifest["ended"], run.manifest["end_reason"]) == ("stopped", "shard 1 was lost")
     assert run.manifest["window"]["ended_s"] == 1.5

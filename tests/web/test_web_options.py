@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from loadgen.cli.web_command import PASSWORD, PLUGINS, TARGET, Where, check_ports, password
+from loadgen.cli.scale import PASSWORD, PLUGINS, TARGET, ProcessFlags, check_ports, password
 from loadgen.errors import UsageError
 from loadgen.web.web_options import of_this_machine
 
@@ -29,18 +29,18 @@ def taken_port():
 
 def test_a_port_that_is_taken_is_named(taken_port):
     with pytest.raises(UsageError, match=f"--web-port {taken_port}.*another process listens"):
-        check_ports(Where(web_port=taken_port))
+        check_ports(ProcessFlags(web_port=taken_port))
     with pytest.raises(UsageError, match=f"--master-port {taken_port}.*another process listens"):
-        check_ports(Where(is_headless=True, n_expected=2, master_port=taken_port))
+        check_ports(ProcessFlags(headless=True, expect_workers=2, master_port=taken_port))
 
 
 def test_ports_that_are_not_used_may_be_taken(taken_port):
-    check_ports(Where(is_headless=True, web_port=taken_port, master_port=taken_port))
+    check_ports(ProcessFlags(headless=True, web_port=taken_port, master_port=taken_port))
 
 
 def test_a_host_that_is_none_of_this_machine_is_named():
     with pytest.raises(UsageError, match=r"--master-port 5557: cannot listen at 192\.0\.2\.1:5557"):
-        check_ports(Where(is_headless=True, n_expected=1, master_host="192.0.2.1"))
+        check_ports(ProcessFlags(headless=True, expect_workers=1, master_host="192.0.2.1"))
 
 
 def options(**given):
