@@ -153,7 +153,7 @@ def figures(run: Run, log: TruthLog) -> Figures:
     rows = run.request_rows[run.schedule_rows["phase"] == Phase.measure]
     if not (rows["status"] == Status.ok).all():
         raise SystemExit(f"{np.count_nonzero(rows['status'] != Status.ok)} requests failed")
-    values = times_s(rows, log.of(rows["request_id"]))
+    values = times_s(rows, log.rows_of(rows["request_id"]))
     shards = run.instrument["shards"]
     slow = sum(shard["processor"]["slow_s"] / shard["window_s"] for shard in shards) / len(shards)
     return {SLOW: 100 * slow} | {
