@@ -58,7 +58,7 @@ def scaled(scenario: Scenario, level: float, over: Over) -> Scenario:
     for owner in owners:
         if owner.get("arrivals"):
             owner["arrivals"] = change(owner["arrivals"], factor)
-    changed = Scenario.model_validate(values)
+    changed = scenario.with_values(values)
     if over == "rate":
         _check(changed, level)
     return changed
@@ -68,7 +68,7 @@ def probed(scenario: Scenario, warmup_s: float, measure_s: float, seed: int) -> 
     """The scenario over another window and with another seed."""
     values = scenario.resolved() | {"seed": seed % _SEEDS}
     values["phases"] |= {"warmup": f"{warmup_s:.3f}s", "measure": f"{measure_s:.3f}s"}
-    return Scenario.model_validate(values)
+    return scenario.with_values(values)
 
 
 def _streams(scenario: Scenario) -> Iterator[tuple[str, Arrivals]]:
