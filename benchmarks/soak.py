@@ -1,7 +1,7 @@
 """Can the engine's server be worn out? Thousands of requests, many of them rude.
 
     nice -n 10 python benchmarks/soak.py [--requests 10000] [--clients 48] [--seed 1]
-        [--device toy] [--fronts 0] [--replay] [--keep]
+        [--device toy] [--http-workers 0] [--replay] [--keep]
 
 Clients hang up before the first token or in the middle, send bodies that are none, read so slowly
 that they have to be cut off, and ask properly in between; operators switch to every batching mode
@@ -296,7 +296,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="toy")
-    parser.add_argument("--fronts", type=int, default=0, help="processes that speak HTTP")
+    parser.add_argument("--http-workers", type=int, default=0, help="processes that speak HTTP")
     parser.add_argument("--replay", action="store_true", help="decide all of it again")
     parser.add_argument("--keep", action="store_true", help="write results/soak.json")
     given = parser.parse_args()
@@ -304,7 +304,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "server.log"
         more = ["--log-level=full", f"--log-dir={directory}"] if given.replay else []
-        more.append(f"--fronts={given.fronts}")
+        more.append(f"--http-workers={given.http_workers}")
         with served(given.device, log, more) as (port, pid):
             soak = Soak(port, pid, Random(given.seed))
             asyncio.run(drive(soak, given.requests, given.clients))

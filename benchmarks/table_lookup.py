@@ -16,10 +16,8 @@ import time
 from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps
-from reference_engine.policies.queue_state import QueueState
-from reference_engine.policies.smdp_table import SmdpTable, look
-from reference_engine.smdp.decision_table import load_table
-from reference_engine.smdp.lookup import Lookup
+from reference_engine.policies.smdp_table import QueueState, SmdpTable
+from reference_engine.smdp.decision_table import Knobs, Lookup, load_table
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
@@ -42,20 +40,20 @@ def main() -> int:
     parser.add_argument("--lookups", type=int, default=100_000)
     asked = parser.parse_args()
     state = EngineState(Limits(200, 4096, 8192, 320), KvPool(8192), VirtualClock(), SmdpTable())
-    queue, lookup = QueueState(2048, 0.5, 1.0), Lookup(load_table("hand_made"), 30.0)
+    queue, lookup = QueueState(Knobs(), 1.0), Lookup(load_table("hand_made"), 30.0)
     for k in range(1200):
         n_prompt = 3000 if k % 50 == 49 else 20 + k % 100
         request = Request(f"r{k}", [k % 256] * n_prompt, 400, arrived_s=0.0)
         state.admit(request)
         queue.put(request)
-        lookup.pace.arrive(0.0)
+        lookup.arrival_rate.arrive(0.0)
     for _ in range(100):
         step(state, Instant())
     view = state.view()
     took_ns = []
     for _ in range(asked.lookups):
         started_ns = time.perf_counter_ns()
-        lookup.decide(look(queue, queue.head(view), view), view.cost, view.now_s)
+        lookup.decide(queue.macro_state(queue.head(view), view), view.cost, view.now_s)
         took_ns.append(time.perf_counter_ns() - started_ns)
     took_ns.sort()
     p50, p99, p999 = (took_ns[int(q * len(took_ns))] / 1e3 for q in (0.5, 0.99, 0.999))

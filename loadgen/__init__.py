@@ -1,2 +1,2 @@
-"""The load generator: what to send (`workload`), sending it (`drive`), what it means (`measure`),
-and the CLI."""
+"""The load generator: planning the traffic (`workload`), sending it (`drive`), measuring the result
+(`measure`), and the command line (`cli`)."""

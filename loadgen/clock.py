@@ -1,5 +1,5 @@
-"""Time as an argument: one protocol, the machine's monotonic clock, and a clock that tests and the
-simulator move by hand."""
+"""Clocks that are passed as arguments: the protocol, the machine's monotonic clock, and a virtual
+clock for tests and the simulator."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds (float64) since the clock's epoch; never goes back."""
+    """Seconds (float64) since the clock's epoch; never decreases."""
 
     def now_s(self) -> float: ...
 
 
 class MonotonicClock:
-    """CLOCK_MONOTONIC relative to an epoch in nanoseconds; the same instant in every process of
-    one machine.
+    """CLOCK_MONOTONIC relative to an epoch in nanoseconds; all processes of one machine share it.
 
-    float64 seconds since a recent epoch keep better than 1 µs for centuries; the raw nanosecond
-    value would not keep 1 ns, which is why the epoch is subtracted as an integer first.
+    The epoch is subtracted as an integer before the conversion: float64 seconds since a recent
+    epoch stay exact to better than 1 µs for centuries, the raw nanosecond count would not fit.
     """
 
     def __init__(self, epoch_ns: int | None = None) -> None:
@@ -29,8 +28,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to. `advance_to` an earlier instant is an error: time
-    never goes back."""
+    """A clock that moves only through `advance` and `advance_to`; moving back is an error."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

@@ -1,17 +1,17 @@
-"""The exception tree: who may be told what, and with which exit code.
+"""The exception tree, with the exit code of each class.
 
     SlobenchError              exit 4  base; never raised itself
     ├── UsageError             exit 2  the command line, a file or a value is wrong; fix and repeat
     │   ├── ScenarioError      exit 2  a scenario, with file, line and key path
-    │   ├── TargetFileError    exit 2  a target file or URL that cannot be meant
+    │   ├── TargetFileError    exit 2  an invalid target file or URL
     │   ├── TraceFileError     exit 2  a recorded trace that cannot be read, with file and line
-    │   └── UnknownKind        exit 2  a plug-in name nobody registered (also a ValueError)
-    ├── TargetError            exit 3  the endpoint cannot be measured: no run, hence no verdict
-    ├── RunInvalid             exit 3  the instrument or its record broke: rows lost, a shard died
-    └── MissingDependency      exit 2  an optional package is absent; says what to install
+    │   └── UnknownKind        exit 2  a plug-in name that is not registered (also a ValueError)
+    ├── TargetError            exit 3  the endpoint cannot be measured: no run, so no verdict
+    ├── RunInvalid             exit 3  the load generator or its record broke: rows lost, shard died
+    └── MissingDependency      exit 2  an optional package is absent; names the extra to install
 
-A request that fails is *data* (`records.Status`), never an exception. What is not in this tree is
-a bug in slobench: the CLI writes it to a file, names the file in one line, and exits 4.
+A request that fails is *data* (`records.Status`), never an exception. An exception outside this
+tree is a bug in slobench: the CLI writes it to a file, prints the file's name, and exits 4.
 """
 
 from __future__ import annotations
@@ -21,54 +21,57 @@ from collections.abc import Iterable
 
 
 class SlobenchError(Exception):
-    """Base of everything slobench raises on purpose; `exit_code` is what the CLI returns."""
+    """Base of every exception that slobench raises on purpose; the CLI exits with `exit_code`."""
 
     exit_code = 4
 
 
 class UsageError(SlobenchError):
-    """What the user wrote is wrong; says what was expected, what was found, where, and the fix."""
+    """Wrong user input; the message states the expected value, the actual one, the place and the
+    fix."""
 
     exit_code = 2
 
 
 class ScenarioError(UsageError):
-    """A scenario that cannot be run; one `file:line: key.path: problem` line per mistake."""
+    """An invalid scenario; one `file:line: key.path: problem` line per mistake."""
 
 
 class TargetFileError(UsageError):
-    """A target file or URL that cannot be meant."""
+    """An invalid target file or URL."""
 
 
 class TraceFileError(UsageError):
-    """A trace file that cannot be read as one; `file:line: reason`."""
+    """A trace file that cannot be read; `file:line: reason`."""
 
 
 class UnknownKind(UsageError, ValueError):
-    """A kind nobody registered. A ValueError too, so that pydantic attaches the key path."""
+    """A kind that is not registered. Also a ValueError, so that pydantic attaches the key path."""
 
 
 class TargetError(SlobenchError):
-    """The endpoint is unreachable or unfit to be measured, so there is no run and no verdict."""
+    """The endpoint is unreachable or unfit for measuring, so there is no run and no verdict."""
 
     exit_code = 3
 
 
 class RunInvalid(SlobenchError):
-    """The instrument or its record broke: a shard died, rows are missing, a file is damaged."""
+    """The load generator or its record broke: a shard died, rows are missing, a file is damaged."""
 
     exit_code = 3
 
 
 class MissingDependency(SlobenchError):
-    """An optional package is absent; the message names the extra that brings it."""
+    """An optional package is absent; the message names the extra that contains it."""
 
     exit_code = 2
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The Ctrl-C that another exception was made of: code in C (pydantic's serializers) that calls
-    Python turns whatever comes out of it into an error of its own."""
+    """The KeyboardInterrupt in an exception's chain of causes, or None.
+
+    C code that calls Python (pydantic's serializers) replaces every exception by one of its own.
+    """
     behind: BaseException | None = error
     while behind is not None:
         if isinstance(behind, KeyboardInterrupt):
@@ -78,7 +81,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The phrase that ends an unknown-name message: a close name if there is one, then all of them.
+    """The end of an unknown-name message: the closest name if any is close, then all names.
 
     >>> nearest("poison", ["poisson", "gamma"])
     "did you mean 'poisson'? (known: gamma, poisson)"

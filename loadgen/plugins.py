@@ -1,4 +1,4 @@
-"""Python files of the user's that register kinds (`--plugin FILE.py`)."""
+"""Loading of the user's Python files that register kinds (`--plugin FILE.py`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from loadgen.errors import UsageError
 
 
 def load_plugin(path: Path) -> None:
-    """Run a file once, under a module name of its own, so that its classes can be pickled to other
-    processes that load it too. Raises UsageError if it is not there or fails."""
+    """Run a file once as the module `slobench_plugin_<stem>`.
+
+    The fixed module name lets other processes that load the same file unpickle its classes. Raises
+    UsageError if the file does not exist or fails.
+    """
     name = f"slobench_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -21,8 +24,8 @@ def load_plugin(path: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # somebody else's code: whatever it raises is told, with its place
-        where = traceback.extract_tb(error.__traceback__)[-1]
+    except Exception as error:  # the user's code may raise anything; report it with its line
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
-            f"--plugin {path}: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+            f"--plugin {path}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
         ) from error

@@ -2,8 +2,8 @@
 
 asyncio and uvloop round timers to the millisecond of epoll: `call_at` is 0.5 ms late at the median
 and 1–2 ms at p99, and uvloop's may fire early. A timerfd read through `add_reader` is 26–86 µs late
-(p99 97–172 µs) at 100–3000 alarms a second, and one set so much earlier leaves only what follows
-the wake-up; `benchmarks/fidelity.py` is where that is to be seen.
+(p99 97–172 µs) at 100–3000 alarms a second. Setting it earlier by that much leaves only the time
+between wake-up and callback; `benchmarks/fidelity.py` measures it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TFD_TIMER_ABSTIME = 1
 _PR_SET_TIMERSLACK = 29
 NEVER_NS = 2**63 - 1
 EARLY_NS = 80_000
-"""From a timerfd's alarm to our callback, in seven of eight wake-ups (45 µs in half of them)."""
+"""Time from a timerfd's alarm to our callback: at most this in 7 of 8 wake-ups (median 45 µs)."""
 
 
 class Timer(Protocol):
@@ -32,8 +32,8 @@ class Timer(Protocol):
 
 
 class Alarm(Protocol):
-    """An armed timer as whoever holds the loop's thread sees it: once `due_ns` (CLOCK_MONOTONIC)
-    has passed, `ring` need not wait for the loop to come round."""
+    """An armed timer, for code that occupies the loop's thread: after `due_ns` (CLOCK_MONOTONIC) it
+    may call `ring` at once instead of waiting for the loop's next iteration."""
 
     due_ns: int
 
@@ -41,12 +41,12 @@ class Alarm(Protocol):
 
 
 class NoAlarm:
-    """Nothing is ever due."""
+    """An alarm that is never due."""
 
     due_ns = NEVER_NS
 
     def ring(self) -> None:
-        """There is nothing to wait for."""
+        """Does nothing."""
 
 
 class _Timespec(ctypes.Structure):
@@ -58,10 +58,14 @@ class _Itimerspec(ctypes.Structure):
 
 
 class TimerFd:
-    """A Linux timerfd on CLOCK_MONOTONIC. The thread's timer slack is set to 1 ns, which matters:
-    the default 50 µs is added to every wake-up. The kernel wakes us `early_ns` before the instant,
-    and what is left of that once we run is waited for in a tight loop. `epoch_ns` may be set until
-    the first alarm. Source: timerfd_create(2), prctl(2)."""
+    """A Linux timerfd on CLOCK_MONOTONIC.
+
+    The constructor sets the thread's timer slack to 1 ns, because the kernel adds the default of
+    50 µs to every wake-up. The kernel wakes the thread `early_ns` before the instant; a tight loop
+    waits for the rest. `epoch_ns` may be changed until the first alarm is armed.
+
+    Source: timerfd_create(2), prctl(2).
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, epoch_ns: int, early_ns: int = 0) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -92,7 +96,7 @@ class TimerFd:
         self._set(self._fd, _TFD_TIMER_ABSTIME, self._spec_at, None)
 
     def ring(self) -> None:
-        """The alarm goes off now; nothing if none is armed."""
+        """Call the callback now, if an alarm is armed, and disarm it."""
         callback, self._callback, self.due_ns = self._callback, None, NEVER_NS
         if callback is not None:
             callback()
@@ -106,7 +110,7 @@ class TimerFd:
             os.read(self._fd, 8)
         except BlockingIOError:  # re-armed between the wake-up and this read
             return
-        if self._callback is None:  # rung by hand, and the kernel was not told
+        if self._callback is None:  # `ring` was called; the kernel's alarm was left armed
             return
         while time.monotonic_ns() < self.due_ns:
             pass
@@ -114,8 +118,7 @@ class TimerFd:
 
 
 class LoopTimer:
-    """The portable fallback: the loop's own timer, then a wait of at most `spin_s` in a tight
-    loop."""
+    """The portable fallback: the loop's own timer, then a tight loop of at most `spin_s`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, epoch_ns: int, spin_s: float = 0.002
@@ -138,7 +141,7 @@ class LoopTimer:
         self._handle = self._loop.call_later(max(0.0, left_s - self._spin_s), self._spin, at_ns)
 
     def ring(self) -> None:
-        """The alarm goes off now; nothing if none is armed."""
+        """Call the callback now, if an alarm is armed, and disarm it."""
         self.close()
         callback, self._callback, self.due_ns = self._callback, None, NEVER_NS
         if callback is not None:
@@ -157,11 +160,11 @@ class LoopTimer:
 def make_timer(
     loop: asyncio.AbstractEventLoop, epoch_ns: int = 0, early_ns: int = 0
 ) -> TimerFd | LoopTimer:
-    """The finest timer of this platform. `epoch_ns`: where the seconds of `arm` count from."""
+    """The most precise timer of this platform. `epoch_ns` is the zero of the seconds of `arm`."""
     linux = sys.platform == "linux"
     return TimerFd(loop, epoch_ns, early_ns) if linux else LoopTimer(loop, epoch_ns)
 
 
 def make_quiet_timer(loop: asyncio.AbstractEventLoop) -> TimerFd | LoopTimer:
-    """One that never spins, for alarms that only look."""
+    """A timer that never spins, for alarms that only take a sample."""
     return TimerFd(loop, 0) if sys.platform == "linux" else LoopTimer(loop, 0, spin_s=0.0)

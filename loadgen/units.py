@@ -1,8 +1,7 @@
-"""Quantities as people write them (`500ms`, `12/s`, `2%`) to SI floats, once, at the edge.
+"""Conversion of quantities as people write them (`500ms`, `12/s`, `2%`) to SI floats and back.
 
-Inside slobench a duration is seconds and a rate is per second. A bare number is refused: which
-unit it means is exactly what goes wrong in configuration files. Python callers (not YAML or flags)
-may pass floats to the dataclasses directly.
+Inside slobench a duration is in seconds and a rate per second. A bare number is rejected, because
+its unit would be a guess. Python code (not YAML or flags) passes floats to dataclasses directly.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _RATE = re.compile(rf"({_NUMBER})\s*(?:req|requests|tok|tokens)?\s*/\s*([a-zµ]+
 
 def parse_duration_s(text: object) -> float:
     """Seconds from `'500ms'`, `'1.5s'`, `'5m'`, `'1h30m'`. Raises ValueError on a bare number, a
-    sign or an unknown unit."""
+    minus sign or an unknown unit."""
     if not isinstance(text, str):
         raise ValueError(f"a duration needs its unit: write '{text}s' or '{text}ms', not {text!r}")
     body = text.strip()
@@ -64,7 +63,7 @@ def parse_rate_per_s(text: object) -> float:
 
 
 def parse_level_per_s(text: object) -> float:
-    """Events per second as `parse_rate_per_s` reads them, and `'0/s'` for silence."""
+    """Events per second as `parse_rate_per_s` reads them; `'0/s'` (silence) is allowed too."""
     rate = _rate_per_s(text)
     if not (rate >= 0 and math.isfinite(rate)):
         raise ValueError(f"{text!r}: a rate must be positive, or '0/s' for silence")
@@ -84,11 +83,11 @@ def parse_share(text: object) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people, three significant digits, in the unit that keeps it readable:
-    `0.0123` → `'12.3 ms'`."""
+    """A duration for people, with three significant digits and a unit that fits its size:
+    `0.0123` → `'12.3 ms'`. Infinity is `'∞'`, NaN `'–'`."""
     if not math.isfinite(seconds):
         return "∞" if seconds > 0 else "–"
-    seconds = float(f"{seconds:.3g}")  # round first: 0.9996 s is 1 s, not 1e+03 ms
+    seconds = float(f"{seconds:.3g}")  # before choosing the unit: 0.9996 s is 1 s, not 1e+03 ms
     for limit, scale, unit in (
         (1e-3, 1e6, "µs"),
         (1.0, 1e3, "ms"),
@@ -136,22 +135,25 @@ def _rate_per_s(text: object) -> float:
 def _shortest(
     value: float, units: tuple[str, ...], separator: str, parse: Callable[[object], float]
 ) -> str:
-    exact = f"{value!r}{separator}s"  # repr of a float always reads back
+    exact = f"{value!r}{separator}s"  # the repr of a float always parses to the same value
     texts = []
     for unit in units:
         scale = _SECONDS[unit] if separator else 1 / _SECONDS[unit]
         texts.append(f"{value * scale:.12g}{separator}{unit}")
     readable = [text for text in texts if parse(text) == value]
-    # 500ms reads better than 0.5s: a leading "0." counts as one more letter
+    # 500ms is preferred to 0.5s: a leading "0." counts as one more character
     return min(readable, key=lambda text: len(text) + text.startswith("0."), default=exact)
 
 
 def as_data(
     model: BaseModel, mode: str = "json", *, exclude_defaults: bool = False
 ) -> dict[str, Any]:
-    """A model as plain data; `json`: durations and rates as strings. Ctrl-C meanwhile is Ctrl-C:
-    whoever keeps what is measured waits for that, and pydantic makes an error of its own of it
-    (whose cause is lost when one serializer calls another, so each asks here)."""
+    """A model as plain data; in mode `json` durations and rates are strings.
+
+    Raises KeyboardInterrupt if Ctrl-C arrives during the call. Pydantic replaces it by an error of
+    its own, and nested serializers lose the cause, so every serializer calls this function: the
+    code that saves a run's measurements waits for KeyboardInterrupt.
+    """
     try:
         return model.model_dump(mode=mode, by_alias=True, exclude_defaults=exclude_defaults)
     except PydanticSerializationError as error:
@@ -161,16 +163,16 @@ def as_data(
 Seconds = Annotated[
     float, BeforeValidator(parse_duration_s), PlainSerializer(write_duration, when_used="json")
 ]
-"""A pydantic field written as a duration string, read as seconds."""
+"""A pydantic field: a duration string in files, seconds in Python."""
 Rate = Annotated[
     float, BeforeValidator(parse_rate_per_s), PlainSerializer(write_rate, when_used="json")
 ]
-"""A pydantic field written as a rate string, read as events per second."""
+"""A pydantic field: a rate string in files, events per second in Python."""
 Level = Annotated[
     float, BeforeValidator(parse_level_per_s), PlainSerializer(write_level, when_used="json")
 ]
-"""A rate that may be zero: one level of a rate that varies in time."""
+"""A rate that may be zero, for rates that vary in time."""
 Share = Annotated[
     float, BeforeValidator(parse_share), PlainSerializer(write_share, when_used="json")
 ]
-"""A pydantic field written as a percentage or a fraction, read as a fraction in [0, 1]."""
+"""A pydantic field: a percentage or a fraction in files, a fraction in [0, 1] in Python."""

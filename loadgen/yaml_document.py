@@ -1,9 +1,8 @@
-"""YAML text as plain values that remember where they stood, so that a mistake can be told with its
-file, line and key path.
+"""Reading and writing of the YAML files that people edit, with file, line and key path for every
+mistake.
 
-For every file that people write. What YAML 1.1 parsers are feared for is switched off: `on`, `off`,
-`yes` and `no` are words, `1:30` is no number in base 60, a duplicate key is a mistake, and there
-are no anchors, tags or dates.
+Surprising features of YAML 1.1 are switched off: `on`, `off`, `yes` and `no` are words, `1:30` is
+not a number in base 60, a duplicate key is a mistake, and anchors, tags and dates do not exist.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from loadgen.errors import UsageError
 
 KeyPath = tuple[str | int, ...]
 
-_CORE_SCALARS = {  # the YAML 1.2 core schema: pattern, and the letters it may begin with
+_CORE_SCALARS = {  # the YAML 1.2 core schema: pattern, and its possible first characters
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "null": (r"null|Null|NULL|~|", ("n", "N", "~", "")),
     "int": (r"[-+]?[0-9]+", "-+0123456789"),
@@ -46,7 +45,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = _resolvers()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it so
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # untyped in the stubs
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             problem = "anchors and aliases are not part of the format; write the value out"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
@@ -68,7 +67,7 @@ _Dumper.add_representer(float, _represent_float)
 
 @dataclass(frozen=True, order=True)
 class Mistake:
-    """One thing wrong with a document; the order is that of the lines."""
+    """One mistake in a document; mistakes sort by line."""
 
     line: int
     where: str
@@ -81,11 +80,11 @@ class Mistake:
 
 @dataclass
 class Document:
-    """Plain values, the line each came from, and the mistakes found while reading them.
+    """Plain values, the line of each, and the mistakes found while reading them.
 
-    `label` names the file in messages and `error` is what it raises. `sources` says which values
-    did not come from it but from somewhere else (`--set`, `--rate`); they are told under that name,
-    without a line.
+    `label` names the file in messages; `error` is the exception class to raise. `sources` maps the
+    key paths that a flag set to that flag (`--set`, `--rate`); their mistakes name the flag instead
+    of a line.
     """
 
     label: str
@@ -96,7 +95,7 @@ class Document:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def note(self, path: KeyPath, problem: str) -> None:
-        """Record a mistake at a key path; a missing key is told at the block it is missing from."""
+        """Record a mistake at a key path; for a missing key, at the line of its block."""
         dotted = ".".join(str(part) for part in path)
         for length in range(len(path), -1, -1):
             origin = path[:length]
@@ -110,38 +109,38 @@ class Document:
         self.mistakes.append(Mistake(0, self.label, dotted, problem))
 
     def note_validation(self, error: ValidationError, quotes_values: bool = True) -> None:
-        """Record every line of a pydantic error in our words; without `quotes_values` what the
-        file says is not repeated, for it may be a secret."""
+        """Record every line of a pydantic error in plain words. Without `quotes_values` the values
+        in the file are not repeated, because they may be secret."""
         for detail in error.errors(include_url=False):
-            self.note(detail["loc"], _in_words(detail, quotes_values))
+            self.note(detail["loc"], _problem(detail, quotes_values))
 
     def raise_mistakes(self) -> None:
-        """Raises `error` with one line per mistake, if there are any."""
+        """Raise `error` with one line per mistake, if there are any."""
         if self.mistakes:
             raise self.error("\n".join(str(mistake) for mistake in sorted(set(self.mistakes))))
 
 
 def parse_document(text: str, label: str, error: type[UsageError]) -> Document:
-    """A mapping from YAML text. Raises `error` where the text is no YAML mapping at all; smaller
-    mistakes (duplicate keys, tags) are noted in the document."""
+    """A mapping from YAML text. Raises `error` if the text is not a YAML mapping; smaller mistakes
+    (duplicate keys, tags) are recorded in the document."""
     document = Document(label, error)
     try:
         node = _Loader(text).get_single_node()
         if node is None:
             raise error(f"{label}: is empty; expected a mapping of keys")
         values = _plain(node, (), document)
-    except yaml.MarkedYAMLError as wrong:
-        mark = wrong.problem_mark or wrong.context_mark
+    except yaml.MarkedYAMLError as invalid:
+        mark = invalid.problem_mark or invalid.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        problem = ", ".join(part for part in (wrong.context, wrong.problem) if part)
+        problem = ", ".join(part for part in (invalid.context, invalid.problem) if part)
         raise error(f"{label}{line}: {problem}") from None
-    except yaml.reader.ReaderError as wrong:
-        line_number = text.count("\n", 0, wrong.position) + 1
-        raise error(f"{label}:{line_number}: {wrong.reason} (U+{wrong.character:04X})") from None
+    except yaml.reader.ReaderError as invalid:
+        number = text.count("\n", 0, invalid.position) + 1
+        raise error(f"{label}:{number}: {invalid.reason} (U+{invalid.character:04X})") from None
     except RecursionError:
         raise error(f"{label}: is nested too deeply") from None
     if not isinstance(values, dict):
-        kind = "a list" if isinstance(values, list) else "one value"
+        kind = "a list" if isinstance(values, list) else "a single value"
         raise error(f"{label}:1: expected a mapping of keys, got {kind}")
     document.values = values
     return document
@@ -151,8 +150,8 @@ def override(
     document: Document, settings: Sequence[str] | Mapping[str, object], flag: str = "--set"
 ) -> None:
     """Set values by dotted path: `arrivals.rate=20/s` with YAML syntax on the right, or a mapping
-    from path to value. `flag` is what messages say they came from. Raises the document's error
-    where a setting cannot be read."""
+    from path to value. Messages name `flag` as their source. Raises the document's error for a
+    setting that cannot be applied."""
     pairs = (
         list(settings.items())
         if isinstance(settings, Mapping)
@@ -163,7 +162,8 @@ def override(
 
 
 def write_document(values: Mapping[str, object]) -> str:
-    """YAML text of a mapping, as people write it: inner blocks on one line, lists one per line."""
+    """YAML text of a mapping, laid out for people: inner blocks on one line, lists one item a
+    line."""
     return "".join(
         yaml.dump(
             {key: value},
@@ -260,7 +260,7 @@ def _member(document: Document, block: Any, path: KeyPath, flag: str) -> Any:
     raise document.error(f"{flag} {dotted}: {above} is {_shown(block)}, which has no '{part}'")
 
 
-def _in_words(detail: ErrorDetails, quotes_value: bool) -> str:
+def _problem(detail: ErrorDetails, quotes_value: bool) -> str:
     message = detail["msg"]
     got = f", got {_shown(detail['input'])}" if quotes_value else ""
     match detail["type"]:

@@ -16,43 +16,42 @@ _HELP = {
     "mode": "batching mode",
     "shape": "random-weight shape (nano, tiny, 10m, 110m, …) or a local model directory",
     "device": "cpu (torch), cuda (torch on a GPU), toy (deterministic tokens, no torch) or "
-    "sim (steps only take time)",
+    "sim (no computation, steps only take time)",
     "threads": "threads for torch",
     "host": "address to listen on",
-    "port": "port to listen on; 0 takes a free one, printed after READY",
-    "max_model_len": "longest prompt plus output, tokens",
-    "kv_blocks": "KV memory, blocks of 16 tokens",
+    "port": "port to listen on; 0 takes a free port, which READY shows",
+    "max_model_len": "longest prompt plus output, tokens (default: the model's, up to 4096)",
+    "kv_blocks": "KV memory, blocks of 16 tokens (default: 1 GiB, on cuda the memory that is left)",
     "max_num_seqs": "most sequences in one step (default: the mode's)",
     "token_budget": "most tokens in one step, or slo (default: the mode's)",
     "swap_blocks": "host memory for the KV of preempted requests, blocks of 16 tokens",
-    "preempt": "what becomes of a preempted request's KV: recompute, swap or auto",
-    "async_depth": "1 plans a step while the one before it is under way",
-    "max_queue": "most waiting requests; further ones get 429",
+    "preempt": "the KV of a preempted request: recompute, swap or auto",
+    "async_depth": "1 plans a step while the previous one runs",
+    "max_queue": "most waiting requests; further requests get status 429",
     "outbox_tokens": "tokens that a reader may fall behind before its stream is cut off",
-    "fronts": "processes that speak HTTP; 0 answers from the engine's own (default: 0; on cuda one "
-    "for every 4 cores, up to 4)",
-    "max_body_bytes": "largest body of a request",
+    "http_workers": "processes for HTTP; 0 uses the engine's own (default 0; on cuda 1 per 4 "
+    "cores, up to 4)",
+    "max_body_bytes": "largest request body, bytes",
     "seed": "seed of the random weights",
-    "model_name": "the model id to answer to",
-    "api_key_env": "environment variable that holds the API key to ask for",
-    "log_level": "sizes, or full: each step's requests and all that a replay needs",
-    "log_dir": "where engine_steps.parquet and engine_events.parquet go",
-    "parent_pid": "stop when this process ends",
-    "drain_s": "seconds that running requests get at SIGTERM",
+    "model_name": "model id in the API (default: the name of the model)",
+    "api_key_env": "environment variable with the API key that clients must send",
+    "log_level": "sizes, or full: each step's requests and everything else that a replay needs",
+    "log_dir": "directory for engine_steps.parquet and engine_events.parquet",
+    "parent_pid": "stop when the process with this id ends",
+    "drain_s": "seconds for running requests to finish after SIGTERM",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, serve, return the exit code."""
+    """Serve with the options of the command line; returns the exit code."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    given = _parser().parse_args(arguments)
-    values = {name: value for name, value in vars(given).items() if value is not None}
+    flags = {k: v for k, v in vars(_parser().parse_args(arguments)).items() if v is not None}
     try:
-        for path in values.pop("plugin", ()):
+        for path in flags.pop("plugin", ()):
             load_plugin(Path(path))
-        options = choose(values, values.pop("set", ()))
+        options = choose(flags, flags.pop("set", ()))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - usage error
         return error.exit_code
@@ -67,29 +66,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, text in _HELP.items():
         default = ServeOptions.model_fields[name].default
-        shown = "" if default is None else f" (default {default})"
-        parser.add_argument(f"--{name.replace('_', '-')}", help=text + shown, metavar="X")
-    parser.add_argument(
-        "--set",
-        action="append",
-        help="an option, or a knob of the mode or the executor; repeatable",
-        metavar="K=V",
-    )
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        help="a Python file that registers modes; repeatable",
-        metavar="FILE",
-    )
-    parser.add_argument(
-        "--no-prefix-cache", dest="prefix_cache", action="store_false", help="recompute prefixes"
-    )
-    parser.add_argument(
-        "--no-printable",
-        dest="printable",
-        action="store_false",
-        help="random shapes answer in raw bytes instead of one printable character per token",
-    )
+        suffix = "" if default is None else f" (default {default})"
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text + suffix, metavar="X")
+    for flag, metavar, text in (
+        ("--set", "K=V", "an option, or a knob of the mode or the executor; repeatable"),
+        ("--plugin", "FILE", "a Python file that registers modes; repeatable"),
+    ):
+        parser.add_argument(flag, action="append", help=text, metavar=metavar)
+    for flag, dest, text in (
+        ("--no-prefix-cache", "prefix_cache", "do not reuse the KV of common prefixes"),
+        ("--no-printable", "printable", "random shapes generate raw bytes instead of a printable "
+         "character per token"),
+    ):  # fmt: skip
+        parser.add_argument(flag, dest=dest, action="store_false", help=text)
+    parser.add_argument("--fronts", help=argparse.SUPPRESS)  # the old name of --http-workers
     return parser
 
 

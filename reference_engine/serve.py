@@ -1,4 +1,4 @@
-"""Wiring: from options to a listening server, and back to an exit code."""
+"""The server as a program: from options to a listening socket, and back to an exit code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import uvloop
 from aiohttp import web
@@ -22,50 +22,48 @@ from aiohttp import web
 from loadgen.errors import SlobenchError, UsageError
 from reference_engine.core.setup import Setup
 from reference_engine.metrics.gpu import open_gpu
-from reference_engine.metrics.metrics import EngineMetrics
-from reference_engine.policies.base import Policy
 from reference_engine.serving.build import Engine, build
-from reference_engine.serving.guard import Guard
-from reference_engine.serving.http_workers.engine_messages import Open
+from reference_engine.serving.guard import Guard, running
+from reference_engine.serving.http_workers.channel import Open
 from reference_engine.serving.http_workers.processes import HttpWorkers
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.routes.debug import DebugRoutes
-from reference_engine.serving.routes.estimate_route import EstimateRoutes
-from reference_engine.serving.routes.identity_routes import AboutRoutes
-from reference_engine.serving.routes.loading import loading_routes
-from reference_engine.serving.routes.operator import InterventionRoutes
+from reference_engine.serving.routes.estimate import EstimateRoutes
+from reference_engine.serving.routes.identity_routes import IdentityRoutes, loading_routes
 from reference_engine.serving.serve_options import ServeOptions, policy_of
 from reference_engine.serving.service import Service
-from reference_engine.state.steps import StepEvent, StepRecord
 from reference_engine.step_log.step_files import StepFiles
 
 log = logging.getLogger("reference_engine")
+
+T = TypeVar("T")
 
 _SWITCH_INTERVAL_S = 5e-4
 _SEND_BYTES = 1 << 17
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM, SIGINT or the parent's end; returns the exit code.
+    """Serve until SIGTERM, SIGINT or the end of the parent process; returns the exit code.
 
-    Prints `READY http://host:port` to stdout when requests are accepted. Until then the port
-    answers `/health` with 200 and everything else with 503. What stops it from getting ready is
-    one line on stderr and exit code 2.
+    Prints `READY http://host:port` to stdout when requests are accepted. Until then `/health`
+    returns 200 and every other path 503. An error before that is a line on stderr and exit
+    code 2.
     """
-    signal.signal(signal.SIGTERM, _leave)  # until the event loop has its own handlers
+    signal.signal(signal.SIGTERM, _leave)  # until the event loop installs its own handlers
     try:
         with _bind(options.host, options.port) as listener:
             api_key = _api_key(options.api_key_env)
-            # The engine thread computes all the time; the default of 5 ms would delay each token.
+            # The engine thread computes all the time. With the default of 5 ms, the event loop
+            # would wait that long for the interpreter before it can send a token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             with (
-                HttpWorkers(n_fronts(options), listener) as fronts,
+                HttpWorkers(n_http_workers(options), listener) as workers,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_serve(options, listener, fronts, api_key))
+                runner.run(_serve(options, listener, workers, api_key))
     except SlobenchError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - the one line the caller shows
+        print(error, file=sys.stderr)  # noqa: T201 - the caller shows this line
         return error.exit_code
     except KeyboardInterrupt:
         return 0
@@ -73,37 +71,28 @@ def run(options: ServeOptions) -> int:
 
 
 async def _serve(
-    options: ServeOptions, listener: socket.socket, fronts: HttpWorkers, api_key: str | None
+    options: ServeOptions, listener: socket.socket, workers: HttpWorkers, api_key: str | None
 ) -> None:
-    guard = Guard(api_key, options.max_body_bytes)
-    # The socket goes on listening from the first application to the second: nobody is refused.
+    max_body_bytes = options.max_body_bytes
+    guard = Guard(api_key, max_body_bytes)
+    # The socket listens throughout, so no connection is refused between the two applications.
     async with _listening(guard.app(loading_routes()), listener):
         engine = await _in_thread(partial(build, options))
-    files = None if options.log_dir is None else StepFiles(options.log_dir, engine.clock.epoch_ns)
-    wired = wire_up(engine, options, files)
-    service = wired.service
-    _keep_loaded()
+    epoch_ns = engine.clock.epoch_ns
+    files = None if options.log_dir is None else StepFiles(options.log_dir, epoch_ns)
+    service, identity, routes = wire_up(engine, options, files)
+    _freeze_objects()
     stopping = asyncio.Event()
-    parent_is_gone = _on_stop(stopping, service.hurry, options.parent_pid)
+    is_parent_gone = _on_stop(stopping, service.hurry, options.parent_pid)
     service.start()
-
-    def told(front: int, engine_path: str) -> Open:
-        return Open(
-            wired.about,
-            front,
-            engine.clock.epoch_ns,
-            engine_path,
-            options.outbox_tokens,
-            options.max_body_bytes,
-            api_key,
-        )
-
     answering: AbstractAsyncContextManager[None]
-    if len(fronts):  # which ask for the key
-        app = Guard(None, options.max_body_bytes).app(wired.routes)
-        answering = fronts.answering(service, app, told, stopping)
+    if len(workers):
+        outbox = options.outbox_tokens
+        opening = Open(identity, 0, epoch_ns, "", outbox, max_body_bytes, api_key)
+        app = Guard(None, max_body_bytes).app(routes)  # the workers check the key
+        answering = workers.answering(service, app, opening, stopping)
     else:
-        answering = _listening(guard.app(wired.routes), listener)
+        answering = _listening(guard.app(routes), listener)
     try:
         async with answering:
             host = f"[{options.host}]" if ":" in options.host else options.host
@@ -111,8 +100,8 @@ async def _serve(
             print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
             await stopping.wait()
             log.info("draining")
-            is_over = parent_is_gone() or fronts.is_one_lost
-            await service.stop(0.0 if is_over else options.drain_s)
+            is_pointless = is_parent_gone() or workers.is_one_lost
+            await service.stop(0.0 if is_pointless else options.drain_s)
     finally:
         await service.stop()
         if files is not None:
@@ -120,20 +109,23 @@ async def _serve(
 
 
 class Wired(NamedTuple):
-    """The engine's service, not started, and everything the server answers with it."""
+    """An engine's service, not started, with its identity and all its routes."""
 
     service: Service
-    about: ServerIdentity
+    identity: ServerIdentity
     routes: list[web.RouteDef]
 
 
 def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = None) -> Wired:
-    """Put the parts of a server together."""
+    """Connect the parts of a server. Steps and events go to `/metrics` and to `files`."""
     service = engine.service(options.outbox_tokens, options.max_queue)
-    state = engine.state
-    state.log.on_step, state.log.on_event = _listeners(service.metrics, files)
+    state, metrics = engine.state, service.metrics
+    state.log.on_step, state.log.on_event = metrics.on_step, metrics.on_event
+    if files is not None:
+        state.log.on_step = _both(metrics.on_step, files.on_step)
+        state.log.on_event = _both(metrics.on_event, files.on_event)
     state.log.note(Setup.of(state).event(state.view().now_s))
-    about = ServerIdentity(
+    identity = ServerIdentity(
         model=options.model_name or engine.model.name,
         max_model_len=engine.limits.max_model_len,
         version=_version(),
@@ -144,96 +136,78 @@ def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = Non
             "enable_prefix_caching": str(state.kv.prefix_cache),
         },
     )
-
     uuid = engine.executor.caps.gpu
     gpu = open_gpu(uuid) if uuid else None
-
-    def make_policy(mode: str, knobs: Mapping[str, Any]) -> Policy:
-        return policy_of(mode, options, knobs)
-
     routes = [
-        *CompletionRoutes(service, about).routes(),
-        *EstimateRoutes(service, about).routes(),
-        *AboutRoutes(service, state, about, gpu).routes(),
-        *DebugRoutes(service, about).routes(),
-        *InterventionRoutes(service, make_policy).routes(),
+        *CompletionRoutes(service, identity).routes(),
+        *EstimateRoutes(service, identity).routes(),
+        *IdentityRoutes(service, state, identity, gpu).routes(),
+        *DebugRoutes(service, identity, partial(policy_of, options)).routes(),
     ]
-    return Wired(service, about, routes)
+    return Wired(service, identity, routes)
 
 
-def n_fronts(options: ServeOptions) -> int:
-    """A GPU's engine keeps its interpreter to itself; a front answers some 60 000 tokens/s."""
-    if options.fronts is not None:
-        return options.fronts
+def n_http_workers(options: ServeOptions) -> int:
+    """The number of HTTP workers. On a GPU the default is a worker per 4 cores, up to 4, so that
+    HTTP does not compete with the engine for the interpreter; a worker sends some 60 000 tokens/s.
+    """
+    if options.http_workers is not None:
+        return options.http_workers
     n_cores = len(os.sched_getaffinity(0))
     return min(4, max(1, n_cores // 4)) if options.device == "cuda" else 0
 
 
-def _listeners(
-    metrics: EngineMetrics, files: StepFiles | None
-) -> tuple[Callable[[StepRecord], None], Callable[[StepEvent], None]]:
-    """Who hears of each step and of each event: `/metrics`, and the files if there are any."""
-    if files is None:
-        return metrics.on_step, metrics.on_event
+def _both(first: Callable[[T], None], second: Callable[[T], None]) -> Callable[[T], None]:
+    def call(value: T) -> None:
+        first(value)
+        second(value)
 
-    def on_step(record: StepRecord) -> None:
-        metrics.on_step(record)
-        files.on_step(record)
-
-    def on_event(event: StepEvent) -> None:
-        metrics.on_event(event)
-        files.on_event(event)
-
-    return on_step, on_event
+    return call
 
 
-def _keep_loaded() -> None:
-    """What is there by now stays; the collector need not look at it again. A look at all of it
-    takes 90 ms (torch has 200 000 objects), in which nobody would get a token."""
+def _freeze_objects() -> None:
+    """Exempt all existing objects from garbage collection. A full collection takes 90 ms (torch has
+    200 000 objects), in which no stream would get a token."""
     gc.collect()
     gc.freeze()
 
 
 @asynccontextmanager
 async def _listening(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
-    """`app` behind the listener, which stays open."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listener.dup(), backlog=1024).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise UsageError(f"port {listener.getsockname()[1]}: {error.strerror}") from error
-    try:
+    """Serve `app` on the listener, which stays open."""
+    async with running(app) as runner:
+        try:
+            await web.SockSite(runner, listener.dup(), backlog=1024).start()
+        except OSError as error:
+            raise UsageError(f"port {listener.getsockname()[1]}: {error.strerror}") from error
         yield
-    finally:
-        await runner.cleanup()
 
 
-async def _in_thread(work: Callable[[], Engine]) -> Engine:
-    """`work` in a thread that nobody waits for: a signal while a model is loading ends the
-    process at once."""
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a daemon thread, so that a signal while a model is loading ends the process
+    at once; `asyncio.to_thread` would wait for the thread."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Engine] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
     def run() -> None:
         try:
-            engine = work()
+            result = work()
         except BaseException as error:  # raised again where it is awaited
             loop.call_soon_threadsafe(done.set_exception, error)
         else:
-            loop.call_soon_threadsafe(done.set_result, engine)
+            loop.call_soon_threadsafe(done.set_result, result)
 
     threading.Thread(target=run, name="loading", daemon=True).start()
     return await done
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket, before anything slow: a busy port is known at once."""
+    """A bound socket. Called before anything slow, so that a busy port is an error at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by every connection. Left alone it grows to megabytes of tokens that nobody reads.
+    # Every connection inherits this. By default the buffer grows to megabytes, and a client that
+    # does not read would be detected only after all of them.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     try:
         listener.bind((host, port))
@@ -257,28 +231,28 @@ def _api_key(variable: str | None) -> str | None:
 def _on_stop(
     stopping: asyncio.Event, hurry: Callable[[], None], parent_pid: int | None
 ) -> Callable[[], bool]:
-    """Set `stopping` on SIGTERM, SIGINT or the end of the parent, and `hurry` on a second signal;
-    returns a function that says whether the parent is gone."""
+    """Set `stopping` on SIGTERM, SIGINT or the end of the parent process, and call `hurry` on a
+    second signal. Returns a function that returns whether the parent has ended."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: hurry() if stopping.is_set() else stopping.set())
     if parent_pid is None:
         return lambda: False
     try:
-        watched = os.pidfd_open(parent_pid)
+        parent_fd = os.pidfd_open(parent_pid)
     except ProcessLookupError:
         stopping.set()
         return lambda: True
     ended = asyncio.Event()
 
     def end() -> None:
-        loop.remove_reader(watched)
+        loop.remove_reader(parent_fd)
         ended.set()
         stopping.set()
         hurry()
 
-    # Readable once the process has ended, even while nobody has collected it.
-    loop.add_reader(watched, end)
+    # Readable once the process has ended, even before its own parent waits for it.
+    loop.add_reader(parent_fd, end)
     return ended.is_set
 
 

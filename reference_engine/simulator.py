@@ -1,8 +1,8 @@
-"""The engine in virtual time: core, policies and KV are the live ones; only the steps are not
-computed but waited for, on a clock that jumps.
+"""Simulator of the engine in virtual time: the core, policies and KV pool of a live engine, with
+steps that only advance the clock.
 
-One engine needs no event queue. While it works, time passes in steps; while it does not, time jumps
-to the next instant at which somebody acts.
+A single engine needs no event queue. While it works, time advances by steps; while it is idle, time
+jumps to the next instant at which a client acts.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ _LITTLE_TOLERANCE = 1e-6
 
 
 class SimulationStuck(SlobenchError):
-    """Requests wait, nobody will ever act again, and the policy goes on waiting."""
+    """Requests wait, no client will act again, and the policy names no instant to continue at."""
 
 
 class EngineClient(Protocol):
-    """Whoever uses a simulated engine: acts at instants of its own and when it is answered."""
+    """A client of a simulated engine. It acts at instants of its own and on received tokens."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether it will never submit again, whatever it is answered."""
+        """Whether it will submit no more requests, whatever it receives."""
 
     def next_s(self) -> float | None:
-        """When it acts again by itself; None: never."""
+        """The next instant at which it acts unprompted; None: never."""
 
     def act(self, engine: Simulator) -> None:
-        """Everything that was due up to now: submit, cancel."""
+        """Submit and cancel everything that is due by now."""
 
     def receive(self, events: StepTokens, engine: Simulator) -> None:
-        """What a step brought, at its end."""
+        """Receive the tokens and ended requests of a step, at its end."""
 
 
 class Simulator:
-    """One engine on a virtual clock, which starts where `clock` stands."""
+    """One engine on a virtual clock; it starts at the present time of `clock`."""
 
     def __init__(self, state: EngineState, executor: Executor, clock: VirtualClock) -> None:
         self.state, self.clock = state, clock
         self._executor = executor
         self._present_s = 0.0  # ∫ requests in the engine dt
-        self._stayed_s = 0.0  # Σ (end − arrival) of those that left
+        self._stayed_s = 0.0  # Σ (end − arrival) of the ended requests
         self._arrived_s: dict[str, float] = {}
 
     @property
@@ -68,20 +68,24 @@ class Simulator:
         return self.clock.now_s()
 
     def submit(self, request: Request) -> None:
-        """Put a request into the queue; it may have arrived during the step that just ended.
-        Raises AdmissionError for one that can never run."""
+        """Put a request into the queue. It may have arrived during the step that has just ended.
+
+        Raises AdmissionError for a request that can never run or that the policy refuses.
+        """
         self.state.admit(request)
         self._arrived_s[request.id] = request.arrived_s
         self._present_s += self.now_s - request.arrived_s
 
     def cancel(self, request_id: str) -> None:
-        """Take a request out, if it is still in."""
+        """Cancel a request, if it has not ended."""
         if self.state.end(request_id, State.finished_abort) is not None:
             self._leave(request_id)
 
     def run(self, client: EngineClient) -> None:
-        """Until the client has nothing left to do and no request is left. Raises SimulationStuck
-        where a policy would wait for ever."""
+        """Run until the client will not act again and all requests have ended.
+
+        Raises SimulationStuck if the policy would wait for ever.
+        """
         while True:
             client.act(self)
             self.state.is_source_closed = client.is_closed
@@ -92,10 +96,10 @@ class Simulator:
                 self.clock.advance_to(max(next_s, self.now_s))
             elif not self._step(client):
                 self._wait(client)
-        self._check_little()
+        self._check_littles_law()
 
     def _step(self, client: EngineClient) -> bool:
-        """One step; False if the policy chose to wait."""
+        """Run one step; False if the policy chose to wait."""
         state, clock = self.state, self.clock
         n_present, started_s, n_steps = len(self._arrived_s), clock.now_s(), state.counters.steps
         events = step(state, self._executor)
@@ -108,15 +112,14 @@ class Simulator:
         return True
 
     def _wait(self, client: EngineClient) -> None:
+        """Advance to the instant at which the policy continues or the client acts."""
         until_s, next_s = self.state.wait_until_s, client.next_s()
-        wake_s = min(
-            math.inf if until_s is None else until_s, math.inf if next_s is None else next_s
-        )
+        wake_s = min((t for t in (until_s, next_s) if t is not None), default=math.inf)
         if wake_s == math.inf:
             waiting = ", ".join(request.id for request in self.state.requests())
             raise SimulationStuck(
-                f"policy '{self.state.policy.kind}' waits for ever at {self.now_s:g} s while "
-                f"{waiting} wait and nothing more will arrive; use view.is_source_closed"
+                f"policy '{self.state.policy.kind}' waits for ever at {self.now_s:g} s: {waiting} "
+                "wait and no more requests will arrive; use view.is_source_closed"
             )
         self._present_s += len(self._arrived_s) * (wake_s - self.now_s)
         self.clock.advance_to(wake_s)
@@ -124,8 +127,8 @@ class Simulator:
     def _leave(self, request_id: str) -> None:
         self._stayed_s += self.now_s - self._arrived_s.pop(request_id)
 
-    def _check_little(self) -> None:
-        """L = λW over the whole run, summed both ways: by time, and by request."""
+    def _check_littles_law(self) -> None:
+        """Assert L = λW over the whole run: request seconds summed by time and by request."""
         assert math.isclose(
             self._present_s, self._stayed_s, rel_tol=_LITTLE_TOLERANCE, abs_tol=_LITTLE_TOLERANCE
         ), f"Little's law: {self._present_s} request seconds by time, {self._stayed_s} by request"
@@ -133,8 +136,8 @@ class Simulator:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What became of given requests: the requests themselves with their times, the refused ones,
-    the steps, and why each request waited (both in the order in which they happened)."""
+    """The result of a simulation: the finished requests, with their times; the rejected requests;
+    the steps; and the accounts of the waits, in the order of `finished`."""
 
     finished: tuple[Request, ...]
     rejected: tuple[Request, ...]
@@ -155,8 +158,8 @@ def simulate(
     caps: Caps | None = None,
     level: str = "sizes",
 ) -> Simulation:
-    """What a policy makes of requests that arrive at `arrived_s`. Without a cost model every step
-    takes a second. The requests are used up: they carry the result."""
+    """Simulate a policy on requests that arrive at their `arrived_s` (seconds). The requests are
+    changed in place and can be simulated only once. Without a cost model every step takes 1 s."""
     steps: list[StepRecord] = []
     log = StepLog(level="full" if level == "full" else "sizes", on_step=steps.append)
     clock, priced = VirtualClock(), cost or StepCost(step_s=1.0)
@@ -178,7 +181,7 @@ def simulate(
 
 
 class _Arrivals:
-    """Submits given requests, and keeps what became of them."""
+    """A client that submits requests at their arrival and keeps the results."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._queue = deque(sorted(requests, key=lambda request: request.arrived_s))

@@ -26,7 +26,7 @@ def test_a_folder_of_folders_of_runs_names_them(tmp_path):
     for cell in ("rag", "chat"):
         (tmp_path / cell / "r1").mkdir(parents=True)
         (tmp_path / cell / "r1" / "manifest.json").write_text("{}")
-    with pytest.raises(UsageError, match="folders of their own; name one of them: chat, rag"):
+    with pytest.raises(UsageError, match="its runs are one folder deeper; name one of: chat, rag"):
         read_side(str(tmp_path))
     with pytest.raises(UsageError, match="neither a run directory nor a folder of runs"):
         read_side(str(tmp_path / "nowhere"))

@@ -1,5 +1,5 @@
-"""`scripts/gpu-check` on a machine whose Python is itself a virtual environment with a torch that
-finds a GPU, and that lacks what slobench needs: rehearsed with a driver and a torch of our own."""
+"""`scripts/gpu-check` with a stand-in driver and a stand-in torch that finds a GPU, on a machine
+whose Python is a virtual environment without the packages that slobench needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(json.dumps(found | {"kinds": sorted(kind.name for kind in kinds)}))
 
 @pytest.fixture
 def machine(tmp_path):
-    """The checkout, the environment to run it in, and what lies where torch does."""
+    """The checkout, the environment variables to run it with, and torch's site-packages."""
     checkout, base, driver = tmp_path / "checkout", tmp_path / "base", tmp_path / "bin"
     (checkout / "benchmarks").mkdir(parents=True)
     (checkout / "scripts").mkdir()
@@ -60,7 +60,7 @@ def machine(tmp_path):
 
 
 def wheel(directory: Path) -> None:
-    """Of a package that the machine lacks."""
+    """Write the wheel of `lacking`, a package that the machine does not have."""
     directory.mkdir(exist_ok=True)
     info = "lacking-1.0.dist-info"
     with zipfile.ZipFile(directory / "lacking-1.0-py3-none-any.whl", "w") as file:
@@ -84,7 +84,7 @@ def test_it_runs_on_the_machines_torch_with_the_wheels_and_the_kinds_of_this_che
     checkout, _, site = machine
     wheel(checkout / ".gpu-wheels")
     before = sorted(path.name for path in checkout.iterdir())
-    for _ in range(2):  # again over what the first left
+    for _ in range(2):  # the second run finds the files of the first
         done = checked(machine, "--only", "kernels")
         assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -93,18 +93,18 @@ def test_it_runs_on_the_machines_torch_with_the_wheels_and_the_kinds_of_this_che
     assert found["kinds"] == ["simulated", "torch_cpu", "torch_cuda", "toy"]
     budget, left_s, *others = found["arguments"]
     assert budget == "--budget"
-    assert 380 <= int(left_s) <= 480  # of eight minutes, what setting up left
+    assert 380 <= int(left_s) <= 480  # eight minutes less the setup
     assert others == ["--only", "kernels"]
     assert sorted(path.name for path in checkout.iterdir()) == sorted([*before, ".gpu-site"])
 
 
-def test_without_wheels_it_says_where_they_come_from(machine):
+def test_without_wheels_the_error_has_the_command_to_get_them(machine):
     done = checked(machine)
     assert done.returncode == 1
     assert ".gpu-wheels is missing; run scripts/gpu-wheels" in done.stderr
 
 
-def test_without_a_torch_that_finds_the_gpu_it_says_so(machine):
+def test_a_torch_that_finds_no_gpu_is_an_error(machine):
     _, _, site = machine
     (site / "torch" / "__init__.py").write_text(
         "class cuda:\n    is_available = staticmethod(lambda: False)\n"
@@ -118,7 +118,7 @@ def test_without_a_driver_nothing_is_measured(machine):
     _, environment, _ = machine
     environment["PATH"] = os.path.dirname(shutil.which("dirname") or "/usr/bin")
     if shutil.which("nvidia-smi", path=environment["PATH"]):
-        pytest.skip("a driver lies where every tool does")
+        pytest.skip("there is a driver in the folder of the other tools")
     done = checked(machine)
     assert done.returncode == 0
     assert done.stdout == "gpu-check: no NVIDIA driver here, nothing was measured\n"

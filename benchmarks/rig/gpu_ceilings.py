@@ -1,4 +1,5 @@
-"""What a GPU can do at most, measured, and how much of it a kernel reaches."""
+"""The measured ceilings of a GPU, copy bandwidth and multiplication rate, and the times that follow
+from them."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from reference_engine.state.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how large: `scale` 1 on a GPU; rehearsals on a CPU divide sizes by more. `cuda` is
-    the module of that name where there is a GPU, or what stands in for it."""
+    """The device, the dtype and the size of a measurement. `scale` is 1 on a GPU; a rehearsal on a
+    CPU divides sizes by a larger one. `cuda` is `torch.cuda`, or its stand-in in a test; None
+    without a GPU."""
 
     device: str
     dtype: torch.dtype
@@ -30,15 +32,15 @@ class Place:
         return self.device.startswith("cuda")
 
     def rows(self, n: int) -> int:
-        """Rows of a batch; few in a rehearsal."""
+        """Rows of a batch, divided by `scale`."""
         return max(1, n // self.scale)
 
     def synchronise(self) -> None:
         if self.cuda is not None:
             self.cuda.synchronize()
 
-    def give_back(self) -> None:
-        """Memory of tensors that are gone, to the device."""
+    def release_memory(self) -> None:
+        """Return the memory of deleted tensors to the device."""
         gc.collect()
         if self.cuda is not None:
             self.cuda.empty_cache()
@@ -52,13 +54,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes/s of a copy (read and written), and 1/s of a matrix multiplication in the dtype."""
+    """Bytes/s of a copy (read and written), and operations/s of a matrix multiplication in the
+    dtype."""
 
     copy_bytes_per_s: float
     matmul_flops: float
 
     def decode_roof_s(self, config: ModelConfig, n_rows: int, context: int) -> float:
-        """The least time of a decode step of `n_rows` at a context each, by these ceilings."""
+        """The least time of a decode step of `n_rows` rows, each at `context`."""
         shape = StepShape(n_seqs=n_rows, n_decode=n_rows, context_tokens=n_rows * context)
         return roofline_s(config, self._hardware(), shape)
 
@@ -66,10 +69,11 @@ class Ceilings:
         self, config: ModelConfig, lengths: list[tuple[int, int]], n_rows: int
     ) -> float:
         """The least time for requests of (prompt, output) tokens, at most `n_rows` at once: all
-        prompts at the rate of multiplication, then decode steps with whoever is left, each
-        request at its mean context.
+        prompts at the rate of multiplication, then decode steps of the unfinished requests, each at
+        its mean context.
 
-        An optimum of a simple policy, not of all: a fraction of it can be compared, not 1.
+        It is the optimum of this simple policy, not of all policies: shares of it can be compared
+        with each other, not with 1.
         """
         total = 0.0
         for n_prompt, _ in lengths:
@@ -100,25 +104,25 @@ class Ceilings:
 
 
 def timed_s(work: Callable[[], object], place: Place, n: int = 20, rounds: int = 5) -> float:
-    """Seconds of one call: median over rounds of n calls with one wait at the end."""
+    """Seconds per call: median over rounds of n calls with a single wait at the end."""
     if place.scale > 1:
         n, rounds = 1, 2
     for _ in range(min(3, n)):
         work()
     place.synchronise()
-    found = []
+    seconds = []
     for _ in range(rounds):
         began_s = time.perf_counter()
         for _ in range(n):
             work()
         place.synchronise()
-        found.append((time.perf_counter() - began_s) / n)
-    return statistics.median(found)
+        seconds.append((time.perf_counter() - began_s) / n)
+    return statistics.median(seconds)
 
 
 def ceilings(place: Place) -> Ceilings:
-    """A copy of 2 GiB, and a square multiplication of random numbers (zeros draw less power and
-    would be faster)."""
+    """Times a copy of 2 GiB, and a square multiplication of random numbers (zeros need less power
+    and would be faster)."""
     size = (2 << 30) // place.scale
     source = torch.randint(0, 127, (size,), dtype=torch.int8, device=place.device)
     target = torch.empty_like(source)

@@ -1,10 +1,11 @@
-"""Streams through the real HTTP path, at instants that were drawn before: one of several processes.
+"""A client process of the GPU suite: streams over HTTP at scheduled send times.
 
-    python gpu_client.py        # prints `ready`, reads the plan, prints the answers
+    python gpu_client.py        # prints `ready`, reads the plan, prints the timings
 
-The plan: `{"url", "epoch_s", "calls": [[at_s, prompt_tokens, output_tokens], …]}`, with instants on
-CLOCK_MONOTONIC since `epoch_s`. The answers: `[[at_s, sent_s, first_s, last_s, tokens], …]`.
-A stream is only counted, not decoded, so that this is not what is measured.
+Plan on stdin: `{"url", "model", "epoch_s", "requests": [[at_s, prompt_tokens, output_tokens], …]}`,
+with `epoch_s` on CLOCK_MONOTONIC and `at_s` since then. Timings on stdout: `[[at_s, sent_s,
+first_s, last_s, tokens], …]`. Streams are not decoded, so that the client's own work is not part of
+the measurement; the tokens are those of the last `usage`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any
 import aiohttp
 
 
-async def _call(
-    session: aiohttp.ClientSession, plan: dict[str, Any], call: list[float]
+async def _send(
+    session: aiohttp.ClientSession, plan: dict[str, Any], request: list[float]
 ) -> list[float | None]:
-    at_s, n_prompt, n_output = call
+    at_s, n_prompt, n_output = request
     body = {
         "model": plan["model"],
         "prompt": "x" * int(n_prompt),
@@ -35,9 +36,9 @@ async def _call(
     await asyncio.sleep(epoch_s + at_s - time.monotonic())
     sent_s, first_s, last_s = time.monotonic() - epoch_s, None, None
     n_tokens, tail = 0, b""
-    async with session.post(plan["url"] + "/v1/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for piece in answer.content.iter_any():
+    async with session.post(plan["url"] + "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for piece in response.content.iter_any():
             now_s = time.monotonic() - epoch_s
             first_s = now_s if first_s is None else first_s
             last_s, tail = now_s, (tail + piece)[-4096:]
@@ -48,13 +49,13 @@ async def _call(
     return [at_s, sent_s, first_s, last_s, n_tokens]
 
 
-async def _all(plan: dict[str, Any]) -> Sequence[list[float | None]]:
+async def _send_all(plan: dict[str, Any]) -> Sequence[list[float | None]]:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        return await asyncio.gather(*(_call(session, plan, call) for call in plan["calls"]))
+        return await asyncio.gather(*(_send(session, plan, r) for r in plan["requests"]))
 
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    json.dump(asyncio.run(_all(json.load(sys.stdin))), sys.stdout)
+    json.dump(asyncio.run(_send_all(json.load(sys.stdin))), sys.stdout)

@@ -1,4 +1,5 @@
-"""The engine without a server: decode steps by batch and context, whole works, the CPU's share."""
+"""The engine without a server: decode steps by batch and context, whole workloads, and the CPU time
+of a step."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from reference_engine.state.sequence import Request
 from rig.gpu_ceilings import Place
 
 BLOCK = 16
-Work = list[tuple[list[int], int]]  # prompts and how many tokens each shall get
+Workload = list[tuple[list[int], int]]  # prompt and number of output tokens of each request
 
 
 @dataclass(frozen=True)
-class Built:
-    """A shape on a device, ready for any number of works."""
+class BuiltEngine:
+    """A shape on a device, ready for any number of workloads."""
 
     executor: Executor
     n_blocks: int
@@ -38,8 +39,10 @@ class Built:
         return EngineState(self.limits, kv, MonotonicClock(), policy, async_depth=1)
 
 
-def built(shape: str, place: Place, max_num_seqs: int = 256, max_model_len: int = 9216) -> Built:
-    """Random weights, KV of all memory that is left."""
+def build_engine(
+    shape: str, place: Place, max_num_seqs: int = 256, max_model_len: int = 9216
+) -> BuiltEngine:
+    """An engine with random weights; KV takes all the memory that is left."""
     kind = TorchCudaExecutor(
         on=place.device,
         kernels="triton" if place.is_gpu else "plain",
@@ -52,37 +55,37 @@ def built(shape: str, place: Place, max_num_seqs: int = 256, max_model_len: int 
         source, n_blocks, BLOCK, max_model_len, time.sleep, 0, max_num_seqs, limits.max_step_tokens
     )
     executor = kind.build(site)
-    return Built(executor, executor.caps.n_blocks, limits)
+    return BuiltEngine(executor, executor.caps.n_blocks, limits)
 
 
-def decode_step_s(engine: Built, n_rows: int, context: int, n_steps: int = 30) -> float:
-    """Seconds of one decode step of rows that are all at `context`, launch to tokens; the KV is
-    whatever is there, since time does not depend on it."""
+def decode_step_s(engine: BuiltEngine, n_rows: int, context: int, n_steps: int = 30) -> float:
+    """Seconds of a decode step of rows that are all at `context`, from launch to tokens. The KV is
+    arbitrary, as the time does not depend on it."""
     width = -(-(context + n_steps + 4) // BLOCK)
     assert n_rows * width <= engine.n_blocks, (
         f"{n_rows} rows of {context} tokens need {n_rows * width} blocks of {engine.n_blocks}"
     )
     requests = []
     for i in range(n_rows):
-        made = Request(id=f"r{i}", tokens=[1] * (context + 1), max_tokens=n_steps, arrived_s=0.0)
-        made.blocks = list(range(i * width, (i + 1) * width))
-        made.n_computed = context
-        requests.append(made)
-    found = []
+        request = Request(id=f"r{i}", tokens=[1] * (context + 1), max_tokens=n_steps, arrived_s=0.0)
+        request.blocks = list(range(i * width, (i + 1) * width))
+        request.n_computed = context
+        requests.append(request)
+    seconds = []
     for _ in range(n_steps):
         began_s = time.perf_counter()
         result = engine.executor.execute(StepBatch(decodes=requests))
-        found.append(time.perf_counter() - began_s)
-        for made, token in zip(requests, result.tokens, strict=True):
-            made.tokens.append(token)
-            made.n_computed += 1
-    return statistics.median(found[3:])
+        seconds.append(time.perf_counter() - began_s)
+        for request, token in zip(requests, result.tokens, strict=True):
+            request.tokens.append(token)
+            request.n_computed += 1
+    return statistics.median(seconds[3:])
 
 
 @dataclass(frozen=True)
-class Worked:
-    """A whole work: `plan_s` and `prepare_s` are medians over full steps of the CPU's part, while
-    the device is not waited for."""
+class WorkloadTimes:
+    """Times of a whole workload. `plan_s` and `prepare_s` are the CPU time to plan and to launch a
+    full step, without waits for the device; medians over the full steps."""
 
     duration_s: float
     output_tokens: int
@@ -95,34 +98,36 @@ class Worked:
         return self.output_tokens / self.duration_s
 
 
-def worked(engine: Built, work: Work, token_budget: int = 8192) -> Worked:
+def run_workload(
+    engine: BuiltEngine, workload: Workload, token_budget: int = 8192
+) -> WorkloadTimes:
     """All requests at once, mode `chunked`, planned ahead."""
     state = engine.state(token_budget)
-    executor = _Watched(engine.executor)
-    for k, (prompt, n) in enumerate(work):
+    executor = _TimedLaunches(engine.executor)
+    for k, (prompt, n) in enumerate(workload):
         state.admit(Request(id=str(k), tokens=list(prompt), max_tokens=n, arrived_s=0.0))
     began_s = time.perf_counter()
     while state.has_work:
         step(state, executor)
     duration_s = time.perf_counter() - began_s
-    most = max(record.n_decode for record in state.log.steps)
-    full = [r.plan_s for r in state.log.steps if r.n_decode >= 0.9 * most]
-    return Worked(
+    max_rows = max(record.n_decode for record in state.log.steps)
+    full = [record.plan_s for record in state.log.steps if record.n_decode >= 0.9 * max_rows]
+    return WorkloadTimes(
         duration_s,
-        sum(n for _, n in work),
+        sum(n for _, n in workload),
         state.counters.steps,
         statistics.median(full),
         statistics.median(executor.launch_s) if executor.launch_s else float("nan"),
     )
 
 
-class _Watched:
-    """How long launching a decode step of the largest size keeps the CPU."""
+class _TimedLaunches:
+    """An executor that records how long each launch of its largest decode step occupies the CPU."""
 
     def __init__(self, inner: Executor) -> None:
         assert isinstance(inner, TorchCuda)
         self._inner, self.caps = inner, inner.caps
-        self._most = 0
+        self._max_rows = 0
         self.launch_s: list[float] = []
 
     def execute(self, batch: StepBatch):  # type: ignore[no-untyped-def]  # as the executor's
@@ -133,15 +138,15 @@ class _Watched:
         began_s = time.perf_counter()
         wait = self._inner.launch(batch)
         took_s = time.perf_counter() - began_s
-        if not batch.rows and n >= self._most:
-            if n > self._most:
-                self._most = n
+        if not batch.rows and n >= self._max_rows:
+            if n > self._max_rows:
+                self._max_rows = n
                 self.launch_s.clear()
             self.launch_s.append(took_s)
         return wait
 
 
-def mixed_work(n: int, low: int, high: int, vocabulary: int, seed: int = 0) -> Work:
+def mixed_workload(n: int, low: int, high: int, vocabulary: int, seed: int = 0) -> Workload:
     """`n` requests with prompts and outputs uniform on [low, high]."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(low, high, (n, 2), endpoint=True)

@@ -19,13 +19,13 @@ CLIENT = Path(__file__).parent / "gpu_client.py"
 CLIENTS = 4
 _LEAD_S = 0.5
 MODES = ("static", "continuous", "prefill_first", "chunked")
-Call = tuple[float, int, int]  # instant, prompt tokens, output tokens
-Answer = list[float]  # instant, sent, first token, last token, tokens
+Scheduled = tuple[float, int, int]  # send time, prompt tokens, output tokens
+Timing = list[float]  # scheduled, sent, first token, last token (s), tokens
 
 
 @contextmanager
 def server(shape: str, place: Place, log_dir: Path, max_num_seqs: int = 256) -> Iterator[str]:
-    """The URL of an engine that is stopped afterwards."""
+    """Start an engine, yield its URL, stop it."""
     knobs = ["async_depth=1", f"max_num_seqs={max_num_seqs}", f"on={place.device}"]
     if not place.is_gpu:
         knobs += ["kernels=plain", "dtype=float32", "kv_blocks=2048"]
@@ -52,20 +52,21 @@ def server(shape: str, place: Place, log_dir: Path, max_num_seqs: int = 256) -> 
         process.stdout.close()
 
 
-def answered(url: str, calls: Sequence[Call]) -> list[Answer]:
-    """All calls over several client processes, in turns."""
+def send_requests(url: str, requests: Sequence[Scheduled]) -> list[Timing]:
+    """Send requests from several client processes, dealt out in turn; the timing of each, client by
+    client."""
     model = json.load(urllib.request.urlopen(url + "/v1/models"))["data"][0]["id"]
     clients = [
         subprocess.Popen(
             [sys.executable, str(CLIENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        for _ in range(min(CLIENTS, len(calls)))
+        for _ in range(min(CLIENTS, len(requests)))
     ]
-    out: list[Answer] = []
+    out: list[Timing] = []
     try:
         for client in clients:
             assert client.stdout is not None
-            client.stdout.readline()  # it has imported what it needs
+            client.stdout.readline()  # `ready`: its imports are done
         epoch_s = time.monotonic() + _LEAD_S
         for k, client in enumerate(clients):
             assert client.stdin is not None
@@ -73,7 +74,7 @@ def answered(url: str, calls: Sequence[Call]) -> list[Answer]:
                 "url": url,
                 "model": model,
                 "epoch_s": epoch_s,
-                "calls": list(calls[k::CLIENTS]),
+                "requests": list(requests[k::CLIENTS]),
             }
             client.stdin.write(json.dumps(plan))
             client.stdin.close()
@@ -86,14 +87,14 @@ def answered(url: str, calls: Sequence[Call]) -> list[Answer]:
             out += json.loads(text)
     finally:
         for client in clients:
-            client.kill()  # where it did not end by itself
+            client.kill()  # after an error; otherwise it has exited
             client.wait()
     return out
 
 
-def tokens_per_s(answers: Sequence[Answer]) -> float:
-    """From the first release to the last token."""
-    return sum(a[4] for a in answers) / (max(a[3] for a in answers) - min(a[0] for a in answers))
+def tokens_per_s(timings: Sequence[Timing]) -> float:
+    """All tokens over the time from the first scheduled send to the last token."""
+    return sum(t[4] for t in timings) / (max(t[3] for t in timings) - min(t[0] for t in timings))
 
 
 def compared_modes(
@@ -104,34 +105,34 @@ def compared_modes(
     modes: Sequence[str] = MODES,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """One Poisson schedule with a tenth of long prompts, asked of each mode."""
+    """Latencies of each mode under the same Poisson schedule, in which a tenth of the prompts have
+    `longest` tokens."""
     rng = np.random.default_rng(seed)
     n = max(2, round(rate_per_s * duration_s))
-    instants = np.cumsum(rng.exponential(1 / rate_per_s, n))
+    send_times = np.cumsum(rng.exponential(1 / rate_per_s, n))
     prompts = np.where(rng.random(n) < 0.1, longest, rng.integers(50, 350, n))
     outputs = rng.integers(50, 250, n, endpoint=True)
-    calls = list(zip(instants.tolist(), prompts.tolist(), outputs.tolist(), strict=True))
-    found = {}
+    requests = list(zip(send_times.tolist(), prompts.tolist(), outputs.tolist(), strict=True))
+    by_mode = {}
     for mode in modes:
         body = json.dumps({"mode": mode, "actor": "gpu_suite"}).encode()
-        request = urllib.request.Request(
+        change = urllib.request.Request(
             url + "/debug/policy", body, {"content-type": "application/json"}, method="PUT"
         )
-        urllib.request.urlopen(request).read()
-        answers = answered(url, calls)
-        found[mode] = _latencies(answers)
-    return found
+        urllib.request.urlopen(change).read()
+        by_mode[mode] = _latencies(send_requests(url, requests))
+    return by_mode
 
 
-def _latencies(answers: Sequence[Answer]) -> dict[str, float]:
-    ttft = np.array([first - at for at, _, first, _, _ in answers])
-    tpot = np.array([(last - first) / (n - 1) for _, _, first, last, n in answers if n > 1])
+def _latencies(timings: Sequence[Timing]) -> dict[str, float]:
+    ttft = np.array([first - at for at, _, first, _, _ in timings])
+    tpot = np.array([(last - first) / (n - 1) for _, _, first, last, n in timings if n > 1])
     return {
-        "tokens_per_s": tokens_per_s(answers),
+        "tokens_per_s": tokens_per_s(timings),
         "ttft_p50_s": float(np.quantile(ttft, 0.5)),
         "ttft_p99_s": float(np.quantile(ttft, 0.99)),
         "tpot_p50_s": float(np.quantile(tpot, 0.5)),
         "tpot_p99_s": float(np.quantile(tpot, 0.99)),
-        "late_max_s": max(sent - at for at, sent, _, _, _ in answers),
-        "n": len(answers),
+        "late_max_s": max(sent - at for at, sent, _, _, _ in timings),
+        "n": len(timings),
     }

@@ -1,4 +1,4 @@
-"""What other programs say of the engine on a GPU: pytest, and NVIDIA's memory checker."""
+"""Other programs run by the GPU suite: pytest on `tests/gpu`, and NVIDIA's memory checker."""
 
 from __future__ import annotations
 
@@ -15,79 +15,80 @@ from rig.gpu_session import Session
 
 ROOT = Path(__file__).parents[2]
 KERNELS = "tests/gpu/test_kernels_on_gpu.py"
-_NOTHING_COLLECTED = 5  # without a GPU every file is skipped
+_NO_TESTS_COLLECTED = 5  # pytest's exit code; without a GPU every file is skipped
 _PROCESSES = 8
 
 
 def gpu_tests(session: Session) -> None:
-    """The kernels in several processes where pytest-xdist is there, since compiling them is most of
-    the time; then the engine alone, since it looks at how much memory is left."""
-    many = min(_PROCESSES, os.cpu_count() or 1)
+    """Runs the kernels' tests in several processes if pytest-xdist is installed, as most of their
+    time is compilation; then the engine's tests alone, as they depend on the free memory."""
+    n_processes = min(_PROCESSES, os.cpu_count() or 1)
     has_xdist = importlib.util.find_spec("xdist") is not None
-    spread = ["-p", "xdist.plugin", "-n", str(many)] if has_xdist and many > 1 else []
+    parallel = ["-p", "xdist.plugin", "-n", str(n_processes)]
+    spread = parallel if has_xdist and n_processes > 1 else []
     runs = {"kernels": [*spread, KERNELS], "engine": ["tests/gpu", f"--ignore={KERNELS}"]}
-    found: dict[str, list[str]] = {}
+    last_lines: dict[str, list[str]] = {}
     codes = []
     for name, arguments in runs.items():
         if session.is_rehearsal:
             arguments = ["--collect-only", *arguments]
-        code, said = ran_pytest(arguments, session.logs / f"tests-{name}.txt")
-        print(said[-1500:])
+        code, output = run_pytest(arguments, session.logs / f"tests-{name}.txt")
+        print(output[-1500:])
         codes.append(code)
-        session.results.keep("tests", found | {name: said.strip().splitlines()[-1:]})
-        found = session.results.found["tests"]
-    fine = (0, _NOTHING_COLLECTED) if session.is_rehearsal else (0,)
-    if not set(codes) <= set(fine):
+        last_lines[name] = output.strip().splitlines()[-1:]
+        session.results.add("tests", last_lines)
+    accepted = (0, _NO_TESTS_COLLECTED) if session.is_rehearsal else (0,)
+    if not set(codes) <= set(accepted):
         raise RuntimeError(f"the tests of tests/gpu ended with {codes[0]} and {codes[1]}")
 
 
-def ran_pytest(
+def run_pytest(
     arguments: Sequence[str],
     log: Path,
     before: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Exit code and output of a pytest, which is in the log from the first line on. Of plug-ins
-    only those that are asked for: what else a machine has may warn, which our tests do not let
-    pass."""
+    """Exit code and output of pytest; the output is also written to `log` as it comes. Only the
+    named plug-ins are loaded: others on the machine may warn, and warnings are errors here."""
     command = [
         *(*before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
         *("-p", "pytest_timeout", *arguments),
     ]
-    known = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | dict(settings or {})
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | dict(settings or {})
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=known, check=False
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
         )
     return done.returncode, log.read_text(encoding="utf-8", errors="replace")
 
 
 def sanitizer(session: Session) -> None:
-    """Memory errors of the kernels, where NVIDIA's tool is there and starts; else it is said."""
+    """Looks for memory errors of the kernels with `compute-sanitizer`; the result is `not run` with
+    the reason where it is missing or does not start."""
     tool = shutil.which("compute-sanitizer")
     if tool is None or session.is_rehearsal:
-        session.results.keep("sanitizer", "not run: compute-sanitizer is not installed")
+        session.results.add("sanitizer", "not run: compute-sanitizer is not installed")
     else:
         chosen = (
             "bfloat16 and (silu or norm or ((decode_attention or chunk_attention) and 8x4x128))"
         )
-        code, said = ran_pytest(
+        code, output = run_pytest(
             [KERNELS, "-k", chosen],
             session.logs / "sanitizer.txt",
             before=[tool, "--tool", "memcheck"],
-            # Else what one tensor writes into the next is within one allocation of torch's.
+            # With torch's cache, a write beyond a tensor is often inside the same allocation.
             settings={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
-        session.results.keep("sanitizer", sanitized(code, said))
-    print(session.results.found["sanitizer"])
+        session.results.add("sanitizer", sanitizer_result(code, output))
+    print(session.results.figures["sanitizer"])
 
 
-def sanitized(code: int, said: str) -> str:
-    """What the tool says of a run of pytest. Raises RuntimeError where it found an error, or none
-    in tests that did not all run."""
-    if "ERROR SUMMARY" not in said:
-        return f"not run: {said[-300:]}"
-    passed = re.search(r"(\d+) passed", said)
-    if "ERROR SUMMARY: 0 errors" not in said or code != 0 or passed is None:
-        raise RuntimeError(f"exit code {code}: {said[-1000:]}")
+def sanitizer_result(code: int, output: str) -> str:
+    """The result of a pytest run under the sanitizer. Raises RuntimeError if it found an error, or
+    found none but not all tests passed."""
+    if "ERROR SUMMARY" not in output:
+        return f"not run: {output[-300:]}"
+    passed = re.search(r"(\d+) passed", output)
+    if "ERROR SUMMARY: 0 errors" not in output or code != 0 or passed is None:
+        raise RuntimeError(f"exit code {code}: {output[-1000:]}")
     return f"clean: {passed[1]} tests"

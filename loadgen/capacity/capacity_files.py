@@ -21,7 +21,6 @@ from loadgen.errors import UsageError
 from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.capacity_result import Capacity, conclude, probe_json, read_probe
 from loadgen.measure.capacity.next_probe import Question, judge
-from loadgen.measure.slo import parse_slo
 from loadgen.run.directory import free
 from loadgen.run.manifest import version
 from loadgen.workload.scenario import Scenario
@@ -137,7 +136,7 @@ def write(
 
 
 def _promises(scenario: Scenario) -> list[str]:
-    found = [text for text in scenario.slo_texts() if parse_slo(text).scope == "request"]
+    texts = [slo.text for slo in scenario.slos() if slo.scope == "request"]
     for name, own in scenario.classes.items():
-        found += [f"{name}: {t}" for t in own.slo_texts() if parse_slo(t).scope == "request"]
-    return found
+        texts += [f"{name}: {slo.text}" for slo in own.slos() if slo.scope == "request"]
+    return texts

@@ -11,7 +11,7 @@ from loadgen.measure.capacity.next_probe import Question
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.verdict import IMPLIED_ATTAINMENT
 from loadgen.run.run_options import RunOptions
-from loadgen.workload.scaling import Over, amount
+from loadgen.workload.scaling import Over, offered_load
 from loadgen.workload.scenario import Scenario
 
 _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
@@ -41,12 +41,8 @@ def question_of(asked: CapacitySpec) -> Question:
     """What is searched, in numbers. Raises UsageError for a scenario without anything to keep, one
     that cannot be scaled, or bounds that are none."""
     scenario = asked.scenario
-    has_promise = any(
-        slo.scope == "request"
-        for texts in (scenario.slo_texts(), *(c.slo_texts() for c in scenario.classes.values()))
-        for slo in map(parse_slo, texts)
-    ) or bool(scenario.promised())
-    if not has_promise:
+    is_limited = any(slo.scope == "request" for slo in scenario.all_slos())
+    if not is_limited and not scenario.own_slo_metrics():
         raise UsageError(
             f"{scenario.name}: capacity counts the requests that keep their promises, and none is "
             "asked of each request; add e.g. --slo 'ttft<=500ms' ('p99(ttft)<=500ms' is the same "
@@ -55,7 +51,7 @@ def question_of(asked: CapacitySpec) -> Question:
     target = _target(asked)
     if not 0 < target < 1:
         raise UsageError(f"--attainment {target:g}: expected more than 0 % and less than 100 %")
-    found = amount(scenario, asked.over)
+    found = offered_load(scenario, asked.over)
     low, high = asked.between or (None, None)
     start = found.level if low is None or high is None else math.sqrt(low * high)
     share = _SHORTEST if found.is_steady else 1.0
@@ -84,7 +80,5 @@ def _target(asked: CapacitySpec) -> float:
     """As asked, else the strictest share that the scenario promises, else the implied one."""
     if asked.attainment is not None:
         return asked.attainment
-    scenario = asked.scenario
-    texts = [*scenario.slo_texts(), *(t for c in scenario.classes.values() for t in c.slo_texts())]
-    stated = [slo.limit for slo in map(parse_slo, texts) if slo.metric == "attainment"]
+    stated = [slo.limit for slo in asked.scenario.all_slos() if slo.metric == "attainment"]
     return max(stated, default=parse_slo(IMPLIED_ATTAINMENT).limit)

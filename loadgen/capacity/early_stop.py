@@ -10,7 +10,7 @@ import numpy as np
 from loadgen.live.watched import meets_slos
 from loadgen.measure.capacity.capacity_probe import Grade, in_blocks
 from loadgen.measure.capacity.clear import clear
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo
 from loadgen.records import Status
 from loadgen.workload.scenario import Scenario
 
@@ -26,10 +26,9 @@ class EarlyStop:
     """
 
     def __init__(self, scenario: Scenario, target: float, effect: float) -> None:
-        shared = scenario.promises()
         self._promises = [
-            [s for s in (*shared, *map(parse_slo, asked.slo_texts())) if s.scope == "request"]
-            for asked in scenario.traffic().values()
+            [slo for slo in slos if slo.scope == "request"]
+            for slos in scenario.slos_by_class().values()
         ]
         self._target, self._effect = target, effect
         self._start_s = scenario.phases.warmup

@@ -30,7 +30,7 @@ from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
-from loadgen.workload.scaling import probed, scaled
+from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
 from targets.quiesce import settle
 
@@ -173,7 +173,7 @@ class _Search:
         run_dir = self._directory / "probes" / name
         if run_dir.exists():  # an interrupt left it
             shutil.rmtree(run_dir)
-        scenario = probed(
+        scenario = with_window(
             scaled(asked.scenario, ask.level, asked.over),
             ask.warmup_s,
             ask.measure_s,

@@ -1,4 +1,4 @@
-"""Every kind that can be named in a file or a flag, found through its registry and described."""
+"""Describes every registered kind, for `slobench list` and the JSON schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ FAMILIES: Mapping[str, str] = {
 
 
 def describe(family: str) -> list[dict[str, Any]]:
-    """One entry per kind: kind, what (first sentence), parameters {name: {type, default}}."""
+    """One entry per kind, with the keys `kind`, `what` (its first sentence) and `parameters`
+    ({name: {type, default}})."""
     if family == "scenarios":
         return _scenarios()
     if family == "presets":
@@ -39,9 +40,9 @@ def describe(family: str) -> list[dict[str, Any]]:
     return [_kind(registry, kind) for kind in registry.names()]
 
 
-def tables(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Group:
-    """The same for people."""
-    return Group(*(_table(family, kinds) for family, kinds in found.items()))
+def tables(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Group:
+    """The entries of `describe` as tables for the terminal."""
+    return Group(*(_table(family, kinds) for family, kinds in entries.items()))
 
 
 def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _presets() -> list[dict[str, Any]]:
     return [
         {
             "kind": name,
-            "what": f"{', '.join(preset.promises)}. {preset.why} ({preset.source})",
+            "what": f"{', '.join(preset.slos)}. {preset.why} ({preset.source})",
             "parameters": {},
         }
         for name, preset in CATALOGUE.items()
@@ -107,7 +108,7 @@ def _table(family: str, kinds: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("kind", no_wrap=True)
     if has_parameters:
         table.add_column("parameters", ratio=1)
-    table.add_column("what", ratio=2)
+    table.add_column("description", ratio=2)
     for kind in kinds:
         words = [
             name if detail["default"] == "required" else f"{name}={detail['default']}"

@@ -260,7 +260,7 @@ def fit(
     """Propose a scenario that resembles a recorded trace, and show how close it is."""
     from pydantic import ValidationError
 
-    from loadgen.workload.fit import fit_text
+    from loadgen.workload.fit import fit_file
     from loadgen.workload.traces.trace import TRACES
     from loadgen.yaml_document import parse_document
     from reports.fit_view import tables
@@ -274,7 +274,7 @@ def fit(
         raise
     except ValueError as error:
         raise UsageError(f"--format: {error}") from None
-    text, facts = fit_text(trace, reader)
+    text, facts = fit_file(trace, reader)
     if json:
         print_json({"scenario": text, **facts})
         return

@@ -1,8 +1,8 @@
 """The scenario format as a JSON schema, for editors: every key, every registered kind.
 
-The pydantic models say most of it. What they cannot say is added here: quantities are strings with
-units, and a registry's field is one of its kinds or a shorthand. The schema is what editors
-complete and underline; `slobench validate` knows more (which keys go together, which files exist).
+The pydantic models give most of it. This module adds that quantities are strings with units, and
+that the field of a registry is one of its kinds or a shorthand. Editors complete and underline by
+this schema; `slobench validate` checks more (keys that exclude each other, files that must exist).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loadgen.workload.scenario import Scenario
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCENARIO_FAMILIES = ("arrivals", "lengths", "durations", "popularities", "prompts", "traces")
-_ELSEWHERE = "https://slobench.invalid/"  # pydantic drops local references it did not make
+_ELSEWHERE = "https://slobench.invalid/"  # pydantic drops local references of others
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _UNITS = "(?:ns|us|µs|ms|s|m|min|h|d)"
 _RATE = rf"^\s*{_NUMBER}\s*(?:req|requests|tok|tokens)?\s*/\s*{_UNITS}\s*$"
@@ -51,7 +51,7 @@ _PROBES: tuple[tuple[object, JsonSchemaValue], ...] = (
 
 
 def scenario_schema() -> dict[str, Any]:
-    """The JSON schema of a scenario file, with every kind that is registered now (plug-ins too)."""
+    """The JSON schema of a scenario file, with every registered kind, plug-ins included."""
     whole = _of_model(Scenario)
     definitions = whole.pop("$defs", {})
     for family in SCENARIO_FAMILIES:
@@ -70,7 +70,7 @@ def scenario_schema() -> dict[str, Any]:
 
 
 def _family(family: str, definitions: dict[str, Any]) -> JsonSchemaValue:
-    """Any of a registry's kinds, or what may be written in place of `{kind: …}`."""
+    """Any of a registry's kinds, or a shorthand for `{kind: …}`."""
     registry = _registry(family)
     kinds = [_kind(registry, name, f"{family}.", definitions) for name in registry.names()]
     return {"anyOf": [*_shorthands(registry), *kinds]}
@@ -80,11 +80,11 @@ def _kind(
     registry: Registry[Any], name: str, prefix: str, definitions: dict[str, Any]
 ) -> JsonSchemaValue:
     cls = registry.get(name)
-    schema = _of_model(cls, prefix)  # two families may have blocks of one name
+    schema = _of_model(cls, prefix)  # two families may have a block of the same name
     definitions.update({f"{prefix}{block}": d for block, d in schema.pop("$defs", {}).items()})
     kind = {"const": name, "description": " ".join((cls.__doc__ or "").split("\n\n")[0].split())}
     properties = {"kind": kind, **schema.get("properties", {})}
-    # the prompts block may leave its kind out: it is synthetic then
+    # the prompts block may omit its kind, which is then synthetic
     required = [] if (registry.noun, name) == ("source of prompts", "synthetic") else ["kind"]
     return {
         "type": "object",
@@ -96,10 +96,10 @@ def _kind(
 
 
 def _shorthands(registry: Registry[Any]) -> list[JsonSchemaValue]:
-    """What a registry takes instead of a mapping: found by asking it."""
-    found = [schema for value, schema in _PROBES if _is_built(registry, value)]
+    """Values that a registry takes instead of a mapping, found by trying them."""
+    values = [schema for value, schema in _PROBES if _is_built(registry, value)]
     names = [name for name in registry.names() if _is_built(registry, name)]
-    return [*found, *([{"enum": names}] if names else [])]
+    return [*values, *([{"enum": names}] if names else [])]
 
 
 def _is_built(registry: Registry[Any], value: object) -> bool:
@@ -143,10 +143,10 @@ class _Generator(GenerateJsonSchema):
         return super().function_plain_schema(schema)
 
     def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
-        return {"type": "object"}  # built by a validator; which keys it takes, only that knows
+        return {"type": "object"}  # built by a validator, which checks its keys
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Without the default: it is a Python value, and docs/scenarios.md states it as written."""
+        """Omits the default, which is a Python value; docs/scenarios.md has it as YAML."""
         return self.generate_inner(schema["schema"])
 
     def generate(
@@ -157,8 +157,8 @@ class _Generator(GenerateJsonSchema):
 
 
 def _local(node: Any) -> Any:
-    """The same with references to families as they stand in the finished file, and without bounds
-    on quantities: those are numbers only once they are read."""
+    """The schema with references to families as in the finished file, and without bounds on
+    quantities, which are strings in a file."""
     if isinstance(node, dict):
         return {
             key: value.replace(_ELSEWHERE, "#/$defs/") if key == "$ref" else _local(value)

@@ -1,4 +1,4 @@
-"""The files a new project begins with: a scenario, a target, and what CI runs, also every night."""
+"""Files of a new project: a scenario, a target, a nightly file and CI workflows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from loadgen.errors import UsageError
 
 SCENARIO = """\
-# A chat service that many people use at once: replace the numbers by your own (slobench fit TRACE).
+# A chat service with many users: replace the numbers by your own (slobench fit TRACE).
 schema: 1
 name: chat
 seed: 1
-arrivals: {kind: poisson, rate: 4/s}                     # who comes, and when
-requests:                                                # what they ask
+arrivals: {kind: poisson, rate: 4/s}                     # when requests arrive
+requests:                                                # their lengths
   input_tokens: {kind: lognormal, median: 96, sigma: 0.6, max: 384}
   output_tokens: {kind: lognormal, median: 24, sigma: 0.5, max: 64}
 phases: {warmup: 5s, measure: 60s, drain: 15s}
 limits: {timeout: 20s, max_concurrency: 64}
-slo:                                                     # what they were promised
+slo:                                                     # limits that must hold
   - ttft <= 1s
   - tpot <= 200ms
   - attainment >= 95%
@@ -52,7 +52,7 @@ jobs:
 """
 
 STEADY = """\
-# Every night's traffic: with equal gaps and lengths the server is the only thing that varies.
+# The traffic of every night: gaps and lengths are equal, so that only the server can vary.
 schema: 1
 name: steady
 seed: 7
@@ -62,14 +62,14 @@ phases: {warmup: 5s, measure: 30s, drain: 10s}
 """
 
 NIGHTLY = """\
-# What is measured every night, and what decides: slobench nightly slobench/nightly.yaml
+# The nightly measurement: slobench nightly slobench/nightly.yaml
 # For a server of your own write  targets: [target.yaml]  and remove modes and engine.
 schema: 1
 targets: [reference]
 scenarios: [steady.yaml]
 modes: [chunked]
 engine: shape=10m
-# control: pinned.yaml       # a server that stays as it is, beside every run: docs/nightly.md
+# control: pinned.yaml       # an unchanged server measured with every run: docs/nightly.md
 repeats: 5
 metrics: [p50(ttft), p50(tpot), error_rate]
 margins: {default: 5%, error_rate: 1%}
@@ -77,7 +77,7 @@ baseline: baseline
 """
 
 NIGHTLY_WORKFLOW = """\
-# Did last night break anything? The baseline of earlier nights travels in the cache.
+# Measures every night and fails if it is worse than before. The cache holds the baseline.
 name: slobench nightly
 on:
   schedule:
@@ -130,8 +130,8 @@ FILES = {
 
 
 def write_starter(directory: Path) -> list[Path]:
-    """Write the files and return their paths. Raises UsageError, and writes nothing, where one of
-    them is there already or cannot be written."""
+    """Writes the files and returns their paths. Raises UsageError, and writes nothing, if one of
+    them exists; also if one cannot be written."""
     paths = {directory / name: text for name, text in FILES.items()}
     if there := [str(path) for path in paths if path.exists()]:
         raise UsageError(f"{', '.join(there)}: already there; nothing was written")

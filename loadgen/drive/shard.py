@@ -57,7 +57,7 @@ def payloads_of(task: ShardTask, head: HttpHead) -> Payloads:
     dialogue = Dialogue(task.schedule, task.edges, task.prompts, task.fit)
     return Payloads(
         task.schedule,
-        dialogue.ask,
+        dialogue.prompt,
         task.adapter,
         head,
         task.run_name,

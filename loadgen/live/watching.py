@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.manifest import TargetSection
-from loadgen.measure.slo import Slo, parse_slo
 from loadgen.workload.scenario import Scenario
 
 
@@ -28,11 +27,6 @@ class Watch:
 def run_labels(scenario: Scenario, target: TargetSection, run: str) -> RunLabels:
     """Labels of a run and the per-request SLOs of its classes; `target` is the manifest's
     section."""
-    shared = [parse_slo(text) for text in scenario.slo_texts()]
-    own = {
-        name: [parse_slo(text) for text in traffic.slo_texts()]
-        for name, traffic in scenario.traffic().items()
-    }
     return RunLabels(
         run=run,
         scenario=scenario.name,
@@ -40,13 +34,12 @@ def run_labels(scenario: Scenario, target: TargetSection, run: str) -> RunLabels
         model=target.model,
         api=target.api or "",
         classes=scenario.names().classes,
-        promises={name: _of_requests([*shared, *own.get(name, [])]) for name in own},
+        promises={
+            name: [slo for slo in slos if slo.scope == "request"]
+            for name, slos in scenario.slos_by_class().items()
+        },
         horizon_s=scenario.horizon_s,
     )
-
-
-def _of_requests(slos: list[Slo]) -> list[Slo]:
-    return [slo for slo in slos if slo.scope == "request"]
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from loadgen.errors import ScenarioError, UsageError
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import measure
 from loadgen.measure.slo import parse_slo
+from loadgen.registry import Strict
 from loadgen.units import Seconds, Share
 from loadgen.workload.classes import Problem, as_validation_error
-from loadgen.workload.requests import Strict
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.yaml_document import parse_document
 

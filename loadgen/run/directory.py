@@ -1,4 +1,4 @@
-"""The directory of a run: fresh, never overwritten unasked, and gone again where no run began."""
+"""Creates the directory of a run, and removes it again if the run does not begin."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from loadgen.errors import TargetError, UsageError
 
 @contextlib.contextmanager
 def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path]:
-    """`out_dir`, or `runs/<name>-<time>`, fresh. If the run ends before its manifest is written,
-    it is removed again, and the run that `force` would have replaced is back."""
+    """A new directory: `out_dir`, or `runs/<name>-<time>`. If the run ends before its manifest is
+    written, the directory is removed, and the run that `force` would have replaced is restored."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     chosen = out_dir or free(Path("runs") / f"{name}-{stamp}")
     replaced = _set_aside(chosen, force)
@@ -31,7 +31,7 @@ def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path
             if replaced is not None:
                 replaced.rename(chosen)
             if kept is not None:
-                raise TargetError(f"{error}\nall that it wrote is in {kept}") from None
+                raise TargetError(f"{error}\nits whole output is in {kept}") from None
         raise
     if replaced is not None:
         shutil.rmtree(replaced)
@@ -39,8 +39,8 @@ def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path
 
 
 def _keep_server_log(chosen: Path) -> Path | None:
-    """What a launched server wrote, saved from a run directory that is not to stay; None if it
-    wrote nothing."""
+    """Moves the log of a launched server out of a run directory that will be removed; None if the
+    log is empty."""
     log = chosen / "logs" / "server.log"
     if not log.is_file() or not log.stat().st_size:
         return None
@@ -48,13 +48,13 @@ def _keep_server_log(chosen: Path) -> Path | None:
 
 
 def _set_aside(chosen: Path, force: bool) -> Path | None:
-    """Where the run that stands in `chosen` waits until a new one has begun; None if none does."""
+    """Renames an existing run, to be removed when the new run has begun; None if there is none."""
     if not chosen.exists() or (chosen.is_dir() and not any(chosen.iterdir())):
         return None
     if not force:
-        raise UsageError(f"--out {chosen}: exists already; --force overwrites the run in it")
+        raise UsageError(f"--out {chosen}: already exists; --force overwrites the run in it")
     if not (chosen / "manifest.json").is_file():
-        raise UsageError(f"--out {chosen}: --force overwrites runs only, and this is none")
+        raise UsageError(f"--out {chosen}: not a run, and --force overwrites only runs")
     return chosen.rename(free(chosen.with_name(f".{chosen.name}.replaced")))
 
 
@@ -65,8 +65,8 @@ def free(path: Path) -> Path:
 
 
 def _point_latest(directory: Path) -> None:
-    """`latest` beside a run points at it, unless that name is somebody else's; where links cannot
-    be made there is none."""
+    """Points the link `latest`, next to the run, at it, unless another file has that name or the
+    file system has no links."""
     link = directory.parent / "latest"
     is_ours = link.is_symlink() and (not link.exists() or (link / "manifest.json").is_file())
     if is_ours or not (link.exists() or link.is_symlink()):

@@ -1,4 +1,4 @@
-"""Importing what a run will need, while its preflight waits for the server's answers."""
+"""Imports the modules of a run while its preflight waits for the server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
-# In the order in which they are needed: before the first request, while it runs, after it. In
-# pieces, for an import that has begun when the preflight ends delays the first request.
+# In the order of their use: before the first request, during the run, after it. One at a time: an
+# import that is under way when the preflight ends delays the first request.
 _MODULES = (
     "loadgen.run.recording",
     "pyarrow.parquet",
@@ -23,11 +23,11 @@ _MODULES = (
 
 
 class Preload:
-    """Imports in the calling thread, one module after another, until the probing in another thread
-    has ended; what is left then is imported where it is used.
+    """Imports modules in the calling thread until the preflight, in another thread, has ended; the
+    remaining modules are imported where they are used.
 
-    Importing holds the interpreter for tens of milliseconds at a time, so nothing begins before
-    `may_begin` was called: by then the probe has timed all that it times.
+    An import holds the interpreter for tens of milliseconds, which would distort the preflight's
+    timings; the imports therefore begin only when the preflight calls `may_begin`.
     """
 
     def __init__(self, first: Callable[[], object] = lambda: None) -> None:
@@ -38,7 +38,7 @@ class Preload:
         self._go.set()
 
     def during(self, probing: Future[Any]) -> None:
-        """`first` and the imports, at most until `probing` is done."""
+        """Calls `first` and imports, until `probing` is done."""
         probing.add_done_callback(lambda _: self._go.set())
         self._go.wait()
         if not probing.done():

@@ -1,5 +1,5 @@
-"""What each load-generating process is told: its share of the plan, of the connections and of the
-concurrency limit."""
+"""Divides a run among its load-generating processes: the plan, the connections and the concurrency
+limit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, split_plan
 from targets.endpoint import Endpoint
 
-_MOST_PREOPENED = 1024  # for answers of 2 s at 500 requests/s: who has to connect first waits
+_MOST_PREOPENED = 1024  # responses of 2 s at 500 requests/s; a request without a connection waits
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all processes of a run have to do together; each leaves `shard-<number>.npz` in
+    """The work of all load-generating processes of a run; each writes `shard-<number>.npz` into
     `parts_dir`."""
 
     scenario: Scenario
@@ -49,7 +49,7 @@ class Job:
         return [shard_task(self, share, prompts) for share in self.shares(n_shards)]
 
     def shares(self, n_shards: int) -> list[Share]:
-        """One for each of `n_shards` processes."""
+        """The share of the plan of each of `n_shards` processes."""
         n_requests = len(self.plan.schedule)
         return [
             Share(number, n_shards, n_requests, part)
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Share:
-    """Which of `n_shards` parts of a plan of `n_requests` a process gets, and that part."""
+    """Part `number` of a plan of `n_requests` that is divided into `n_shards` parts."""
 
     number: int
     n_shards: int
@@ -68,7 +68,7 @@ class Share:
 
 
 def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
-    """The task of the process that gets `share`; `prompts` are the job's."""
+    """The task of the process with this share; `prompts` are those of the job."""
     scenario, endpoint, names = job.scenario, job.target.endpoint, job.scenario.names()
     number, n_shards = share.number, share.n_shards
     cap = scenario.limits.max_concurrency
@@ -106,7 +106,7 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
 
 
 def _head(endpoint: Endpoint) -> HttpHead:
-    """A proxy that forwards requests is told the whole URL (RFC 9112 section 3.2.2)."""
+    """The request line holds the whole URL for a proxy that forwards (RFC 9112 section 3.2.2)."""
     address, route = endpoint.address, endpoint.route
     is_forwarded = route.proxy is not None and not route.is_tunnelled
     before = address.http_url if is_forwarded else address.base_path
@@ -114,7 +114,7 @@ def _head(endpoint: Endpoint) -> HttpHead:
 
 
 def shard_count(scenario: Scenario, plan: Plan, n_workers: int, cache_dir: Path | None) -> int:
-    """How many processes; `n_workers` 0 means as many as the asked token rate needs here."""
+    """Number of processes; `n_workers` 0: as many as the token rate needs on this machine."""
     tokens = float(plan.schedule["output_tokens"].sum(dtype=np.float64))
     asked = n_workers or workers_for(
         tokens / scenario.horizon_s, known_ceiling(cache_dir), affine_cores(), our_quota()

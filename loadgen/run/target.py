@@ -1,4 +1,4 @@
-"""From the word after `--target` to something that answers and is fit to be measured."""
+"""Opens the target of a run: starts it if needed and runs the preflight."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from targets.scrape import find_metrics
 T = TypeVar("T")
 OURS = ("reference", "mock")
 _PATIENCE_S = 30.0
-_TOLD_EVERY_S = 30.0  # how a launch is getting on, where there is no terminal
+_PROGRESS_S = 30.0  # between two lines about a launch, where there is no terminal
 _PREFLIGHT = b"preflight"  # the salt of its prompts
 _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked for: `spec` as after `--target`, `engine` as after `--engine`; `scrape`
-    whether to read the server's own metrics; `plugins` are files with modes for `reference`;
-    `settings` are keys set on top of a target file."""
+    """A target as the user chose it: `spec` is the value of `--target`, `engine` that of
+    `--engine`; `scrape`: read the server's own metrics; `plugins` are files with modes for
+    `reference`; `settings` are keys set on top of a target file."""
 
     spec: str
     engine: str = ""
@@ -58,10 +58,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """A server that passed its preflight; `adapter` asks only for what it accepts. `ended` says how
-    a server of ours ended, None while it runs or where it is somebody else's. `metrics` are the
-    URLs of its own metrics, none where they cannot be read. `prompts` are the scenario's with a
-    salt of the preflight's, where it made some.
+    """A server that passed its preflight; `adapter` sends only fields that it accepts. `ended`
+    returns how a server that slobench started has ended, None while it runs and for other servers.
+    `metrics` are the URLs of the server's own metrics, empty where they cannot be read. `prompts`
+    are the scenario's prompts with the salt of the preflight, if it made some.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class Target:
     prompts: Prompts | None = None
 
     def to_manifest(self) -> TargetSection:
-        """What a run records of its target. Holds no secret."""
+        """The target section of the manifest, without secrets."""
         return msgspec.structs.replace(
             self.endpoint.to_manifest(),
             kind=self.kind,
@@ -96,12 +96,12 @@ def open_target(
     warm_up: Preload | None = None,
     server: Server | None = None,
 ) -> Iterator[Target]:
-    """Start what has to be started, probe it, and yield it; ends what it started. A `server` that
-    is up already is left up, and only what is wrong with it is told, for it serves many runs; where
-    it was started by us and found fit by a probe that asked the same, it is not probed again.
-    `warm_up` has its time while a probe waits for answers.
+    """Starts the server if needed, runs the preflight and yields the target; ends a server that it
+    started. A `server` that is up already stays up; as it serves many runs, only failed checks are
+    printed, and a server of ours that passed a preflight with the same requests is not examined
+    again. `warm_up` imports modules while the preflight waits for responses.
 
-    Raises UsageError for what cannot be meant, TargetError where measuring would be meaningless.
+    Raises UsageError for impossible options, TargetError where measuring would be meaningless.
     """
     opening = open_server(choice, log_dir, console) if server is None else nullcontext(server)
     is_kept = server is not None
@@ -109,33 +109,33 @@ def open_target(
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        asked = _asked(choice, scenario, schedule) if is_kept else ()
-        found = server.known.get(asked)
-        if found is not None:
-            found = replace(found, prompts=Prompts(scenario.prompts, scenario.seed, _PREFLIGHT))
+        requests = _requests(choice, scenario, schedule) if is_kept else ()
+        target = server.known.get(requests)
+        if target is not None:
+            target = replace(target, prompts=Prompts(scenario.prompts, scenario.seed, _PREFLIGHT))
         else:
-            found = _probed(
+            target = _examined(
                 server.kind, endpoint, choice, scenario, schedule, console, warm_up, not is_kept
             )
-            if server.kind != "url" and _is_certain(found):  # nobody knows what a URL became since
-                server.known[asked] = found
-        yield replace(found, ended=server.ended)
+            if server.kind != "url" and _is_certain(target):  # a URL may have changed since
+                server.known[requests] = target
+        yield replace(target, ended=server.ended)
 
 
 def launch_line(spec: str, environ: Mapping[str, str], settings: Sequence[str] = ()) -> str:
-    """The command that a target file would start its server with; a port that is free at the time
-    is 0 here. Raises UsageError for a target that launches nothing."""
+    """The command with which a target file starts its server; 0 stands for a port that is chosen at
+    the launch. Raises UsageError for a target without `launch`."""
     _refuse_bare_word(spec)
     launch = load_target(spec, environ, settings).launch
     if launch is None:
-        raise UsageError(f"--print-launch: target {spec} has no launch: it runs already")
+        raise UsageError(f"--print-launch: target {spec} has no `launch` section")
     return launch.plan(launch.port, sys.executable, environ).shown
 
 
 @dataclass(frozen=True)
 class Server:
-    """Something that answers; `name` is what to call it. `known` is what its probes found
-    that found nothing wrong, by what they asked for."""
+    """A server that is up; `name` is used in messages. `known` maps the requests of its successful
+    preflights to their results."""
 
     kind: str
     endpoint: Endpoint
@@ -146,11 +146,12 @@ class Server:
 
 @contextmanager
 def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Server]:
-    """What is to be measured, running inside the `with` block if it is ours to start."""
+    """Yields the server to measure, started and ended here if it is a bundled or launched
+    server."""
     if choice.settings and choice.spec in OURS:
         raise UsageError(
-            f"target setting {choice.settings[0]}: {choice.spec} has no target file; it is set up "
-            "by --engine"
+            f"target setting {choice.settings[0]}: {choice.spec} has no target file; "
+            "configure it with --engine"
         )
     if choice.spec == "reference":
         settings = parse_engine(choice.engine)
@@ -161,7 +162,7 @@ def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Ser
             yield Server("mock", served.endpoint, "mock server", _end_of(served.child))
     else:
         if choice.engine:
-            raise UsageError("--engine sets up a server of ours: use it with reference or mock")
+            raise UsageError("--engine configures a bundled server: use it with reference or mock")
         _refuse_bare_word(choice.spec)
         environ = choice.environ or {}
         endpoint = load_target(choice.spec, environ, choice.settings)
@@ -176,7 +177,7 @@ def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Ser
 
 
 def _end_of(child: Child) -> Callable[[], str | None]:
-    """How a child of ours ended, in words."""
+    """Returns a sentence once the child process has ended, None before."""
 
     def ended() -> str | None:
         code = child.exit_code
@@ -186,10 +187,11 @@ def _end_of(child: Child) -> Callable[[], str | None]:
 
 
 class _Waiting:
-    """Tells that a launched server is still on its way: how long, and the last line of its log."""
+    """Shows that a launched server is still starting: for how long, and the last line of its
+    log."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._told_s = console, 0.0
+        self._console, self._printed_s = console, 0.0
         self._status = console.status("") if console.is_terminal else None
 
     def __enter__(self) -> _Waiting:
@@ -201,12 +203,12 @@ class _Waiting:
         self.over()
 
     def on(self, waited_s: float, last_line: str) -> None:
-        words = Text(f"waiting for it, {waited_s:.0f} s: {last_line or 'nothing in its log yet'}")
+        words = Text(f"waiting for the server, {waited_s:.0f} s: {last_line or 'its log is empty'}")
         if self._status is not None:
             words.truncate(max(20, self._console.width - 4), overflow="ellipsis")
             self._status.update(words)
-        elif waited_s >= self._told_s + _TOLD_EVERY_S:
-            self._told_s = waited_s
+        elif waited_s >= self._printed_s + _PROGRESS_S:
+            self._printed_s = waited_s
             self._console.print(words, soft_wrap=True)
 
     def over(self) -> None:
@@ -215,9 +217,11 @@ class _Waiting:
 
 
 def _refuse_bare_word(spec: str) -> None:
-    """`--target refrence` is a slip of the pen, not a host name or a file."""
+    """Raises UsageError for a misspelt target such as `refrence`."""
     if spec.isidentifier() and not Path(spec).exists():
-        raise UsageError(f"--target {spec}: no URL and no file; {nearest(spec, (*OURS, 'sim'))}")
+        raise UsageError(
+            f"--target {spec}: neither a URL nor a file; {nearest(spec, (*OURS, 'sim'))}"
+        )
 
 
 def _mock_options(text: str) -> dict[str, str]:
@@ -227,7 +231,7 @@ def _mock_options(text: str) -> dict[str, str]:
     return options
 
 
-def _probed(
+def _examined(
     kind: str,
     endpoint: Endpoint,
     choice: Choice,
@@ -235,7 +239,7 @@ def _probed(
     schedule: Schedule,
     console: Console,
     warm_up: Preload | None,
-    tells_all: bool,
+    prints_all: bool,
 ) -> Target:
     prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
@@ -248,7 +252,7 @@ def _probed(
         timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
         text_of=calibration.sample,
         calibrate=calibration.steps,
-        ahead=calibration.ahead,
+        ahead=calibration.early_prompts,
         on_timed=warm_up.may_begin,
     )
     found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
@@ -256,7 +260,7 @@ def _probed(
     if metrics is not None and found.fatal is None:
         checks.append(metrics[0])
     for check in checks:
-        if tells_all or check.ok is False:
+        if prints_all or check.ok is False:
             print_check(check, console)
     found.or_raise()
     return Target(
@@ -270,15 +274,16 @@ def _probed(
     )
 
 
-def _is_certain(found: Target) -> bool:
-    """Whether a probe would find the same again: nothing wrong, and no length estimated."""
-    oks = {line.check: line.ok for line in found.checks}
+def _is_certain(target: Target) -> bool:
+    """Whether another preflight would have the same result: no failed check, no estimated
+    length."""
+    oks = {line.check: line.ok for line in target.checks}
     return False not in oks.values() and oks.get("prompt_fit", True) is True
 
 
-def _asked(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[object, ...]:
-    """What a probe asks for, but for the seed: two of one server that ask for the same find the
-    same."""
+def _requests(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[object, ...]:
+    """The parts of the preflight's requests that its result depends on; two preflights of one
+    server with equal parts have equal results."""
     inputs = schedule["context"].astype(np.uint64) << np.uint64(32) | schedule["input_tokens"]
     lengths = np.unique(inputs).tobytes(), np.unique(schedule["prefix_tokens"]).tobytes()
     longest, timeout_s = int(schedule["output_tokens"].max()), scenario.limits.timeout
@@ -295,7 +300,7 @@ def _asked(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[obje
 async def _both(
     probing: Coroutine[Any, Any, Preflight], endpoint: Endpoint, scrape: bool
 ) -> tuple[Preflight, tuple[PreflightCheck, bool] | None]:
-    """The preflight and, if they are wanted, whether the server's metrics can be read."""
+    """Runs the preflight and, with `scrape`, checks whether the server's metrics can be read."""
     if not scrape:
         return await probing, None
     found, metrics = await asyncio.gather(probing, find_metrics(endpoint))
@@ -305,7 +310,7 @@ async def _both(
 def finish(
     probing: Coroutine[Any, Any, T], meanwhile: Callable[[Future[T]], None] = lambda _: None
 ) -> T:
-    """Run a probe to its end, also where a loop is running already (a notebook)."""
+    """Runs a coroutine to its end, also inside a running event loop (a notebook)."""
     with ThreadPoolExecutor(1) as thread:
         future = thread.submit(asyncio.run, probing)
         meanwhile(future)
@@ -313,7 +318,7 @@ def finish(
 
 
 def print_check(check: PreflightCheck, console: Console) -> None:
-    """One line per check; what could not be known is dim."""
+    """Prints one line per check; an unknown result is dim."""
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
     line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
     console.print(line, style=style, soft_wrap=True, markup=False)

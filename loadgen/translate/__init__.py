@@ -1,1 +1,1 @@
-"""Other tools' command lines as scenarios: one file per tool."""
+"""Translation of other tools' command lines into scenarios, one module per tool."""

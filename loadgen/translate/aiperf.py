@@ -1,30 +1,21 @@
-"""`aiperf profile` (and genai-perf, whose flags it kept)."""
+"""Translation of `aiperf profile` (and of genai-perf, whose flags aiperf kept)."""
 
 from __future__ import annotations
-
-from math import sqrt
 
 from loadgen.errors import UsageError
 from loadgen.translate.draft import Draft, Flags, around, rate_text
 from loadgen.units import write_duration
 
-_ABOUT_OUTPUT = (
-    *("artifact-dir", "output-artifact-dir", "profile-export-file", "profile-export-prefix", "ui"),
-    *(
-        "ui-type",
-        "no-gpu-telemetry",
-        "gpu-telemetry",
-        "no-server-metrics",
-        "server-metrics",
-        "verbose",
-    ),
-    *("tokenizer", "tokenizer-revision", "tokenizer-trust-remote-code", "use-server-token-count"),
-    *("workers-max", "max-workers", "record-processors", "streaming", "log-level", "export-level"),
-    *("slice-duration", "extra-verbose", "random-pool", "benchmark-grace-period"),
-)
-_SLO_WORDS = {
+_IGNORED = """
+    artifact-dir output-artifact-dir profile-export-file profile-export-prefix ui ui-type
+    no-gpu-telemetry gpu-telemetry no-server-metrics server-metrics verbose extra-verbose tokenizer
+    tokenizer-revision tokenizer-trust-remote-code use-server-token-count workers-max max-workers
+    record-processors streaming log-level export-level slice-duration random-pool
+    benchmark-grace-period
+"""
+_METRICS = {
     "time_to_first_token": "ttft_from_send",
-    "inter_token_latency": "tpot",  # its mean over a request, which is tpot here
+    "inter_token_latency": "tpot",  # aiperf's mean over a request is our tpot
     "request_latency": "e2e_from_send",
 }
 _SHORT = {"-m": "model", "-u": "url", "-H": "header"}
@@ -38,7 +29,7 @@ def translate(words: list[str]) -> Draft:
     draft.model = flags.text("model", "model-names") or ""
     endpoint = flags.text("endpoint-type") or "chat"
     if endpoint not in ("chat", "completions"):
-        raise UsageError(f"--endpoint-type {endpoint}: slobench speaks chat and completions only")
+        raise UsageError(f"--endpoint-type {endpoint}: slobench supports chat and completions only")
     draft.api = endpoint
     draft.seed = flags.count("random-seed")
     if not _is_replay(flags, draft):
@@ -47,59 +38,54 @@ def translate(words: list[str]) -> Draft:
     if (timeout_s := flags.number("request-timeout-seconds")) is not None:
         draft.limits["timeout"] = write_duration(timeout_s)
     for pair in " ".join(flags.texts("goodput") or []).split():
-        word, _, limit = pair.partition(":")
-        if word not in _SLO_WORDS:
-            draft.lacks(f"--goodput {pair}", f"known: {', '.join(_SLO_WORDS)}")
-            continue
-        draft.slo.append(f"{_SLO_WORDS[word]} <= {write_duration(float(limit) / 1000)}")
-    extra = [e for e in flags.texts("extra-inputs") or [] if not e.startswith("ignore_eos")]
-    for pair in extra:
+        name, _, limit_ms = pair.partition(":")
+        if name in _METRICS:
+            draft.add_slo(_METRICS[name], limit_ms)
+        else:
+            draft.add_missing(f"--goodput {pair}", f"known: {', '.join(_METRICS)}")
+    for pair in flags.texts("extra-inputs") or []:
         key, _, value = pair.partition(":")
         if key == "temperature":
             draft.requests["temperature"] = float(value)
-        else:
-            draft.lacks(f"--extra-inputs {pair}", "goes into a target file (extra_body)")
+        elif not key.startswith("ignore_eos"):
+            draft.add_missing(f"--extra-inputs {pair}", "belongs in a target file (extra_body)")
     for flag in ("warmup-request-count", "warmup-duration", "num-warmup-requests"):
         if warmup := flags.text(flag):
-            draft.lacks(f"--{flag} {warmup}", "set phases.warmup to a time instead")
-    draft.lacks_secrets(flags)
-    flags.drop(_ABOUT_OUTPUT)
-    for flag in flags.left():
-        draft.lacks(flag, "not known to this translation")
-    return draft
+            draft.add_missing(f"--{flag} {warmup}", "set phases.warmup to a time instead")
+    return draft.finish(flags, _IGNORED)
 
 
 def _is_replay(flags: Flags, draft: Draft) -> bool:
-    """Whether a trace with times is replayed, which the draft then says."""
+    """Whether the command replays a trace with times; if so, sets the draft's arrivals."""
     source, kind = flags.text("input-file"), flags.text("custom-dataset-type")
-    is_replay = flags.has("fixed-schedule") or kind == "mooncake_trace"
+    is_replay = flags.texts("fixed-schedule") is not None or kind == "mooncake_trace"
     if source is not None and is_replay:
         draft.arrivals = {"kind": "trace", "path": source}
         draft.measure_s = flags.number("benchmark-duration")
         return True
     if source is not None:
-        draft.lacks(f"--input-file {source}", "see prompts: {kind: dataset, path: …}")
+        draft.add_missing(f"--input-file {source}", "see prompts: {kind: dataset, path: …}")
     return False
 
 
 def _lengths(flags: Flags, draft: Draft) -> None:
     inputs = flags.number("isl", "synthetic-input-tokens-mean", "prompt-input-tokens-mean") or 550
-    spread = flags.number("isl-stddev", "synthetic-input-tokens-stddev") or 0.0
+    inputs_sd = flags.number("isl-stddev", "synthetic-input-tokens-stddev") or 0.0
     outputs = flags.number("osl", "output-tokens-mean", "prompt-output-tokens-mean")
     if outputs is None:
-        draft.lacks("(no --osl)", "answers end by themselves there; 128 tokens are asked for here")
+        draft.add_missing("(no --osl)", "aiperf lets the model end its answers; 128 tokens instead")
         outputs = 128.0
-    around_outputs = flags.number("osl-stddev", "output-tokens-stddev") or 0.0
-    draft.requests["input_tokens"] = around(inputs, spread)
-    draft.requests["output_tokens"] = around(outputs, around_outputs)
+    outputs_sd = flags.number("osl-stddev", "output-tokens-stddev") or 0.0
+    draft.requests["input_tokens"] = around(inputs, inputs_sd)
+    draft.requests["output_tokens"] = around(outputs, outputs_sd)
     prefix = flags.count("prefix-prompt-length", "prompt-prefix-length") or 0
     groups = flags.count("num-prefix-prompts", "prompt-prefix-pool-size", "prefix-prompt-pool-size")
     if prefix:
         draft.requests["shared_prefix"] = {"tokens": prefix, "groups": groups or 1}
     turns = flags.number("conversation-turn-mean", "session-turns-mean") or 1.0
     if turns > 1:
-        spread = flags.number("conversation-turn-stddev", "session-turns-stddev") or 0.0
-        draft.session = {"turns": around(turns, spread)}
+        turns_sd = flags.number("conversation-turn-stddev", "session-turns-stddev") or 0.0
+        draft.session = {"turns": around(turns, turns_sd)}
         if (delay_ms := flags.number("conversation-turn-delay-mean")) is not None:
             draft.session["think"] = write_duration(delay_ms / 1000)
 
@@ -114,15 +100,13 @@ def _arrivals(flags: Flags, draft: Draft) -> None:
     if rate is None:
         draft.set_closed_loop(in_flight or 1)
     elif pattern == "gamma":
-        cv = float(f"{1 / sqrt(smoothness):.6g}")
-        draft.arrivals = {"kind": "gamma", "rate": rate_text(rate), "cv": cv}
+        draft.set_gamma(rate, smoothness)
     elif pattern in ("poisson", "constant"):
         draft.arrivals = {"kind": pattern, "rate": rate_text(rate)}
     else:
         raise UsageError(f"--arrival-pattern {pattern}: no equivalent is known")
     draft.set_duration(seconds, n_requests, rate or 0.0)
     if rate is not None and in_flight is not None:
-        draft.limits = {"max_concurrency": in_flight, "when_full": "wait"}
-        draft.notes.append(
-            "at --concurrency aiperf skips arrivals; here they wait, and the waiting is latency"
+        draft.limit_in_flight(
+            in_flight, "at --concurrency aiperf skips arrivals; slobench lets them wait, as latency"
         )

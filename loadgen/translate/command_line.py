@@ -1,4 +1,4 @@
-"""From one string, as copied from a terminal, to a scenario and the command that runs it."""
+"""Translation of another tool's command line into a scenario and a slobench command."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TOOLS = "vllm bench serve …, guidellm benchmark …, aiperf profile …"
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A scenario as YAML, a target file where a URL is not enough ("" otherwise), the command, and
-    what does not carry over."""
+    """A scenario as YAML, a target file ("" if a URL is sufficient), the slobench command, flags
+    without an equivalent, and notes on differences."""
 
     scenario_yaml: str
     target_yaml: str
@@ -31,15 +31,14 @@ class Translation:
 def translate(text: str) -> Translation:
     """The equivalent of another tool's command line.
 
-    Raises UsageError where the tool is not known or the line has no meaning as a scenario.
+    Raises UsageError for an unknown tool and for a command line that is not a valid scenario.
     """
     try:
         draft = _draft(text)
-    except ValueError as error:  # a number that is none, inside a flag's own little language
+    except ValueError as error:  # unbalanced quotes, or an invalid number inside a flag's value
         raise UsageError(f"the command line cannot be read: {error}") from None
-    values = draft.values()
     try:
-        scenario = Scenario.model_validate(values)
+        scenario = Scenario.model_validate(draft.values())
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise UsageError("\n".join(lines)) from None
@@ -48,9 +47,7 @@ def translate(text: str) -> Translation:
     words = ["slobench", draft.verb, "scenario.yaml", "--target", spec]
     words += ["--model", draft.model] if draft.model else []
     words += draft.options
-    head = (
-        f"# The traffic of one {draft.tool} command, translated; the numbers are that command's.\n"
-    )
+    head = f"# Traffic of a command line of {draft.tool}; all numbers come from that command.\n"
     return Translation(
         scenario_yaml=head + scenario.to_yaml(),
         target_yaml=target,
@@ -61,10 +58,7 @@ def translate(text: str) -> Translation:
 
 
 def _draft(text: str) -> Draft:
-    try:
-        words = shlex.split(text.replace("\\\n", " "))
-    except ValueError as error:
-        raise UsageError(f"the command line cannot be read: {error}") from None
+    words = shlex.split(text.replace("\\\n", " "))
     for begin, word in enumerate(words):
         rest = words[begin + 1 :]
         name = word.rpartition("/")[2]

@@ -1,10 +1,10 @@
-"""A command line of another tool, taken apart, and the scenario it becomes."""
+"""The flags of another tool's command line, and the draft of the scenario that they become."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, sqrt
 from typing import Any
 
 from loadgen.errors import UsageError
@@ -14,9 +14,9 @@ DEFAULT_MEASURE_S = 60.0
 
 
 class Flags:
-    """`--name value`, `--name=value` and bare `--name`; a flag given twice keeps all its values.
+    """`--name value`, `--name=value` and bare `--name`; a repeated flag keeps all its values.
 
-    Reading a flag takes it away: what is left at the end, nobody understood.
+    Reading a flag removes it; the flags that remain at the end have no translation.
     """
 
     def __init__(self, words: Sequence[str], short: dict[str, str] | None = None) -> None:
@@ -36,15 +36,14 @@ class Flags:
                 raise UsageError(f"'{word}' belongs to no flag of the command line")
 
     def texts(self, *names: str) -> list[str] | None:
-        """All values of the first of these names that was given, and takes it away; None where none
-        was."""
+        """All values of the first of these names on the command line; None if there is none."""
         for name in names:
             if name in self._values:
                 return self._values.pop(name)
         return None
 
     def text(self, *names: str) -> str | None:
-        """The last value of a flag. Raises UsageError where it was given without one."""
+        """The last value of a flag. Raises UsageError for a flag without a value."""
         values = self.texts(*names)
         if values is None:
             return None
@@ -53,7 +52,7 @@ class Flags:
         return values[-1]
 
     def number(self, *names: str) -> float | None:
-        """The last value as a number (`inf` is one). Raises UsageError where it is none."""
+        """The last value as a number, also `inf`. Raises UsageError for any other text."""
         text = self.text(*names)
         try:
             return None if text is None else float(text)
@@ -67,26 +66,18 @@ class Flags:
             raise UsageError(f"--{names[0]} {value}: expected a whole number")
         return None if value is None else int(value)
 
-    def has(self, *names: str) -> bool:
-        """Whether a switch was given."""
-        return self.texts(*names) is not None
-
-    def drop(self, names: Iterable[str]) -> None:
-        """Take flags away that have nothing to do with the traffic."""
-        for name in names:
-            self._values.pop(name, None)
-
-    def left(self) -> list[str]:
-        """What nobody read, as it was written."""
-        return [" ".join([f"--{name}", *values]) for name, values in self._values.items()]
+    def left(self, ignored: str) -> list[str]:
+        """The remaining flags with their values, without the blank-separated names `ignored`."""
+        names = [name for name in self._values if name not in ignored.split()]
+        return [" ".join([f"--{name}", *self._values[name]]) for name in names]
 
 
 @dataclass
 class Draft:
-    """What a translation fills in: the scenario's blocks, the target, and what the user must know.
+    """The result of a translation: the blocks of the scenario, the target, and remarks.
 
-    `missing` names flags without an equivalent, each with the reason; `notes` says where the
-    equivalent behaves otherwise; `verb` and `options` are those of the command that runs it.
+    `missing` lists flags without an equivalent, with reasons; `notes` lists differences in
+    behaviour; `verb` and `options` belong to the slobench command.
     """
 
     tool: str
@@ -106,27 +97,33 @@ class Draft:
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def lacks(self, flag: str, why: str) -> None:
-        """Record a flag that has no equivalent."""
-        self.missing.append(f"{flag}: {why}")
+    def add_missing(self, flag: str, reason: str) -> None:
+        """Record a flag without an equivalent."""
+        self.missing.append(f"{flag}: {reason}")
 
     def set_closed_loop(self, users: int) -> None:
-        """Always `users` requests in flight: each answer brings the next request."""
+        """Keep `users` requests in flight: each response is followed by the next request."""
         self.arrivals = {"kind": "users", "users": users, "think": "0s"}
 
+    def set_gamma(self, rate_per_s: float, burstiness: float) -> None:
+        """Gamma arrivals; `burstiness` is the shape of the gaps, so cv = 1/√burstiness."""
+        cv = float(f"{1 / sqrt(burstiness):.6g}")
+        self.arrivals = {"kind": "gamma", "rate": rate_text(rate_per_s), "cv": cv}
+
     def set_sweep(self, key: str, values: Sequence[str]) -> None:
-        """One run for each value of a scenario key."""
+        """Translate to one run for each value of a scenario key."""
         self.verb = "sweep"
         self.options += ["--over", f"{key}={','.join(values)}"]
 
     def set_duration(self, seconds: float | None, n_requests: float | None, rate: float) -> None:
-        """The measured window: the seconds asked for, or those that n requests take at the rate."""
+        """Set the measured window to `seconds` or, without them, to the time that n requests take
+        at the rate."""
         if seconds is not None:
             self.measure_s = seconds
             if n_requests is not None:
                 self.notes.append(
                     f"it stops after {n_requests:g} requests or {seconds:g} s, whichever comes"
-                    " first; slobench measures for a time"
+                    " first; slobench measures for a fixed time"
                 )
         elif n_requests is not None and 0 < rate < float("inf"):
             self.measure_s = n_requests / rate
@@ -136,21 +133,35 @@ class Draft:
             )
         elif n_requests is not None:
             self.notes.append(
-                f"it ends after {n_requests:g} requests; slobench measures for a time"
+                f"it ends after {n_requests:g} requests; slobench measures for a fixed time"
             )
 
-    def lacks_secrets(self, flags: Flags) -> None:
-        """Take flags that may hold a key away, and never repeat what they say."""
-        for name in ("api-key", "api_key", "header", "headers", "H"):
+    def limit_in_flight(self, n: int, note: str) -> None:
+        """Let requests wait while n are in flight."""
+        self.limits = {"max_concurrency": n, "when_full": "wait"}
+        self.notes.append(note)
+
+    def add_slo(self, metric: str, limit_ms: str) -> None:
+        """Add a per-request SLO."""
+        self.slo.append(f"{metric} <= {write_duration(float(limit_ms) / 1000)}")
+
+    def finish(self, flags: Flags, ignored: str) -> Draft:
+        """Record the remaining flags as missing, except `ignored` flags that do not affect the
+        traffic. Values of flags that may hold a key are not repeated."""
+        for name in ("api-key", "header", "headers", "H"):
             if flags.texts(name) is not None:
-                self.lacks(f"--{name} …", "goes into a target file (api_key_env, headers)")
+                self.add_missing(f"--{name} …", "belongs in a target file (api_key_env, headers)")
+        for flag in flags.left(ignored):
+            self.add_missing(flag, "this translation does not support it")
+        return self
 
     def values(self) -> dict[str, Any]:
         """The mapping of the scenario file."""
         if self.measure_s is None:
             self.measure_s = DEFAULT_MEASURE_S
             self.notes.append(
-                f"phases.measure is {DEFAULT_MEASURE_S:g}s: the command says no time, so choose one"
+                f"phases.measure is {DEFAULT_MEASURE_S:g}s, because the command has no duration;"
+                " choose one"
             )
         blocks: dict[str, Any] = {
             "name": f"from_{self.tool}",
@@ -167,14 +178,14 @@ class Draft:
 
 
 def rate_text(rate_per_s: float) -> str:
-    """A rate as scenarios write it. Raises UsageError unless it is positive."""
+    """A rate as in scenarios. Raises UsageError unless it is positive and finite."""
     if not 0 < rate_per_s < float("inf"):
         raise UsageError(f"a rate of {rate_per_s:g} per second cannot be scheduled")
     return write_rate(rate_per_s)
 
 
 def around(mean: float, sd: float, low: float | None = None, high: float | None = None) -> Any:
-    """A length: fixed, or normal between the ends (1, and six deviations above, where none is)."""
+    """A length: fixed, or normal between the bounds (by default 1 and mean + 6 sd)."""
     if not sd:
         return round(mean)
     least = max(1, round(low)) if low is not None else 1

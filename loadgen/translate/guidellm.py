@@ -1,4 +1,4 @@
-"""`guidellm benchmark` (to 0.7) and `guidellm run` (from 0.8)."""
+"""Translation of `guidellm benchmark` (to 0.7) and `guidellm run` (from 0.8)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 from loadgen.errors import UsageError
 from loadgen.translate.draft import Draft, Flags, around, rate_text
 
-_ABOUT_OUTPUT = (
-    *("output", "output-path", "output-dir", "outputs", "output-extras", "display-scheduler-stats"),
-    *("disable-console-outputs", "disable-console-interactive", "disable-progress", "processor"),
-    *("processor-args", "tokenizer", "backend-type", "request-type", "cooldown"),
-    *("cooldown-percent", "data-sampler", "data-args"),
-)
+_IGNORED = """
+    output output-path output-dir outputs output-extras display-scheduler-stats
+    disable-console-outputs disable-console-interactive disable-progress processor processor-args
+    tokenizer backend-type request-type cooldown cooldown-percent data-sampler data-args
+"""
 
 
 def translate(words: list[str]) -> Draft:
@@ -22,16 +21,14 @@ def translate(words: list[str]) -> Draft:
     backend = _keys(flags.text("backend") or "")
     draft.url = flags.text("target") or str(backend.get("target") or draft.url)
     draft.model = flags.text("model") or str(backend.get("model") or "")
-    if "completions" in str(backend.get("request_format")) and "chat" not in str(
-        backend.get("request_format")
-    ):
+    request_format = str(backend.get("request_format"))
+    if "completions" in request_format and "chat" not in request_format:
         draft.api = "completions"
     draft.seed = flags.count("random-seed", "seed")
     _lengths(_keys(flags.text("data") or ""), draft)
     profile = _keys(flags.text("profile", "rate-type") or "sweep", bare="kind")
-    rates = [*(flags.texts("rate") or []), *([str(profile["rate"])] if "rate" in profile else [])]
-    if "streams" in profile:
-        rates.append(str(profile["streams"]))
+    rates = flags.texts("rate") or []
+    rates += [str(profile[key]) for key in ("rate", "streams") if key in profile]
     rates = [rate for word in rates for rate in word.strip("[]").split(",")]
     constraint = _keys(flags.text("constraint") or "")
     seconds = flags.number("max-seconds")
@@ -44,22 +41,20 @@ def translate(words: list[str]) -> Draft:
     rate = max(map(float, rates)) if rates and draft.arrivals["kind"] != "users" else 0.0
     draft.set_duration(seconds, n_requests, rate)
     if warmup := flags.text("warmup", "warmup-percent"):
-        draft.lacks(f"--warmup {warmup}", "a share of the run there; set phases.warmup to a time")
-    draft.lacks_secrets(flags)
-    flags.drop(_ABOUT_OUTPUT)
-    for flag in flags.left():
-        draft.lacks(flag, "not known to this translation")
-    return draft
+        draft.add_missing(
+            f"--warmup {warmup}", "a share of the run in guidellm; set phases.warmup to a time"
+        )
+    return draft.finish(flags, _IGNORED)
 
 
 def _keys(text: str, bare: str = "") -> dict[str, Any]:
-    """`a=1,b=2` or a JSON object as a mapping; a bare word is the value of the key `bare`."""
+    """`a=1,b=2` or a JSON object as a mapping; a single word is the value of the key `bare`."""
     if text.startswith("{"):
         try:
-            found: dict[str, Any] = json.loads(text)
+            keys: dict[str, Any] = json.loads(text)
         except json.JSONDecodeError as error:
             raise UsageError(f"{text}: is not JSON ({error.msg})") from None
-        return found
+        return keys
     pairs = [part.partition("=") for part in text.split(",") if part]
     if len(pairs) == 1 and not pairs[0][1]:
         return {bare or "source": text}
@@ -68,8 +63,11 @@ def _keys(text: str, bare: str = "") -> dict[str, Any]:
 
 def _lengths(data: dict[str, Any], draft: Draft) -> None:
     if "prompt_tokens" not in data or "output_tokens" not in data:
-        given = data.get("source") or data or "(none)"
-        draft.lacks(f"--data {given}", "only prompt_tokens=…,output_tokens=… is; 256 and 128 here")
+        source = data.get("source") or data or "(none)"
+        draft.add_missing(
+            f"--data {source}",
+            "only prompt_tokens=…,output_tokens=… is translated; 256 and 128 tokens instead",
+        )
         data = {"prompt_tokens": 256, "output_tokens": 128, **data}
     for key, word in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
         sd, low, high = (
@@ -88,8 +86,8 @@ def _arrivals(profile: str, rates: list[str], draft: Draft) -> None:
         draft.arrivals = {"kind": "poisson", "rate": rate_text(1.0)}
         draft.verb, draft.slo = "capacity", ["ttft <= 1s"]
         draft.notes.append(
-            "a sweep looks for the highest throughput; slobench capacity for the highest rate that"
-            " keeps a promise: ttft <= 1s stands in the scenario until you write yours"
+            "a sweep finds the highest throughput, slobench capacity the highest rate that meets an"
+            " SLO; replace ttft <= 1s by your SLO"
         )
         return
     if profile == "throughput":
@@ -109,11 +107,11 @@ def _arrivals(profile: str, rates: list[str], draft: Draft) -> None:
             draft.set_sweep("arrivals.users", users)
     elif profile in ("poisson", "constant", "async"):
         kind = "constant" if profile == "async" else profile
-        each = [rate_text(float(rate)) for rate in rates]
-        draft.arrivals = {"kind": kind, "rate": each[0]}
-        if len(each) > 1:
-            draft.set_sweep("arrivals.rate", each)
+        texts = [rate_text(float(rate)) for rate in rates]
+        draft.arrivals = {"kind": kind, "rate": texts[0]}
+        if len(texts) > 1:
+            draft.set_sweep("arrivals.rate", texts)
         if kind == "constant":
-            draft.notes.append("constant arrivals are equally spaced here")
+            draft.notes.append("constant arrivals are equally spaced in slobench")
     else:
         raise UsageError(f"--profile {profile}: no equivalent is known")

@@ -1,29 +1,21 @@
-"""`vllm bench serve` (and its predecessor benchmark_serving.py)."""
+"""Translation of `vllm bench serve` (and its predecessor benchmark_serving.py)."""
 
 from __future__ import annotations
 
 import json
-from math import sqrt
 
 from loadgen.errors import UsageError
 from loadgen.translate.draft import Draft, Flags, rate_text
 from loadgen.units import write_duration
 
-_ABOUT_OUTPUT = (
-    *("percentile-metrics", "metric-percentiles", "save-result", "save-detailed", "append-result"),
-    *("result-dir", "result-filename", "label", "metadata", "disable-tqdm", "plot-timeline"),
-    *(
-        "tokenizer",
-        "tokenizer-mode",
-        "trust-remote-code",
-        "request-id-prefix",
-        "plot-dataset-stats",
-    ),
-    *("ignore-eos", "ready-check-timeout-sec", "profile", "no-stream", "disable-shuffle"),
-    *("no-oversample", "logprobs"),
-)
+_IGNORED = """
+    percentile-metrics metric-percentiles save-result save-detailed append-result result-dir
+    result-filename label metadata disable-tqdm plot-timeline plot-dataset-stats request-id-prefix
+    tokenizer tokenizer-mode trust-remote-code ignore-eos ready-check-timeout-sec profile no-stream
+    disable-shuffle no-oversample logprobs
+"""
 _LENGTHS = ("input_tokens", "output_tokens")
-_SLO_WORDS = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}  # its clocks
+_METRICS = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}  # with its clocks
 
 
 def translate(words: list[str]) -> Draft:
@@ -36,20 +28,18 @@ def translate(words: list[str]) -> Draft:
     if (temperature := flags.number("temperature")) is not None:
         draft.requests["temperature"] = temperature
     for pair in flags.texts("goodput") or []:
-        word, _, limit = pair.partition(":")
-        if word not in _SLO_WORDS:
+        name, _, limit_ms = pair.partition(":")
+        if name not in _METRICS:
             raise UsageError(f"--goodput {pair}: expected ttft:MS, tpot:MS or e2el:MS")
-        draft.slo.append(f"{_SLO_WORDS[word]} <= {write_duration(float(limit) / 1000)}")
+        draft.add_slo(_METRICS[name], limit_ms)
     if flags.texts("num-warmups"):
-        draft.lacks("--num-warmups", "set phases.warmup to a time instead")
+        draft.add_missing("--num-warmups", "set phases.warmup to a time instead")
     for flag in ("top-p", "top-k", "min-p", "extra-body"):
-        if value := flags.texts(flag):
-            draft.lacks(f"--{flag} {' '.join(value)}", "goes into a target file (extra_body)")
-    draft.lacks_secrets(flags)
-    flags.drop(_ABOUT_OUTPUT)
-    for flag in flags.left():
-        draft.lacks(flag, "not known to this translation")
-    return draft
+        if values := flags.texts(flag):
+            draft.add_missing(
+                f"--{flag} {' '.join(values)}", "belongs in a target file (extra_body)"
+            )
+    return draft.finish(flags, _IGNORED)
 
 
 def _target(flags: Flags, draft: Draft) -> None:
@@ -67,37 +57,37 @@ def _lengths(flags: Flags, draft: Draft) -> None:
     path = flags.text("dataset-path")
     inputs = flags.number("random-input-len", "input-len") or 1024
     outputs = flags.number("random-output-len", "output-len") or 128
-    of_sharegpt = flags.count("sharegpt-output-len")
-    ratio = _range_ratio(flags)
+    sharegpt_outputs = flags.count("sharegpt-output-len")
+    ratios = _range_ratios(flags)
     prefix = flags.count("random-prefix-len") or 0
     if dataset in ("random", "random-ids"):
-        for key, mean, spread in zip(_LENGTHS, (inputs, outputs), ratio, strict=True):
-            low, high = round(mean * (1 - spread)), round(mean * (1 + spread))
-            ends = {"kind": "uniform", "min": max(1, low), "max": high}
-            draft.requests[key] = ends if spread else round(mean)
+        for key, mean, ratio in zip(_LENGTHS, (inputs, outputs), ratios, strict=True):
+            low, high = round(mean * (1 - ratio)), round(mean * (1 + ratio))
+            uniform = {"kind": "uniform", "min": max(1, low), "max": high}
+            draft.requests[key] = uniform if ratio else round(mean)
         if prefix:
             draft.requests["shared_prefix"] = {"tokens": prefix}
-    elif dataset in ("sharegpt", "burstgpt") and path is not None:
-        if dataset == "sharegpt":
-            draft.prompts = {"kind": "sharegpt", "path": path}
-            if of_sharegpt is not None:
-                draft.requests["output_tokens"] = of_sharegpt
-        else:
-            draft.lacks("--dataset-name burstgpt", "replay it: arrivals: {kind: trace, path: …}")
-            draft.requests.update(input_tokens=round(inputs), output_tokens=round(outputs))
-    else:
-        draft.lacks(f"--dataset-name {dataset}", f"lengths of {inputs:g} and {outputs:g} instead")
-        draft.requests.update(input_tokens=round(inputs), output_tokens=round(outputs))
+        return
+    if dataset == "sharegpt" and path is not None:
+        draft.prompts = {"kind": "sharegpt", "path": path}
+        if sharegpt_outputs is not None:
+            draft.requests["output_tokens"] = sharegpt_outputs
+        return
+    reason = f"lengths of {inputs:g} and {outputs:g} instead"
+    if dataset == "burstgpt" and path is not None:
+        reason = "replay it: arrivals: {kind: trace, path: …}"
+    draft.add_missing(f"--dataset-name {dataset}", reason)
+    draft.requests.update(input_tokens=round(inputs), output_tokens=round(outputs))
 
 
-def _range_ratio(flags: Flags) -> tuple[float, float]:
-    """The half width of inputs and of outputs, as shares of their means: one number for both, or
+def _range_ratios(flags: Flags) -> tuple[float, float]:
+    """The half widths of inputs and outputs as fractions of their means: one number for both, or
     `{"input": 0.3, "output": 0.5}`."""
     text = flags.text("random-range-ratio") or "0"
     if not text.startswith("{"):
         return float(text), float(text)
-    given = json.loads(text)
-    return float(given.get("input", 0.0)), float(given.get("output", 0.0))
+    ratios = json.loads(text)
+    return float(ratios.get("input", 0.0)), float(ratios.get("output", 0.0))
 
 
 def _arrivals(flags: Flags, draft: Draft) -> None:
@@ -120,22 +110,22 @@ def _arrivals(flags: Flags, draft: Draft) -> None:
     elif rate is None or rate == float("inf"):
         if in_flight is not None:
             draft.set_closed_loop(in_flight)
-            draft.notes.append(f"a closed loop: {n_requests} prompts end it there, a time here")
+            draft.notes.append(
+                f"a closed loop: vLLM ends after {n_requests} prompts, slobench after a fixed time"
+            )
         else:
             draft.arrivals = {"kind": "burst", "requests": n_requests}
         return
-    elif burstiness == 1:
-        draft.arrivals = {"kind": "poisson", "rate": rate_text(rate)}
-    elif burstiness == float("inf"):
-        draft.arrivals = {"kind": "constant", "rate": rate_text(rate)}
+    elif burstiness in (1, float("inf")):
+        kind = "poisson" if burstiness == 1 else "constant"
+        draft.arrivals = {"kind": kind, "rate": rate_text(rate)}
     else:
-        cv = float(f"{1 / sqrt(burstiness):.6g}")
-        draft.arrivals = {"kind": "gamma", "rate": rate_text(rate), "cv": cv}
+        draft.set_gamma(rate, burstiness)
     if draft.measure_s is None and rate is not None:
         draft.set_duration(None, n_requests, rate)
     if in_flight is not None:
-        draft.limits = {"max_concurrency": in_flight, "when_full": "wait"}
-        draft.notes.append(
+        draft.limit_in_flight(
+            in_flight,
             "at --max-concurrency requests wait in both tools; slobench counts the waiting as"
-            " latency, vLLM starts its clock after it"
+            " latency, vLLM starts its clock after it",
         )

@@ -1,2 +1,2 @@
-"""From a scenario file to a schedule: pure functions of (scenario, seed); nothing here knows a
-socket or a clock."""
+"""Planning: from a scenario file to a schedule, by pure functions of (scenario, seed) that use no
+socket and no clock."""

@@ -1,4 +1,4 @@
-"""Classes of traffic: what each asks, alone, in sessions or in chains, and what it was promised."""
+"""Traffic classes: single requests, sessions or chains, with SLOs, a priority and a tenant."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Val
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from loadgen.errors import nearest
-from loadgen.measure.slo import parse_slo, ungrounded
+from loadgen.measure.slo import Slo, parse_slo, ungrounded
+from loadgen.registry import Strict
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
 from loadgen.workload.presets import SloPreset, expanded
-from loadgen.workload.requests import Requests, Strict
+from loadgen.workload.requests import Requests
 
 _NO_PAUSE = FixedDuration.model_construct(duration=0.0)
-DEFAULT_TENANT = "default"  # is not sent to the server
-Problem = tuple[tuple[str | int, ...], str]  # key path, what is wrong there
+DEFAULT_TENANT = "default"  # not sent to the server
+Problem = tuple[tuple[str | int, ...], str]  # key path, message
 
 
 def as_validation_error(problems: Sequence[Problem]) -> ValidationError:
-    """Problems as pydantic tells them, each with its key path."""
+    """The problems as one pydantic error, each with its key path."""
     details = [
         InitErrorDetails(
             type=PydanticCustomError("value_error", "{problem}", {"problem": problem}),
@@ -56,11 +57,11 @@ SloList = Annotated[tuple[SloEntry, ...], Field(strict=False)]
 
 
 class Session(Strict):
-    """A conversation: `turns` requests one after the other, `think` between an answer and the next
-    question, each turn's prompt holding everything said before.
+    """A conversation: `turns` requests in sequence, with a pause of `think` between an answer and
+    the next question. The prompt of each turn contains all earlier turns.
 
-    `context` says whose answers are in it: `scripted` ones of the planned lengths, known ahead, or
-    the server's `real` ones.
+    `context` selects the answers in it: `scripted` answers of the planned lengths, written ahead,
+    or the server's `real` answers.
     """
 
     turns: Annotated[Lengths, LENGTHS]
@@ -69,8 +70,8 @@ class Session(Strict):
 
 
 class Step(Strict):
-    """One request of a chain, sent `think` after the last of the steps named in `after` has ended;
-    without `after` it starts the chain."""
+    """One request of a chain, sent `think` after the last step named in `after` has ended; a step
+    without `after` starts the chain."""
 
     name: Annotated[str, Field(min_length=1)]
     after: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -78,14 +79,14 @@ class Step(Strict):
     requests: Requests
 
 
-def _ordered(chain: tuple[Step, ...]) -> tuple[Step, ...]:
-    problems = list(_problems_of(chain))
+def _checked_chain(chain: tuple[Step, ...]) -> tuple[Step, ...]:
+    problems = list(_chain_problems(chain))
     if problems:
         raise as_validation_error(problems)
     return chain
 
 
-def _problems_of(chain: tuple[Step, ...]) -> Iterator[Problem]:
+def _chain_problems(chain: tuple[Step, ...]) -> Iterator[Problem]:
     above: list[str] = []
     for number, step in enumerate(chain):
         if step.name in above:
@@ -97,16 +98,16 @@ def _problems_of(chain: tuple[Step, ...]) -> Iterator[Problem]:
         if len(set(step.after)) < len(step.after):
             yield (number, "after"), "names a step twice"
         if not step.after and step.think != _NO_PAUSE:
-            yield (number, "think"), "a step without 'after' starts the chain: nothing to think on"
+            yield (number, "think"), "a step without 'after' starts the chain and has no pause"
         above.append(step.name)
 
 
-Chain = Annotated[tuple[Step, ...], Field(strict=False), AfterValidator(_ordered)]
+Chain = Annotated[tuple[Step, ...], Field(strict=False), AfterValidator(_checked_chain)]
 
 
 class TrafficClass(Strict):
-    """One class of traffic. `weight` is its share of the scenario's arrivals, relative to the other
-    classes'; with `arrivals` of its own it is a stream of its own."""
+    """One class of traffic. `weight` is its share of the scenario's arrivals relative to the other
+    classes; a class with its own `arrivals` does not share them."""
 
     weight: Annotated[float, Field(gt=0)] | None = None
     arrivals: Annotated[Arrivals, ARRIVALS] | None = None
@@ -118,53 +119,48 @@ class TrafficClass(Strict):
     tenant: Annotated[str, Field(min_length=1, max_length=64)] = DEFAULT_TENANT
 
     def slo_texts(self) -> tuple[str, ...]:
-        """The promises with presets written out."""
+        """The SLO expressions, with presets expanded."""
         return expanded(self.slo)
 
+    def slos(self) -> tuple[Slo, ...]:
+        """The SLOs of this class alone, parsed, in file order."""
+        return tuple(map(parse_slo, self.slo_texts()))
+
     def steps(self) -> tuple[Step, ...]:
-        """The steps of its chain; a class without one has a single step."""
+        """The steps of the chain; a class without a chain has a single step."""
         if self.chain:
             return self.chain
         return (Step(name="request", requests=self.requests or Requests()),)
 
     def problems(self, arrivals: Arrivals | None, has_texts: bool) -> Iterator[Problem]:
-        """What does not fit together, given the arrivals it has; `has_texts`: the prompts come with
-        lengths of their own."""
+        """Contradictions between the keys, for the arrivals that the class has. `has_texts`: the
+        prompts have lengths of their own."""
         if self.chain and self.requests is not None:
             yield ("requests",), "a chain's requests stand in its steps; remove one of the two"
         if self.chain and self.session is not None:
             yield ("session",), "a class is a session or a chain, not both"
         is_alone = not (self.chain or self.session)
         is_replay = arrivals is not None and arrivals.gives_lengths
+        key = "chain" if self.chain else "session"
         if is_replay and not is_alone:
-            key = "chain" if self.chain else "session"
             yield (key,), "the arrivals replay requests one by one; sessions need another kind"
         if has_texts and not is_alone:
-            key = "chain" if self.chain else "session"
             yield (key,), "a dataset's prompts stand alone; sessions need prompts of another kind"
         if not self.chain and self.requests is None and not (is_replay or has_texts):
             yield ("requests",), "this key is required"
-        for path, requests in self._asked():
-            yield from _missing(path, requests, is_replay or has_texts)
-        lonely = ungrounded(parse_slo(text) for text in self.slo_texts())
-        if lonely is not None and not (arrivals is not None and arrivals.promised()):
-            yield ("slo",), lonely
+        if not (is_replay or has_texts):
+            yield from self._missing_lengths()
+        problem = ungrounded(self.slos())
+        if problem is not None and not (arrivals is not None and arrivals.own_slo_metrics()):
+            yield ("slo",), problem
 
-    def _asked(self) -> Iterator[tuple[tuple[str | int, ...], Requests]]:
+    def _missing_lengths(self) -> Iterator[Problem]:
+        blocks: list[tuple[tuple[str | int, ...], Requests]] = [
+            (("chain", number, "requests"), step.requests) for number, step in enumerate(self.chain)
+        ]
         if self.requests is not None:
-            yield ("requests",), self.requests
-        for number, step in enumerate(self.chain):
-            yield ("chain", number, "requests"), step.requests
-
-
-def _missing(path: tuple[str | int, ...], asked: Requests, is_optional: bool) -> Iterator[Problem]:
-    if is_optional or asked.has_lengths:
-        return
-    for key in ("input_tokens", "output_tokens"):
-        if getattr(asked, key) is None:
-            yield (*path, key), "this key is required"
-
-
-def tenants_of(classes: Sequence[TrafficClass]) -> tuple[str, ...]:
-    """Every tenant once, in order of appearance."""
-    return tuple(dict.fromkeys(c.tenant for c in classes))
+            blocks.insert(0, (("requests",), self.requests))
+        for path, requests in blocks:
+            for key in ("input_tokens", "output_tokens"):
+                if not requests.has_lengths and getattr(requests, key) is None:
+                    yield (*path, key), "this key is required"

@@ -1,4 +1,4 @@
-"""Counting tokens on this side of the wire, so that a prompt has exactly as many as it should."""
+"""Token counting on the client, for prompts with an exact number of tokens."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _FILLERS = (".", " a", " of", "!", " 1")
 
 
 class TokenCounter(Protocol):
-    """Text to tokens, of which only number and places matter here. No special tokens."""
+    """A tokenizer reduced to the number and positions of tokens; no special tokens."""
 
     def count(self, text: str) -> int: ...
 
     def ends(self, text: str) -> list[int]:
-        """Where each token ends in the text, in characters, ascending."""
+        """The end of each token in the text, in characters, ascending."""
         ...
 
 
 class Utf8Tokenizer:
-    """One token per byte of UTF-8: what the bundled engine's random models use."""
+    """One token per byte of UTF-8, as for the bundled engine's random models."""
 
     def count(self, text: str) -> int:
         return len(text.encode())
@@ -49,8 +49,8 @@ class LocalTokenizer:
 def load_tokenizer(spec: str) -> TokenCounter:
     """The tokenizer of `prompts.tokenizer`: `bytes`, or a directory with a `tokenizer.json`.
 
-    Raises MissingDependency without the package `tokenizers`, ScenarioError where the directory has
-    no tokenizer that can be read.
+    Raises MissingDependency without the package `tokenizers`, ScenarioError if the directory has no
+    readable tokenizer.
     """
     if spec == "bytes":
         return Utf8Tokenizer()
@@ -73,31 +73,25 @@ def load_tokenizer(spec: str) -> TokenCounter:
         raise ScenarioError(f"prompts.tokenizer: {path}: {error}") from None
 
 
-def fit_text(tokenizer: TokenCounter, text: str, n_tokens: int, lead: str = "") -> str:
-    """The beginning of `text` for which `lead` + beginning has `n_tokens` tokens, with a filler at
-    the end where cutting alone does not get there (merges reach over the cut); at least one
-    character. Where no try is exact, the nearest. It does not end in a blank (templates strip it).
+def cut_to_tokens(tokenizer: TokenCounter, text: str, n_tokens: int, lead: str = "") -> str:
+    """The beginning of `text` that has `n_tokens` tokens together with `lead` in front; at least
+    one character, and no blank at the end (templates strip it).
+
+    If no cut has the exact number (a merge may span the cut), a filler is appended; if that fails
+    too, the nearest number is taken.
     """
-    assert text, "there is no text to fit"
+    assert text, "there is no text to cut"
     ends = tokenizer.ends(lead + text)
-    best, best_off = text[:1], abs(tokenizer.count(lead + text[:1]) - n_tokens)
-    for wanted in (n_tokens, n_tokens + 1, *range(n_tokens - 1, max(0, n_tokens - 8), -1)):
-        if not best_off:
+    best, error = text[:1], abs(tokenizer.count(lead + text[:1]) - n_tokens)
+    for n_cut in (n_tokens, n_tokens + 1, *range(n_tokens - 1, max(0, n_tokens - 8), -1)):
+        if not error:
             break
-        place = ends[min(max(wanted, 1), len(ends)) - 1] - len(lead)
-        for candidate in _candidates(tokenizer, lead, text[: max(1, place)], n_tokens):
-            off = abs(tokenizer.count(lead + candidate) - n_tokens)
-            if off < best_off and not candidate[-1].isspace():
-                best, best_off = candidate, off
+        place = ends[min(max(n_cut, 1), len(ends)) - 1] - len(lead)
+        cut = text[: max(1, place)]
+        missing = n_tokens - tokenizer.count(lead + cut)
+        padded = [cut + filler * missing for filler in _FILLERS] if 0 < missing <= 8 else []
+        for candidate in (cut, *padded):
+            candidate_error = abs(tokenizer.count(lead + candidate) - n_tokens)
+            if candidate_error < error and not candidate[-1].isspace():
+                best, error = candidate, candidate_error
     return best
-
-
-def _candidates(tokenizer: TokenCounter, lead: str, cut: str, n_tokens: int) -> list[str]:
-    """The cut itself, or with fillers while it is short by a few tokens."""
-    found = [cut]
-    missing = n_tokens - tokenizer.count(lead + cut)
-    if 0 < missing <= 8:
-        for filler in _FILLERS:
-            padded = cut + filler * missing
-            found.append(padded)
-    return found

@@ -1,4 +1,4 @@
-"""How long people and tools pause between requests: distributions of seconds, each ≥ 0."""
+"""Duration distributions in seconds ≥ 0, for the pauses of people and tools between requests."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Durations(Plugin, ABC):
 
 
 def _bare_duration(spec: object) -> dict[str, object] | None:
-    is_meant = isinstance(spec, str | int | float)  # a bare number is then told to name its unit
-    return {"kind": "fixed", "duration": spec} if is_meant else None
+    # a bare number is accepted here, so that the error message asks for its unit
+    is_scalar = isinstance(spec, str | int | float)
+    return {"kind": "fixed", "duration": spec} if is_scalar else None
 
 
 DURATIONS: Registry[Durations] = Registry(
@@ -42,7 +43,7 @@ DURATIONS: Registry[Durations] = Registry(
 
 
 class FixedDuration(Durations):
-    """Always `duration`; a bare duration in YAML (`think: 5s`) means this kind."""
+    """Always `duration`; a plain duration in YAML (`think: 5s`) is this kind."""
 
     kind = "fixed"
     duration: Seconds
@@ -77,7 +78,7 @@ class UniformDuration(Durations):
 
 
 class ExponentialDuration(Durations):
-    """Memoryless with the given mean: the pause of the classical interactive-user model.
+    """Exponential with the given mean: the think time of the classical interactive-user model.
 
     Source: E. D. Lazowska et al., Quantitative System Performance (1984), section 4.2 (think time).
     """
@@ -94,7 +95,8 @@ class ExponentialDuration(Durations):
 
 
 class LognormalDuration(Durations):
-    """exp(N(ln median, sigma²)): most are short, a few very long; mean median · exp(sigma²/2)."""
+    """exp(N(ln median, sigma²)): most are short, a few very long; the mean is
+    median · exp(sigma²/2)."""
 
     kind = "lognormal"
     median: Annotated[Seconds, Field(gt=0)]

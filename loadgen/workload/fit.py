@@ -1,76 +1,69 @@
-"""From a recorded trace to a scenario that looks like it, with how well it does."""
+"""Fit of a scenario to a recorded trace, with figures of its quality.
+
+Length distributions are chosen by the Kolmogorov–Smirnov distance D = max |F_n(x) − F(x)|:
+lognormal, gamma or power law, whichever is closest. If none comes closer than 5 %, the token counts
+themselves are proposed, thinned out to about fifty values.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from math import exp, pi, sin
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from loadgen.errors import TraceFileError
 from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.units import write_duration, write_rate
-from loadgen.workload.fit_arrivals import ArrivalFit, fit_arrivals
-from loadgen.workload.fit_lengths import LengthFit, copula_correlation, fit_lengths
+from loadgen.workload.fit_arrivals import ArrivalFit, dispersion, fit_arrivals, rounded
+from loadgen.workload.lengths import LENGTHS, Lengths, TokenCounts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.traces.file import load_trace
 from loadgen.workload.traces.trace import Trace, TraceFormat
 
-N_REQUESTS = 3000  # that the proposed scenario measures, within a minute and an hour
-LEAST = 20  # requests below which a fit says nothing
+N_REQUESTS = 3000  # in the proposed measured window, which is between a minute and an hour
+LEAST = 20  # requests; a fit to fewer would mean nothing
+CLOSE_ENOUGH = 0.05  # KS distance
+_MAX_RANGE = 2_000_000  # of a power law, because its lengths are summed in one array
+_EDGES = np.concatenate([np.arange(50) / 50, [0.99, 0.995, 0.999, 1.0]])
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFit:
-    """A proposed scenario and the figures that it has to be believed for.
+    """A proposed scenario and the figures of its quality, as JSON.
 
-    `arrivals` holds, for the trace and for a run of the fitted process over the same time: rate,
-    gap cv, lag-1 correlation of gaps, and dispersion of counts in windows of 5 and of 100 requests.
+    `facts["arrivals"]` holds, for the trace and for a run of the fitted process over the same time:
+    rate, gap cv, lag-1 correlation of gaps, and dispersion of counts in windows of 5 and of 100
+    requests.
     """
 
     scenario: Scenario
-    source: str
-    n: int
-    duration_s: float
-    arrivals: dict[str, dict[str, Any]]
-    arrival_fit: ArrivalFit
-    lengths: dict[str, LengthFit]
-    correlation: float
-    notes: tuple[str, ...]
-
-    def to_facts(self) -> dict[str, Any]:
-        """The figures as JSON."""
-        return {
-            "source": self.source,
-            "n": self.n,
-            "duration_s": self.duration_s,
-            "arrivals": self.arrivals,
-            "dispersion_distance": dict(self.arrival_fit.distance),
-            "chosen": self.arrival_fit.spec["kind"],
-            "ks_distance": {name: dict(fit.distance) for name, fit in self.lengths.items()},
-            "correlation": self.correlation,
-            "notes": [*self.notes],
-        }
+    facts: dict[str, Any]
 
     def to_yaml(self) -> str:
-        """The scenario as a file whose first line says where its numbers come from."""
+        """The scenario as a file; the first line names the source of its numbers."""
+        source, n, duration_s = (self.facts[key] for key in ("source", "n", "duration_s"))
         return (
-            f"# Fitted to {Path(self.source).name}: {self.n} requests in {self.duration_s:.4g} s;"
-            f" add the promises (slo) that this traffic was made.\n{self.scenario.to_yaml()}"
+            f"# Fitted to {Path(source).name}: {n} requests in {duration_s:.4g} s;"
+            f" add the SLOs (slo) of this traffic.\n{self.scenario.to_yaml()}"
         )
 
 
 def fit(trace: Trace) -> ScenarioFit:
     """A stationary scenario for a trace: arrivals by their dispersion curve, lengths by KS
-    distance, their correlation by a copula. Promises are left to whoever makes them.
+    distance, their correlation by a copula. SLOs are left to the user.
 
     Raises TraceFileError for fewer than 20 requests.
     """
     n = len(trace)
     if n < LEAST:
-        raise TraceFileError(f"{trace.source}: {n} requests are too few to fit; needs {LEAST}")
+        raise TraceFileError(f"{trace.source}: {n} requests are too few; a fit needs {LEAST}")
     has_times = trace.has_times and float(trace.times_s[-1]) > 0
     duration_s = float(trace.times_s[-1]) * n / (n - 1) if has_times else 0.0
     notes = list(trace.notes)
@@ -79,7 +72,7 @@ def fit(trace: Trace) -> ScenarioFit:
         arrival_fit = fit_arrivals(trace.times_s)
         notes += [*arrival_fit.notes, *_drift(trace)]
     else:
-        notes.append("the file has no times: Poisson arrivals of 1/s, to be set")
+        notes.append("the file has no times: Poisson arrivals of 1/s are a placeholder")
     lengths = {
         "input_tokens": fit_lengths(trace.input_tokens),
         "output_tokens": fit_lengths(trace.output_tokens),
@@ -89,11 +82,11 @@ def fit(trace: Trace) -> ScenarioFit:
         share = trace.prefix_tokens.sum() / trace.input_tokens.sum()
         notes.append(
             f"shared prefixes ({share:.0%} of the input tokens) and sessions are not in the fit;"
-            " replay the file (arrivals: {kind: trace, path: …}) to have them"
+            " replay the file (arrivals: {kind: trace, path: …}) to keep them"
         )
     rate_per_s = n / duration_s if duration_s else 1.0
     measure_s = min(max(60.0, float(f"{N_REQUESTS / rate_per_s:.2g}")), 3600.0)
-    requests: dict[str, Any] = {name: found.spec for name, found in lengths.items()}
+    requests: dict[str, Any] = {name: law.spec for name, law in lengths.items()}
     if abs(correlation) >= 0.05:
         requests["correlation"] = correlation
     scenario = Scenario.model_validate(
@@ -104,53 +97,47 @@ def fit(trace: Trace) -> ScenarioFit:
             "phases": {"measure": write_duration(measure_s)},
         }
     )
-    return ScenarioFit(
-        scenario=scenario,
-        source=trace.source,
-        n=n,
-        duration_s=duration_s,
-        arrivals=_compared(trace, scenario, duration_s) if has_times else {},
-        arrival_fit=arrival_fit,
-        lengths=lengths,
-        correlation=correlation,
-        notes=tuple(notes),
-    )
+    facts = {
+        "source": trace.source,
+        "n": n,
+        "duration_s": duration_s,
+        "arrivals": _compared(trace, scenario, duration_s) if has_times else {},
+        "dispersion_distance": dict(arrival_fit.distance),
+        "chosen": arrival_fit.spec["kind"],
+        "ks_distance": {name: dict(law.distance) for name, law in lengths.items()},
+        "correlation": correlation,
+        "notes": notes,
+    }
+    return ScenarioFit(scenario, facts)
 
 
-def fit_text(path: str | Path, format: str | TraceFormat = "auto") -> tuple[str, dict[str, Any]]:
+def fit_file(path: str | Path, format: str | TraceFormat = "auto") -> tuple[str, dict[str, Any]]:
     """(the proposed scenario as YAML, the figures of the fit as JSON) for a trace file."""
-    found = fit(load_trace(path, format))
-    return found.to_yaml(), found.to_facts()
+    fitted = fit(load_trace(path, format))
+    return fitted.to_yaml(), fitted.facts
 
 
 def _compared(trace: Trace, scenario: Scenario, duration_s: float) -> dict[str, dict[str, Any]]:
-    """The same figures of the trace and of one run of the fitted process over the same time."""
+    """The figures of the trace and of a run of the fitted process over the same time."""
     assert scenario.arrivals is not None, "a fitted scenario has arrivals"
     drawn = scenario.arrivals.times(np.random.Generator(np.random.PCG64(0)), duration_s)
     return {
         name: {
             "rate_per_s": len(times) / duration_s,
             **describe_arrivals(times, duration_s),
-            "dispersion_100": _dispersion(times, duration_s, 100),
+            # of counts in windows of about 100 requests, None for fewer than ten windows
+            "dispersion_100": dispersion(times, len(times) // 100, duration_s)
+            if len(times) >= 1000
+            else None,
         }
         for name, times in (("trace", trace.times_s), ("fit", drawn))
         if len(times) > 2
     }
 
 
-def _dispersion(times_s: np.ndarray, duration_s: float, per_window: int) -> float | None:
-    """Variance / mean of counts in equal windows of about `per_window` requests; None for fewer
-    than ten windows."""
-    n_windows = len(times_s) // per_window
-    if n_windows < 10:
-        return None
-    counts, _ = np.histogram(times_s, n_windows, (0.0, duration_s))
-    return float(np.var(counts) / np.mean(counts))
-
-
 def _drift(trace: Trace) -> list[str]:
-    """A warning where tenths of the trace differ in rate far more than such counts would by chance
-    (a stationary process does not fit)."""
+    """A warning if the rates of tenths of the trace differ far more than by chance, so that no
+    stationary process fits."""
     counts, _ = np.histogram(trace.times_s, 10)
     low, high = int(counts.min()), int(counts.max())
     if len(trace) < 1000 or high < 2 * max(low, 1):
@@ -160,11 +147,106 @@ def _drift(trace: Trace) -> list[str]:
     calm, busy = (write_rate(float(f"{count / tenth_s:.3g}")) for count in (low, high))
     return [
         f"the rate changes: {calm} in the calmest tenth, {busy} in the busiest (number"
-        f" {busiest + 1} of 10); one stationary process cannot say when: fit a part, or replay the"
-        " file"
+        f" {busiest + 1} of 10); a stationary process does not follow that: fit a part, or replay"
+        " the file"
     ]
 
 
 def _name(source: str) -> str:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(source).name.split(".")[0])[:59]
     return f"{stem}_fit" if stem[:1].isalpha() else f"trace_{stem[:54]}_fit"
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFit:
+    """The chosen distribution in scenario form, and the KS distance of each candidate."""
+
+    spec: Mapping[str, Any] | int
+    distance: Mapping[str, float]
+
+
+def fit_lengths(tokens: TokenCounts) -> LengthFit:
+    """The distribution of n ≥ 1 token counts, each ≥ 1."""
+    low, high = int(tokens.min()), int(tokens.max())
+    if low == high:
+        return LengthFit(low, {"fixed": 0.0})
+    logs = np.log(tokens)
+    mean = float(tokens.mean())
+    candidates = {
+        "lognormal": {"median": exp(float(logs.mean())), "sigma": float(logs.std())},
+        "gamma": {"mean": mean, "cv": float(tokens.std()) / mean},
+    }
+    if high - low <= _MAX_RANGE:
+        candidates["power_law"] = {"alpha": power_law_exponent(tokens)}
+    distance, specs = {}, {}
+    for kind, parameters in candidates.items():
+        values = {name: rounded(value) for name, value in parameters.items()}
+        specs[kind] = {"kind": kind, **values, "min": low, "max": high}
+        # pydantic rejects a law that cannot have these moments between these bounds
+        with suppress(ValidationError):
+            distance[kind] = ks_distance(tokens, LENGTHS.build(specs[kind]))
+    best = min(distance, key=lambda kind: distance[kind], default="")
+    if best and distance[best] <= CLOSE_ENOUGH:
+        return LengthFit(specs[best], distance)
+    own = _thinned(tokens)
+    return LengthFit(own, {**distance, "empirical": ks_distance(tokens, LENGTHS.build(own))})
+
+
+def power_law_exponent(tokens: TokenCounts) -> float:
+    """The maximum-likelihood alpha of P(x) = x^−alpha / Σ y^−alpha on min … max of the sample:
+    the maximum of −alpha · mean(ln x) − ln Σ y^−alpha, between 0.01 and 20.
+
+    Source: A. Clauset, C. R. Shalizi, M. E. J. Newman, SIAM Review 51 (2009), appendix B, truncated
+    at the upper end.
+    """
+    from scipy.optimize import minimize_scalar
+    from scipy.special import logsumexp
+
+    mean_log = float(np.log(tokens).mean())
+    all_logs = np.log(np.arange(int(tokens.min()), int(tokens.max()) + 1))
+    found = minimize_scalar(
+        lambda alpha: alpha * mean_log + float(logsumexp(-alpha * all_logs)),
+        bounds=(0.01, 20.0),
+        method="bounded",
+    )
+    return float(found.x)
+
+
+def ks_distance(tokens: TokenCounts, law: Lengths) -> float:
+    """max |F_n − F| over the whole numbers. Both functions are steps, so the sample's values and
+    the integers just below them suffice."""
+    values, counts = np.unique(tokens.astype(np.int64), return_counts=True)
+    above = np.cumsum(counts) / tokens.size
+    below = above - counts / tokens.size
+    low, high = law.support
+    at = np.where(values < low, 0.0, law.cdf(np.clip(values, low, high)))
+    before = np.where(values - 1 < low, 0.0, law.cdf(np.clip(values - 1, low, high)))
+    return float(max(np.abs(at - above).max(), np.abs(before - below).max()))
+
+
+def copula_correlation(inputs: TokenCounts, outputs: TokenCounts) -> float:
+    """The Gaussian copula's ρ = 2·sin(π·ρ_s/6), ρ_s Spearman's rank correlation; 0 if one of the
+    two is constant.
+
+    Source: R. B. Nelsen, An Introduction to Copulas (2nd ed. 2006), section 5.1.
+    """
+    from scipy.stats import rankdata
+
+    if inputs.min() == inputs.max() or outputs.min() == outputs.max():
+        return 0.0
+    of_inputs, of_outputs = rankdata(inputs), rankdata(outputs)
+    spearman = float(np.cov(of_inputs, of_outputs)[0, 1] / of_inputs.std(ddof=1))
+    return 2 * sin(pi * spearman / float(of_outputs.std(ddof=1)) / 6)
+
+
+def _thinned(tokens: TokenCounts) -> dict[str, Any]:
+    """The sample as an empirical law: all values if there are few, else one value per 2 % of the
+    sample, and several for the last 2 %."""
+    values, counts = np.unique(tokens, return_counts=True)
+    if values.size <= _EDGES.size:
+        return {"kind": "empirical", "values": values.tolist(), "weights": counts.tolist()}
+    middles = (_EDGES[1:] + _EDGES[:-1]) / 2
+    chosen = np.quantile(tokens, middles, method="inverted_cdf").astype(np.int64)
+    values, place = np.unique(chosen, return_inverse=True)
+    weights = [rounded(weight * 1000) for weight in np.bincount(place, np.diff(_EDGES))]
+    return {"kind": "empirical", "values": values.tolist(), "weights": weights}

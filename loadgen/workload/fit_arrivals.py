@@ -1,16 +1,16 @@
-"""Which arrival process a recorded sequence of instants looks like: Poisson, gamma or MMPP.
+"""Choice of the arrival process for recorded instants: Poisson, gamma or MMPP.
 
-What loads a server is how much counts vary, in short windows and in long ones, so the criterion is
-the dispersion curve: I(t) = variance / mean of the counts in windows of length t, for t of 4, 8,
-16, … requests. A candidate's distance is the weighted root mean square of ln(I_candidate/I_trace);
-the simplest candidate is taken that comes within 20 % (4000 Poisson arrivals are 5 to 15 % away
-from their own process), or within one and a half times the closest one. (The likelihood of gaps
-alone prefers what explains milliseconds, and misses the minutes.)
+A server's load depends on the variation of counts, in short and in long windows. The criterion is
+therefore the dispersion curve: I(t) = variance / mean of the counts in windows of length t, for t
+of 4, 8, 16, … requests. A candidate's distance is the weighted root mean square of
+ln(I_candidate/I_trace). The simplest candidate is chosen that comes within 20 % (4000 Poisson
+arrivals are 5 to 15 % away from their own process), or within 1.5 times the closest distance. (The
+likelihood of gaps alone fits the milliseconds and misses the minutes.)
 
 - `gamma`: maximum likelihood on the gaps.
 - `mmpp`: two states by maximum likelihood on the sequence of gaps.
-- `mmpp, by dispersion`: two states whose dispersion curve is fitted to the trace's, the share of
-  the busy state by maximum likelihood.
+- `mmpp, by dispersion`: two states whose dispersion curve is fitted to the trace's curve; the share
+  of the busy state by maximum likelihood.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MOST_GAPS = 20_000
 LEAST_WINDOWS = 24
 CLOSE_ENOUGH = 0.2
 _RESOLUTIONS_S = (1.0, 0.1, 0.01, 1e-3)
-_STARTS = (10.0, 100.0, 1000.0)  # gaps that a state of the MMPP lasts, to begin the search with
+_STARTS = (10.0, 100.0, 1000.0)  # durations of MMPP states, in gaps, where the search begins
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFit:
-    """The chosen process as it stands in a scenario, every candidate's distance from the trace's
-    dispersion curve (0 = the same), and what was done to the instants first."""
+    """The chosen process in scenario form, each candidate's distance from the trace's dispersion
+    curve (0 = equal), and notes on preparation of the instants."""
 
     spec: Mapping[str, Any]
     distance: Mapping[str, float]
@@ -48,8 +48,8 @@ class ArrivalFit:
 
 @dataclass(frozen=True, slots=True)
 class DispersionCurve:
-    """Variance / mean of counts in windows of `window_s`, and how much each value counts: the
-    inverse of its sampling variance 2/windows, plus that of a tenth."""
+    """Variance / mean of counts in windows of `window_s`. The weight of each value is
+    1/(2/n_windows + 0.01): its sampling variance plus that of an error of 10 %."""
 
     window_s: NDArray[np.float64]
     dispersion: NDArray[np.float64]
@@ -64,58 +64,67 @@ class DispersionCurve:
 def fit_arrivals(times_s: Times) -> ArrivalFit:
     """The process for sorted instants from 0, float64 seconds [n], n ≥ 3.
 
-    Instants that were rounded (to whole seconds, say) are first spread evenly over their interval:
-    ties would otherwise count as the burstiest traffic there is. Of more than 20 000 gaps, eight
-    stretches of equal length, evenly placed, are fitted by likelihood.
+    Instants that were rounded (to whole seconds, say) are first spread evenly over their interval,
+    because ties would look like extreme bursts. Of more than 20 000 gaps, the likelihood uses eight
+    evenly placed sections of equal length.
     """
     n, last_s = len(times_s), float(times_s[-1])
     assert n >= 3, f"{n} instants have no distribution"
     rate = (n - 1) / last_s
-    asked = write_rate(_rounded(rate))
+    rate_text = write_rate(rounded(rate))
     times_s, notes = _unrounded(times_s)
     gaps = np.diff(times_s)
     if gaps.std() < 1e-3 * gaps.mean():
-        return ArrivalFit({"kind": "constant", "rate": asked}, {}, notes)
+        return ArrivalFit({"kind": "constant", "rate": rate_text}, {}, notes)
     blocks, is_part = _blocks(np.maximum(gaps, 1e-9 * gaps.mean()))
     if is_part:
-        notes = (*notes, f"fitted to {blocks.size} of {gaps.size} gaps, in {N_BLOCKS} stretches")
+        notes = (*notes, f"fitted to {blocks.size} of {gaps.size} gaps, in {N_BLOCKS} sections")
     curve = dispersion_curve(times_s, rate)
-    cv = _rounded(min(1 / sqrt(gamma_shape(blocks)), 100.0))
+    cv = rounded(min(1 / sqrt(gamma_shape(blocks)), 100.0))
     by_likelihood = fit_mmpp(blocks)
-    candidates: dict[str, tuple[dict[str, Any], float]] = {
-        "poisson": ({"kind": "poisson", "rate": asked}, curve.distance(np.ones_like(curve.weight))),
-        "gamma": ({"kind": "gamma", "rate": asked, "cv": cv}, _gamma_distance(curve, rate, cv, n)),
-        "mmpp": (_mmpp(asked, by_likelihood), curve.distance(by_likelihood.dispersion(curve))),
+    specs: dict[str, dict[str, Any]] = {
+        "poisson": {"kind": "poisson", "rate": rate_text},
+        "gamma": {"kind": "gamma", "rate": rate_text, "cv": cv},
+        "mmpp": _mmpp(rate_text, by_likelihood),
+    }
+    distances = {
+        "poisson": curve.distance(np.ones_like(curve.weight)),
+        "gamma": _gamma_distance(curve, rate, cv, n),
+        "mmpp": curve.distance(by_likelihood.dispersion(curve)),
     }
     if float(curve.dispersion.max()) > 1.1:
         matched = match_dispersion(curve, rate, blocks)
-        distance = curve.distance(matched.dispersion(curve))
-        candidates["mmpp, by dispersion"] = _mmpp(asked, matched), distance
-    distances = {name: distance for name, (_, distance) in candidates.items()}
-    enough = max(CLOSE_ENOUGH, 1.5 * min(distances.values()))
-    best = next(name for name, distance in distances.items() if distance <= enough)
-    return ArrivalFit(candidates[best][0], distances, notes)
+        specs["mmpp, by dispersion"] = _mmpp(rate_text, matched)
+        distances["mmpp, by dispersion"] = curve.distance(matched.dispersion(curve))
+    limit = max(CLOSE_ENOUGH, 1.5 * min(distances.values()))
+    best = next(name for name, distance in distances.items() if distance <= limit)
+    return ArrivalFit(specs[best], distances, notes)
 
 
 def dispersion_curve(times_s: Times, rate_per_s: float) -> DispersionCurve:
-    """The trace's curve for windows of 4, 8, 16, … requests, as long as 24 of them fit in; one
-    window length where the trace is too short for that."""
+    """The trace's curve for windows of 4, 8, 16, … requests, while at least 24 windows fit in the
+    trace; a single window length if the trace is too short for that."""
     span_s = float(times_s[-1])
     sizes = [2.0**k for k in range(2, 40) if span_s * rate_per_s / 2.0**k >= LEAST_WINDOWS]
     windows_s, values, weights = [], [], []
     for size in sizes or [max(1.0, span_s * rate_per_s / LEAST_WINDOWS)]:
         n_windows = max(2, int(span_s * rate_per_s / size))
-        counts, edges = np.histogram(times_s, n_windows, (0.0, span_s))
-        windows_s.append(edges[1])
-        values.append(max(float(np.var(counts) / np.mean(counts)), 1e-3))
+        windows_s.append(span_s / n_windows)
+        values.append(max(dispersion(times_s, n_windows, span_s), 1e-3))
         weights.append(1 / (2 / n_windows + 0.01))
     return DispersionCurve(np.array(windows_s), np.array(values), np.array(weights))
 
 
+def dispersion(times_s: Times, n_windows: int, span_s: float) -> float:
+    """Variance / mean of the counts in `n_windows` equal windows from 0 to `span_s`."""
+    counts, _ = np.histogram(times_s, n_windows, (0.0, span_s))
+    return float(np.var(counts) / np.mean(counts))
+
+
 @dataclass(frozen=True, slots=True)
 class TwoStates:
-    """A two-state MMPP: rates while in each state, the busier first, and the rates at which each is
-    left, all per second."""
+    """A two-state MMPP: the arrival rate in each state, the busier first, and the rate of leaving
+    each state, all per second."""
 
     rates: tuple[float, float]
     leaving: tuple[float, float]
@@ -136,15 +145,14 @@ def two_state_dispersion(
 ) -> NDArray[np.float64]:
     """The dispersion of counts of a Poisson process whose rate has this mean and variance, and the
     autocorrelation e^{−total·t}."""
-    turns = total * window_s
-    grown: NDArray[np.float64] = -np.expm1(-turns) / turns
-    return np.asarray(1 + 2 * variance / (total * mean) * (1 - grown))
+    exponent = total * window_s
+    return np.asarray(1 + 2 * variance / (total * mean) * (1 + np.expm1(-exponent) / exponent))
 
 
 def match_dispersion(curve: DispersionCurve, rate_per_s: float, gaps: Gaps) -> TwoStates:
-    """The two states whose dispersion curve comes nearest to the trace's. That fixes the variance V
-    of the rate and σ; the share p of the busy state, in which the rate is m + √(V(1 − p)/p), is
-    chosen by likelihood among those that leave the calm rate m − √(Vp/(1 − p)) above 0."""
+    """The two states whose dispersion curve is nearest to the trace's. The curve determines the
+    variance V of the rate, and σ. The share p of the busy state, whose rate is m + √(V(1 − p)/p),
+    is chosen by likelihood among the shares with a calm rate m − √(Vp/(1 − p)) above 0."""
     from scipy.optimize import minimize, minimize_scalar
 
     m = rate_per_s
@@ -154,10 +162,9 @@ def match_dispersion(curve: DispersionCurve, rate_per_s: float, gaps: Gaps) -> T
         return curve.distance(two_state_dispersion(curve.window_s, m, variance * m * m, total * m))
 
     starts = [np.log([v, s]) for v in (1.0, 10.0) for s in (0.1, 0.01, 0.001)]
-    found = min(
-        (minimize(distance, x, method="Nelder-Mead") for x in starts), key=lambda f: float(f.fun)
-    )
-    relative, total = (float(v) for v in np.exp(np.clip(found.x, -40, 40)))
+    minima = (minimize(distance, x, method="Nelder-Mead") for x in starts)
+    best = min(minima, key=lambda minimum: float(minimum.fun))
+    relative, total = (float(v) for v in np.exp(np.clip(best.x, -40, 40)))
     relative, total = min(relative, 1e6), max(total, 1e-9)
 
     def states(share: float) -> TwoStates:
@@ -195,7 +202,7 @@ def gamma_shape(gaps: Gaps) -> float:
 
 
 def fit_mmpp(gaps: Gaps) -> TwoStates:
-    """Two states by maximum likelihood, from three starting points (Nelder-Mead)."""
+    """Two states by maximum likelihood, with Nelder-Mead from three starting points."""
     from scipy.optimize import minimize
 
     mean_s = float(gaps.mean())
@@ -203,26 +210,27 @@ def fit_mmpp(gaps: Gaps) -> TwoStates:
     candidates = []
     for stay in _STARTS:
         start = np.log([2.0, 0.3, 1 / stay, 0.5 / stay])
-        found = minimize(
+        minimum = minimize(
             lambda x: -mmpp_log_likelihood(scaled, np.exp(x)),
             start,
             method="Nelder-Mead",
             options={"maxiter": 250, "xatol": 1e-2, "fatol": 0.05},
         )
-        candidates.append((float(found.fun), np.exp(found.x) / mean_s))
-    _, (one, two, leave_one, leave_two) = min(candidates, key=lambda c: c[0])
-    if one >= two:
-        return TwoStates((float(one), float(two)), (float(leave_one), float(leave_two)))
-    return TwoStates((float(two), float(one)), (float(leave_two), float(leave_one)))
+        candidates.append((float(minimum.fun), np.exp(minimum.x) / mean_s))
+    parameters = min(candidates, key=lambda candidate: candidate[0])[1].tolist()
+    states = sorted(zip(parameters[:2], parameters[2:], strict=True), reverse=True)
+    (busy, leave_busy), (calm, leave_calm) = states
+    return TwoStates((busy, calm), (leave_busy, leave_calm))
 
 
 def mmpp_log_likelihood(gaps: Gaps, parameters: NDArray[np.float64]) -> float:
-    """ln L of a two-state MMPP, parameters (λ₁, λ₂, σ₁, σ₂), seen at its arrivals.
+    """ln L of the gaps of a two-state MMPP with parameters (λ₁, λ₂, σ₁, σ₂).
 
     L = φ · Π exp(D₀·x_i)·Λ · 1 with Λ = diag(λ), D₀ = Q − Λ, Q the generator with leaving rates σ,
-    and φ ∝ π·Λ the state just after an arrival of the stationary process; each block of gaps is a
-    sequence of its own. The 2 × 2 exponential is written out, and the matrices are multiplied in
-    pairs, with their size kept apart, so n gaps take log₂ n array operations.
+    and φ ∝ π·Λ the state just after an arrival of the stationary process. Each block of gaps is a
+    sequence of its own. The 2 × 2 exponential is written out. The matrices are multiplied in pairs
+    and rescaled (the logarithm of the scale is summed apart), so n gaps take log₂ n array
+    operations.
 
     Source: T. Rydén, Stochastic Models 10 (1994), section 2.
     """
@@ -260,28 +268,27 @@ def _log_likelihood(gaps: Gaps, states: TwoStates) -> float:
 
 
 def _gamma_distance(curve: DispersionCurve, rate_per_s: float, cv: float, n: int) -> float:
-    """By drawing a long sequence with a fixed seed: the curve has no closed form."""
+    """The distance of a gamma process, from a long simulated sequence with a fixed seed, because
+    its curve has no closed form."""
     n_drawn = min(max(n, 100_000), 1_000_000)
     horizon_s = n_drawn / rate_per_s
     gamma = Gamma.model_construct(rate=rate_per_s, cv=cv)
     times_s = gamma.times(np.random.Generator(np.random.PCG64(0)), horizon_s)
-    drawn = []
-    for window_s in curve.window_s:
-        counts, _ = np.histogram(times_s, max(2, int(horizon_s / window_s)), (0.0, horizon_s))
-        drawn.append(max(float(np.var(counts) / np.mean(counts)), 1e-3))
-    return curve.distance(np.array(drawn))
+    n_windows = [max(2, int(horizon_s / window_s)) for window_s in curve.window_s]
+    values = [max(dispersion(times_s, n, horizon_s), 1e-3) for n in n_windows]
+    return curve.distance(np.array(values))
 
 
 def _mmpp(rate: str, states: TwoStates) -> dict[str, Any]:
     listed = [
-        {"weight_rate": _rounded(r / states.rates[0]), "mean_stay": write_duration(_rounded(1 / s))}
+        {"weight_rate": rounded(r / states.rates[0]), "mean_stay": write_duration(rounded(1 / s))}
         for r, s in zip(states.rates, states.leaving, strict=True)
     ]
     return {"kind": "mmpp", "rate": rate, "states": listed}
 
 
 def _blocks(gaps: NDArray[np.float64]) -> tuple[Gaps, bool]:
-    """(gaps as one block, False), or (eight evenly placed blocks, True) where there are many."""
+    """(gaps as one block, False), or (eight evenly placed blocks, True) for more than 20 000."""
     if gaps.size <= MOST_GAPS:
         return gaps[None, :], False
     length = MOST_GAPS // N_BLOCKS
@@ -290,10 +297,8 @@ def _blocks(gaps: NDArray[np.float64]) -> tuple[Gaps, bool]:
 
 
 def _unrounded(times_s: Times) -> tuple[Times, tuple[str, ...]]:
-    """Instants spread over the interval they were rounded to, where ties show that it was coarse;
-    the same instants otherwise. Each interval's instants are placed uniformly at random, with a
-    generator of fixed seed.
-    """
+    """(instants, notes): rounded instants with many ties, spread over their rounding interval
+    uniformly at random with a fixed seed; other instants unchanged."""
     mean_s = float(times_s[-1]) / (len(times_s) - 1)
     if np.count_nonzero(np.diff(times_s) == 0) < 0.01 * len(times_s):
         return times_s, ()
@@ -311,5 +316,5 @@ def _unrounded(times_s: Times) -> tuple[Times, tuple[str, ...]]:
     return spread, (note,)
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     return float(f"{value:.4g}")

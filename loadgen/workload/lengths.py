@@ -1,8 +1,8 @@
-"""How long things are, in whole tokens: every kind is a distribution on integers ≥ 1.
+"""Length distributions in whole tokens ≥ 1: the base class, fixed, uniform and power law.
 
-A kind says where it lies (`support`) and its distribution function (`cdf`); draws, quantiles and
-moments follow from these, exactly, and a kind overrides what it can do faster. Truncated continuous
-laws, files and mixtures are in truncated_lengths.py, empirical.py and mixture.py.
+A kind defines its range (`support`) and its distribution function (`cdf`). Draws, quantiles and
+moments follow from these exactly; a kind overrides those that it can compute faster. The other
+kinds are in truncated_lengths.py, empirical.py, mixture.py and pairs.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from math import sqrt
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,8 @@ _BLOCK = 1 << 20
 class Lengths(Plugin, ABC):
     """A distribution on positive whole numbers of tokens.
 
-    `gives_pairs`: it draws input and output lengths together (pairs.py), so `output_tokens` is left
-    out.
+    `gives_pairs`: the kind draws input and output lengths together (pairs.py), so `output_tokens`
+    is left out.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -39,37 +39,37 @@ class Lengths(Plugin, ABC):
     @property
     @abstractmethod
     def support(self) -> tuple[int, int]:
-        """The least and the greatest length, in tokens; neither need be possible itself, but
-        nothing lies outside."""
+        """(lower, upper) bound of the lengths in tokens, both inclusive; the bounds themselves may
+        have probability 0."""
 
     @abstractmethod
     def cdf(self, tokens: NDArray[np.integer]) -> Shares:
-        """P(length ≤ tokens), elementwise and exact, for any integers within the support."""
+        """P(length ≤ tokens), elementwise and exact, for integers within the support."""
 
     def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
         """n independent lengths, uint32 [n]."""
         return self.ppf(rng.random(n))
 
     def ppf(self, shares: Shares) -> TokenCounts:
-        """The quantiles: the least length x with cdf(x) > share, for shares in [0, 1).
+        """The quantiles: the smallest length x with cdf(x) > share, for shares in [0, 1).
 
-        A uniform share gives a length of exactly this law.
+        Uniformly distributed shares give lengths with exactly this distribution.
         """
         low, high = self.support
         if high - low < _BLOCK:
-            # the last one is left out: rounding may keep its 1.0 from being one
+            # without the last value: rounding may make its probability less than 1.0
             steps = self.cdf(np.arange(low, high))
             return (low + np.searchsorted(steps, shares, side="right")).astype(np.uint32)
         return _by_bisection(self.cdf, shares, low, high)
 
     @property
     def mean(self) -> float:
-        """The expected length in tokens, exact: after rounding and truncation."""
+        """The expected length in tokens, exact (after rounding and truncation)."""
         return self.support[0] + sum(float(np.sum(above)) for _, above in self._survival())
 
     @property
     def sd(self) -> float:
-        """The standard deviation in tokens, exact: after rounding and truncation."""
+        """The standard deviation in tokens, exact (after rounding and truncation)."""
         low, mean = self.support[0], self.mean
         # E[X²] = low² + Σ_{x = low … high − 1} (2x + 1) P(X > x), here about the mean
         square = (low - mean) ** 2 + sum(
@@ -78,7 +78,7 @@ class Lengths(Plugin, ABC):
         return sqrt(max(0.0, square))
 
     def _survival(self) -> Iterator[tuple[NDArray[np.int64], Shares]]:
-        """(x, P(length > x)) for x from the least length to just below the greatest, in blocks."""
+        """(x, P(length > x)) for x from the lower bound to just below the upper one, in blocks."""
         low, high = self.support
         for begin in range(low, high, _BLOCK):
             tokens = np.arange(begin, min(begin + _BLOCK, high))
@@ -94,7 +94,7 @@ LENGTHS: Registry[Lengths] = Registry("slobench.lengths", "length distribution",
 
 
 class Fixed(Lengths):
-    """Always `tokens`; a bare integer in YAML means this kind."""
+    """Always `tokens`; a plain integer in YAML is this kind."""
 
     kind = "fixed"
     tokens: Tokens
@@ -110,21 +110,30 @@ class Fixed(Lengths):
         return np.full(n, self.tokens, np.uint32)
 
 
-class Uniform(Lengths):
-    """Every integer from `min` to `max`, both included, equally likely; mean (min + max)/2."""
+class Bounded(Lengths):
+    """A distribution on the integers min … max."""
 
-    kind = "uniform"
-    min: Tokens
-    max: Tokens
+    if TYPE_CHECKING:  # every kind declares these keys itself, in its own order
+        min: int
+        max: int
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
-        check_order(self.min, self.max)
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
         return self
 
     @property
     def support(self) -> tuple[int, int]:
         return self.min, self.max
+
+
+class Uniform(Bounded):
+    """Every integer from `min` to `max`, both included, equally likely; mean (min + max)/2."""
+
+    kind = "uniform"
+    min: Tokens
+    max: Tokens
 
     def cdf(self, tokens: NDArray[np.integer]) -> Shares:
         return np.asarray((tokens.astype(np.int64) - self.min + 1) / self._n)
@@ -147,13 +156,13 @@ class Uniform(Lengths):
         return self.max - self.min + 1
 
 
-class PowerLaw(Lengths):
-    """P(x) = x^−alpha / Σ_{y = min … max} y^−alpha on the integers min … max: a Zipf law with both
-    ends cut.
+class PowerLaw(Bounded):
+    """P(x) = x^−alpha / Σ_{y = min … max} y^−alpha on the integers min … max: a Zipf law truncated
+    at both ends.
 
-    Drawn by inverting the exact discrete distribution function, not by rounding a Pareto variable
-    (which is off by tens of per cent at small x). alpha is the exponent of the probabilities; the
-    survival function falls with alpha − 1.
+    Drawn by inverting the exact discrete distribution function; rounding a Pareto variable would be
+    off by tens of per cent at small x. alpha is the exponent of the probabilities; the survival
+    function falls with exponent alpha − 1.
 
     Source: A. Clauset, C. R. Shalizi, M. E. J. Newman, SIAM Review 51 (2009), appendix D.
     """
@@ -162,15 +171,6 @@ class PowerLaw(Lengths):
     alpha: Annotated[float, Field(gt=0, le=50)]
     min: Tokens
     max: Tokens
-
-    @model_validator(mode="after")
-    def _is_ordered(self) -> Self:
-        check_order(self.min, self.max)
-        return self
-
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
 
     def cdf(self, tokens: NDArray[np.integer]) -> Shares:
         cumulative = np.cumsum(self._weights())
@@ -197,7 +197,7 @@ class PowerLaw(Lengths):
 
 
 def _by_bisection(cdf: CdfFunction, shares: Shares, least: int, greatest: int) -> TokenCounts:
-    """The least x in least … greatest with cdf(x) > share, elementwise."""
+    """The smallest x in least … greatest with cdf(x) > share, elementwise."""
     low, high = np.full(shares.shape, least), np.full(shares.shape, greatest)
     while np.any(low < high):
         middle = (low + high) // 2
@@ -205,9 +205,3 @@ def _by_bisection(cdf: CdfFunction, shares: Shares, least: int, greatest: int) -
         low, high = np.where(is_above, low, middle + 1), np.where(is_above, middle, high)
         low = np.minimum(low, high)
     return low.astype(np.uint32)
-
-
-def check_order(low: int, high: int) -> None:
-    """Raises ValueError where min is above max."""
-    if low > high:
-        raise ValueError(f"min {low} is above max {high}")

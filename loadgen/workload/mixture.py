@@ -1,4 +1,4 @@
-"""A mixture of lengths: most requests are of one sort, some of another."""
+"""A mixture of length distributions, for traffic with several sorts of requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -20,22 +19,19 @@ from pydantic import (
     model_validator,
 )
 
-from loadgen.registry import Block
+from loadgen.registry import FILLED, FROM_LIST, Strict
 from loadgen.workload.lengths import LENGTHS, Lengths, Shares, TokenCounts
-from loadgen.workload.lists import FILLED, FROM_LIST
 
 
 @dataclass(frozen=True)
 class Component:
-    """One sort of length and how often it is meant, relative to the others."""
+    """One length distribution and its weight relative to the other components."""
 
     weight: float
     lengths: Lengths
 
 
-class _Weight(Block):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
+class _Weight(Strict):
     weight: Annotated[float, Field(gt=0)]
 
 
@@ -43,15 +39,14 @@ _LENGTHS: TypeAdapter[Lengths] = TypeAdapter(Annotated[Lengths, LENGTHS])
 
 
 def _component(spec: object) -> object:
-    """`{weight: 0.3, kind: …, …}` as people write it, with the key path of every mistake."""
+    """A Component from `{weight: 0.3, kind: …, …}`; errors keep their key path."""
     if isinstance(spec, Component):
         return spec
     if not isinstance(spec, Mapping):
         raise ValueError(f"expected {{weight: …, kind: …}}, got {spec!r}")
-    weight = _Weight.model_validate({k: v for k, v in spec.items() if k == "weight"}).weight
-    return Component(
-        weight, _LENGTHS.validate_python({k: v for k, v in spec.items() if k != "weight"})
-    )
+    parameters = dict(spec)
+    weight = {"weight": parameters.pop("weight")} if "weight" in parameters else {}
+    return Component(_Weight.model_validate(weight).weight, _LENGTHS.validate_python(parameters))
 
 
 def _flat(component: Component, info: SerializationInfo) -> dict[str, Any]:
@@ -66,8 +61,8 @@ _ENTRY = {
 
 
 class Mixture(Lengths):
-    """A length of component i with probability w_i/Σw: F(x) = Σ w_i F_i(x)/Σw, and the mean
-    likewise."""
+    """A length from component i with probability w_i/Σw: F(x) = Σ w_i F_i(x)/Σw, and the mean
+    accordingly."""
 
     kind = "mixture"
     of: Annotated[

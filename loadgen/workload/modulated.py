@@ -1,7 +1,7 @@
-"""Poisson arrivals whose rate jumps between states at random: on/off sources and MMPP.
+"""Poisson arrivals whose rate jumps between random states: on/off sources and MMPP.
 
-The state path is drawn first, then a unit-rate Poisson process is read through the integral of the
-rate (time-rescaling), so nothing is rounded to a step.
+The state path is drawn first. A Poisson process of rate 1 is then mapped through the inverse
+integral of the rate (time-rescaling), so no instant is rounded to a time step.
 
 Source: W. Fischer, K. Meier-Hellstern, The Markov-modulated Poisson process (MMPP) cookbook,
 Performance Evaluation 18 (1993).
@@ -14,14 +14,13 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from loadgen.errors import ScenarioError
 from loadgen.records import Times
-from loadgen.registry import Block
-from loadgen.units import Rate, Seconds
-from loadgen.workload.arrivals import Arrivals, streams
-from loadgen.workload.lists import FROM_LIST
+from loadgen.registry import FROM_LIST, Strict
+from loadgen.units import Seconds
+from loadgen.workload.arrivals import StationaryArrivals, streams
 from loadgen.workload.renewal import poisson_instants
 
 MAX_STATE_CHANGES = 20_000_000
@@ -30,7 +29,7 @@ FOREVER_S = 1e15
 Sojourn = Annotated[Seconds, Field(gt=0)]
 
 
-class OnOff(Arrivals):
+class OnOff(StationaryArrivals):
     """Poisson while on, silent while off; `on` and `off` are mean durations.
 
     The rate while on is rate · (on + off)/on, so that the mean is `rate`. Exponential sojourns make
@@ -38,23 +37,22 @@ class OnOff(Arrivals):
     for x ≥ m = mean · (alpha − 1)/alpha; with alpha < 2 the counts are long-range dependent, with
     Hurst exponent H = (3 − alpha)/2.
 
-    The window opens on with probability on/(on + off). The sojourn under way is a residual, density
-    P(X > x)/mean: exponential again, or for Pareto (V uniform on (0, 1)) mean · (1 − V) where
-    V > 1/alpha, else m · (alpha · V)^(−1/(alpha − 1)).
+    The window opens in state on with probability on/(on + off). The sojourn under way is a residual
+    with density P(X > x)/mean: exponential again, or for Pareto, with V uniform on (0, 1),
+    mean · (1 − V) if V > 1/alpha, else m · (alpha · V)^(−1/(alpha − 1)).
 
     Source: W. Willinger, M. S. Taqqu, R. Sherman, D. V. Wilson, IEEE/ACM Trans. Networking 5
     (1997), section II.
     """
 
     kind = "on_off"
-    rate: Rate
     on: Sojourn
     off: Sojourn
     sojourn: Literal["exponential", "pareto"] = "exponential"
     alpha: Annotated[float, Field(ge=1.05, le=20)] | None = None
 
     @model_validator(mode="after")
-    def _has_a_tail_where_it_needs_one(self) -> Self:
+    def _has_alpha_if_pareto(self) -> Self:
         if self.sojourn == "pareto" and self.alpha is None:
             raise ValueError("sojourn: pareto needs its tail exponent; add e.g. alpha: 1.5")
         if self.sojourn == "exponential" and self.alpha is not None:
@@ -70,7 +68,7 @@ class OnOff(Arrivals):
 
         def sojourns_s(begin: int, n: int) -> NDArray[np.float64]:
             drawn = self._sojourns(path_rng, n)
-            drawn[: max(0, 1 - begin)] = first  # the very first one is already under way
+            drawn[: max(0, 1 - begin)] = first  # the first sojourn of all is already under way
             stays: NDArray[np.float64] = drawn * means_s[(begin + np.arange(n)) % 2]
             return stays
 
@@ -78,9 +76,6 @@ class OnOff(Arrivals):
         on_rate = self.rate * period_s / self.on
         is_on = (np.arange(len(edges_s) - 1) % 2 == 0) == is_on_first
         return _modulated(arrivals_rng, edges_s, np.where(is_on, on_rate, 0.0), horizon_s)
-
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
     def _sojourns(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         """n sojourns in units of their mean."""
@@ -91,7 +86,7 @@ class OnOff(Arrivals):
         return pareto * ((self.alpha - 1) / self.alpha)
 
     def _residual(self, rng: np.random.Generator) -> float:
-        """What is left of the sojourn at a random instant, in units of the mean."""
+        """The remainder of the sojourn at a random instant, in units of the mean."""
         if self.alpha is None:
             return float(rng.standard_exponential())
         alpha, v = self.alpha, 1.0 - rng.random()  # v in (0, 1]
@@ -99,23 +94,22 @@ class OnOff(Arrivals):
         return 1 - v if v > 1 / alpha else float(least * (alpha * v) ** (-1 / (alpha - 1)))
 
 
-class RateState(Block):
-    """One state of an MMPP: its rate relative to the others, and how long it lasts on average."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+class RateState(Strict):
+    """One state of an MMPP: its rate relative to the other states, and its mean duration."""
 
     weight_rate: Annotated[float, Field(ge=0, le=1e9)]
     mean_stay: Sojourn
 
 
-class Mmpp(Arrivals):
-    """A Markov-modulated Poisson process: in state i arrivals are Poisson with rate λ_i, for an
-    exponential time with mean `mean_stay`; then it jumps to one of the other states, each equally
-    likely.
+class Mmpp(StationaryArrivals):
+    """A Markov-modulated Poisson process: in state i arrivals are Poisson with rate λ_i. The state
+    lasts for an exponential time with mean `mean_stay`; the next state is any of the others with
+    equal probability.
 
     λ_i = rate · weight_rate_i / Σ_j π_j · weight_rate_j with the stationary distribution
-    π_i = mean_stay_i / Σ_j mean_stay_j (the jump chain is symmetric, hence uniform). The first
-    state is drawn from π, so the process is stationary and its mean is `rate` from the start.
+    π_i = mean_stay_i / Σ_j mean_stay_j (the jump chain is symmetric, so its law is uniform). The
+    first state is drawn from π, so the process is stationary and its mean rate is `rate` from the
+    start.
 
     With two states, σ_i = 1/mean_stay_i and σ = σ_1 + σ_2, the index of dispersion of counts over t
     is 1 + 2K/(σ · rate) · (1 − (1 − e^{−σt})/(σt)), K = (λ_1 − λ_2)² · σ_1 · σ_2/σ².
@@ -125,7 +119,6 @@ class Mmpp(Arrivals):
     """
 
     kind = "mmpp"
-    rate: Rate
     states: Annotated[tuple[RateState, ...], FROM_LIST]
 
     @model_validator(mode="after")
@@ -158,9 +151,6 @@ class Mmpp(Arrivals):
         states = np.concatenate(visited)[: len(edges_s) - 1]
         return _modulated(arrivals_rng, edges_s, self._rates_per_s()[states], horizon_s)
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
-
     def _rates_per_s(self) -> NDArray[np.float64]:
         weights = np.array([state.weight_rate for state in self.states])
         stays_s = np.array([state.mean_stay for state in self.states])
@@ -171,10 +161,10 @@ class Mmpp(Arrivals):
 def _edges(
     sojourns_s: Callable[[int, int], NDArray[np.float64]], mean_s: float, horizon_s: float
 ) -> Times:
-    """Instants of the state changes from 0 to the first one at or after the horizon;
+    """Instants of the state changes, from 0 to the first at or after the horizon;
     `sojourns_s(begin, n)` draws the sojourns begin … begin + n − 1.
 
-    Raises ScenarioError where they would be absurdly many.
+    Raises ScenarioError if more than 20 million changes are expected.
     """
     if horizon_s / mean_s > MAX_STATE_CHANGES:
         raise ScenarioError(
@@ -202,6 +192,7 @@ def _modulated(
     """
     expected = np.concatenate([[0.0], np.cumsum(rates_per_s * np.diff(edges_s))])
     total = float(np.interp(horizon_s, edges_s, expected))
-    unit = poisson_instants(rng, 1.0, total * (1 + 1e-9))  # the cut is made once, in seconds
+    # a hair more than needed: the cut is made once, below, in seconds
+    unit = poisson_instants(rng, 1.0, total * (1 + 1e-9))
     instants: Times = np.interp(unit, expected, edges_s)
     return instants[: np.searchsorted(instants, horizon_s)]

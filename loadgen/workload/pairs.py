@@ -1,32 +1,25 @@
-"""Input and output lengths drawn together: observed pairs, or two laws tied by a correlation.
-
-`requests` names its lengths in one of two ways: `input_tokens: {kind: joint, …}` without
-`output_tokens` (the pairs say both), or `input_tokens` and `output_tokens`, with a `correlation`
-between them or without.
-"""
+"""Input and output lengths drawn together: observed pairs, or two laws with a correlation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import Annotated, ClassVar, Protocol, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
 from loadgen.errors import ScenarioError
-from loadgen.workload.length_files import read_columns
+from loadgen.registry import FILLED, FROM_LIST
+from loadgen.workload.empirical import read_columns
 from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens
-from loadgen.workload.lists import FILLED, FROM_LIST
-
-COLUMNS = ("input_tokens", "output_tokens", "weight")
 
 Pair = Annotated[tuple[Tokens, Tokens], FROM_LIST]
 
 
-@dataclass(frozen=True, eq=False)  # what it was read from is compared, not the arrays
+@dataclass(frozen=True, eq=False)  # comparisons use the kind's fields, not these arrays
 class _PairLaw:
     """The observed pairs, and the probability of each."""
 
@@ -36,12 +29,12 @@ class _PairLaw:
 
 
 class Joint(Lengths):
-    """One of the observed `pairs` [input, output], kept together, equally likely or by weight; it
-    stands at `input_tokens`, and `output_tokens` is left out.
+    """One of the observed `pairs` [input, output], with equal probability or by weight. It is
+    written at `input_tokens`; `output_tokens` is left out.
 
-    `path` names a CSV file (columns input_tokens, output_tokens and, optionally, weight; without a
-    header in this order) or a JSON file (a list of [input, output], or of mappings with these
-    names). `support`, `cdf` and the moments are those of the inputs.
+    `path` names a CSV file (columns input_tokens, output_tokens and, optionally, weight; in this
+    order if there is no header) or a JSON file (a list of [input, output], or of mappings with
+    these names). `support`, `cdf` and the moments are those of the inputs.
     """
 
     kind = "joint"
@@ -50,10 +43,10 @@ class Joint(Lengths):
     pairs: Annotated[tuple[Pair, ...], FROM_LIST, FILLED] | None = None
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def _has_one_source(self) -> Self:
         if (self.path is None) == (self.pairs is None):
             raise ValueError("give either path (a file) or pairs (a list), not both or neither")
-        _ = self._law  # reads the file now, so that its mistakes are told with the scenario's
+        _ = self._law  # reads the file now, so that its errors are reported with the scenario's
         return self
 
     def draw_pairs(self, rng: np.random.Generator, n: int) -> tuple[TokenCounts, TokenCounts]:
@@ -79,15 +72,15 @@ class Joint(Lengths):
         return np.asarray(np.minimum(below[n_below], 1.0))
 
     def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
-        raise ScenarioError(_MISPLACED)
+        raise ScenarioError(MISPLACED)
 
     def ppf(self, shares: Shares) -> TokenCounts:
-        raise ScenarioError(_MISPLACED)
+        raise ScenarioError(MISPLACED)
 
     @cached_property
     def _law(self) -> _PairLaw:
         if self.path is not None:
-            columns = read_columns(self.path, COLUMNS, n_required=2)
+            columns = read_columns(self.path, "input_tokens", "output_tokens")
             inputs, outputs = columns["input_tokens"], columns["output_tokens"]
             weights = columns.get("weight", np.ones(len(inputs)))
         else:
@@ -98,88 +91,26 @@ class Joint(Lengths):
         )
 
 
-_MISPLACED = (
+MISPLACED = (
     "kind: joint draws input and output lengths together: it belongs at "
     "requests.input_tokens, with output_tokens and correlation left out; for one length "
     "alone use kind: empirical"
 )
 
 
-class HasLengths(Protocol):
-    """What `requests` says about lengths."""
-
-    @property
-    def input_tokens(self) -> Lengths | None: ...
-    @property
-    def output_tokens(self) -> Lengths | None: ...
-    @property
-    def correlation(self) -> float: ...
-
-
-def check_lengths(asked: HasLengths) -> None:
-    """Raises ValueError where pairs stand beside what they replace, or where there is nothing for a
-    correlation to tie."""
-    inputs, outputs = asked.input_tokens, asked.output_tokens
-    if outputs is not None and outputs.gives_pairs:
-        raise ValueError(_MISPLACED)
-    if inputs is not None and inputs.gives_pairs and (outputs is not None or asked.correlation):
-        raise ValueError(_MISPLACED)
-    if asked.correlation and (inputs is None or outputs is None):
-        raise ValueError(
-            "correlation ties input_tokens to output_tokens; name both, or leave it out"
-        )
-
-
-def draw_pair(
-    asked: HasLengths,
-    rng: np.random.Generator,
-    n: int,
-    output_rng: np.random.Generator | None = None,
-) -> tuple[TokenCounts, TokenCounts]:
-    """n input and n output lengths, uint32 [n] each, as `requests` asks for them.
-
-    Independent lengths are drawn from `rng` and `output_rng` (`rng` again where it is None); what
-    is tied together comes from `rng` alone. Raises ScenarioError where `asked` would not pass
-    `check_lengths`.
-    """
-    try:
-        check_lengths(asked)
-    except ValueError as error:
-        raise ScenarioError(f"requests: {error}") from None
-    inputs, outputs = asked.input_tokens, asked.output_tokens
-    if isinstance(inputs, Joint):
-        return inputs.draw_pairs(rng, n)
-    assert inputs is not None, "requests without input_tokens"
-    assert outputs is not None, "requests without output_tokens"
-    if asked.correlation:
-        return correlated(inputs, outputs, asked.correlation, rng, n)
-    return inputs.draw(rng, n), outputs.draw(output_rng or rng, n)
-
-
-def mean_pair(asked: HasLengths) -> tuple[float | None, float | None]:
-    """The expected input and output length in tokens, exact; None for what is not asked for."""
-    inputs, outputs = asked.input_tokens, asked.output_tokens
-    if isinstance(inputs, Joint):
-        return inputs.means
-    return (
-        None if inputs is None else inputs.mean,
-        None if outputs is None else outputs.mean,
-    )
-
-
 def correlated(
     inputs: Lengths, outputs: Lengths, correlation: float, rng: np.random.Generator, n: int
 ) -> tuple[TokenCounts, TokenCounts]:
-    """Lengths tied by a Gaussian copula: each keeps its own law exactly.
+    """Lengths with a Gaussian copula: each keeps its own distribution exactly.
 
     With Z_1, Z_2 standard normal of correlation ρ, the lengths are F_1⁻¹(Φ(Z_1)) and F_2⁻¹(Φ(Z_2)).
     ρ is `correlation`; for lengths with many values, Kendall's τ is (2/π) asin ρ and Spearman's
-    rank correlation (6/π) asin(ρ/2). Pearson's correlation of the token counts is smaller in size
-    and depends on the two laws.
+    rank correlation (6/π) asin(ρ/2). Pearson's correlation of the token counts is smaller in
+    absolute value and depends on the two laws.
 
     Source: R. B. Nelsen, An Introduction to Copulas (2nd ed. 2006), sections 2.3 and 5.1.
     """
-    from scipy.special import ndtr  # 0.1 s to import, and only tied lengths need it
+    from scipy.special import ndtr  # 0.1 s to import; only correlated lengths need it
 
     normal = rng.standard_normal((n, 2))
     second = correlation * normal[:, 0] + sqrt(1 - correlation**2) * normal[:, 1]

@@ -1,4 +1,4 @@
-"""SLOs that others have written down, by name: `slo: [{preset: llama3.1-8b-interactive}]`."""
+"""Published SLOs by name: `slo: [{preset: llama3.1-8b-interactive}]`."""
 
 from __future__ import annotations
 
@@ -15,50 +15,41 @@ from loadgen.registry import Block
 
 @dataclass(frozen=True, slots=True)
 class PublishedSlo:
-    """Promises that somebody published: the expressions, why such limits make sense (in our words)
-    and where the numbers stand."""
+    """Published SLO expressions, why such limits make sense (in our words), and their source."""
 
-    promises: tuple[str, ...]
+    slos: tuple[str, ...]
     why: str
     source: str
 
 
-def _mlperf(ttft: str, tpot: str, key: str) -> PublishedSlo:
-    """MLPerf's server scenarios bound the 99th percentile of each metric."""
-    is_interactive = "interactive" in key
-    why = (
-        "A person reads along while the answer is written."
-        if is_interactive
-        else "A busy server: the first word within seconds, then faster than most people read."
-    )
-    promises = (f"p99(ttft) <= {ttft}", f"p99(tpot) <= {tpot}")
-    return PublishedSlo(promises, why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server")
-
-
-def _mlperf_whole(e2e: str, key: str) -> PublishedSlo:
-    why = "The answer is used when it is complete, so only its end is bounded."
-    return PublishedSlo(
-        (f"p99(e2e) <= {e2e}",), why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server"
-    )
-
-
+_INTERACTIVE = "A person reads along while the answer is written."
+_BUSY = "A busy server: the first word within seconds, then faster than most people read."
+_COMPLETE = "The answer is used when it is complete, so only its end is bounded."
 _CATALOG = "inference-perf workload-catalog, config.json, key slos"
 _GUIDE = "guidellm SLO guide"
 
+
+def _mlperf(key: str, **limits: str) -> PublishedSlo:
+    """MLPerf's server scenarios bound the 99th percentile of each metric."""
+    slos = tuple(f"p99({metric}) <= {limit}" for metric, limit in limits.items())
+    why = _COMPLETE if "e2e" in limits else _INTERACTIVE if "interactive" in key else _BUSY
+    return PublishedSlo(slos, why, f"MLPerf Inference v6.1, mlperf.conf, {key}.Server")
+
+
 CATALOGUE: Mapping[str, PublishedSlo] = {
-    "llama2-70b": _mlperf("2s", "200ms", "llama2-70b"),
-    "llama2-70b-interactive": _mlperf("450ms", "40ms", "llama2-70b-interactive"),
-    "mixtral-8x7b": _mlperf("2s", "200ms", "mixtral-8x7b"),
-    "llama3.1-405b": _mlperf("6s", "175ms", "llama3_1-405b"),
-    "llama3.1-405b-interactive": _mlperf("4500ms", "80ms", "llama3_1-405b-interactive"),
-    "llama3.1-8b": _mlperf("2s", "100ms", "llama3_1-8b"),
-    "llama3.1-8b-interactive": _mlperf("500ms", "30ms", "llama3_1-8b-interactive"),
-    "deepseek-r1": _mlperf("2s", "80ms", "deepseek-r1"),
-    "deepseek-r1-interactive": _mlperf("1500ms", "15ms", "deepseek-r1-interactive"),
-    "gpt-oss-120b": _mlperf("3s", "80ms", "gpt-oss-120b"),
-    "gpt-oss-120b-interactive": _mlperf("2s", "15ms", "gpt-oss-120b-interactive"),
-    "gptj": _mlperf_whole("20s", "gptj"),
-    "qwen3-vl-235b": _mlperf_whole("12s", "qwen3-vl-235b-a22b"),
+    "llama2-70b": _mlperf("llama2-70b", ttft="2s", tpot="200ms"),
+    "llama2-70b-interactive": _mlperf("llama2-70b-interactive", ttft="450ms", tpot="40ms"),
+    "mixtral-8x7b": _mlperf("mixtral-8x7b", ttft="2s", tpot="200ms"),
+    "llama3.1-405b": _mlperf("llama3_1-405b", ttft="6s", tpot="175ms"),
+    "llama3.1-405b-interactive": _mlperf("llama3_1-405b-interactive", ttft="4500ms", tpot="80ms"),
+    "llama3.1-8b": _mlperf("llama3_1-8b", ttft="2s", tpot="100ms"),
+    "llama3.1-8b-interactive": _mlperf("llama3_1-8b-interactive", ttft="500ms", tpot="30ms"),
+    "deepseek-r1": _mlperf("deepseek-r1", ttft="2s", tpot="80ms"),
+    "deepseek-r1-interactive": _mlperf("deepseek-r1-interactive", ttft="1500ms", tpot="15ms"),
+    "gpt-oss-120b": _mlperf("gpt-oss-120b", ttft="3s", tpot="80ms"),
+    "gpt-oss-120b-interactive": _mlperf("gpt-oss-120b-interactive", ttft="2s", tpot="15ms"),
+    "gptj": _mlperf("gptj", e2e="20s"),
+    "qwen3-vl-235b": _mlperf("qwen3-vl-235b-a22b", e2e="12s"),
     "chat": PublishedSlo(
         ("p99(ttft) <= 200ms", "p99(itl) <= 50ms"),
         "In a chat the first word must feel immediate, and 20 tokens a second outrun a reader.",
@@ -66,12 +57,12 @@ CATALOGUE: Mapping[str, PublishedSlo] = {
     ),
     "rag": PublishedSlo(
         ("p99(ttft) <= 300ms", "p99(itl) <= 100ms", "p99(e2e) <= 3s"),
-        "A result is waited for as a whole; retrieval has used part of the patience already.",
+        "The user waits for the whole result; retrieval has already used part of the time.",
         f"{_GUIDE}, retrieval-augmented generation",
     ),
     "agent": PublishedSlo(
         ("p99(e2e) <= 5s",),
-        "Nobody reads an agent's steps; the next one starts when this one is complete.",
+        "No person reads an agent's steps; each step starts when the one before is complete.",
         f"{_GUIDE}, agentic applications",
     ),
     "content": PublishedSlo(
@@ -96,7 +87,7 @@ CATALOGUE: Mapping[str, PublishedSlo] = {
     ),
     "reasoning": PublishedSlo(
         ("p99(ttft) <= 2s", "p99(itl) <= 100ms"),
-        "Whoever asks for reasoning expects to wait; the long chain of thought must still flow.",
+        "Users of reasoning models expect to wait; the long chain of thought must still flow.",
         f"{_CATALOG}, reasoning",
     ),
     "code-generation": PublishedSlo(
@@ -111,7 +102,7 @@ CATALOGUE: Mapping[str, PublishedSlo] = {
     ),
     "batch-summarization-rag": PublishedSlo(
         ("p90(ttft) <= 15s", "p95(itl) <= 150ms", "p99(e2e) <= 630s"),
-        "A batch with a deadline: throughput first, bounded so that one document blocks nobody.",
+        "A batch with a deadline: throughput first, bounded so that no document blocks the others.",
         f"{_CATALOG}, batch-summarization-rag",
     ),
     "batch-synthetic-data": PublishedSlo(
@@ -120,46 +111,42 @@ CATALOGUE: Mapping[str, PublishedSlo] = {
         f"{_CATALOG}, batch-synthetic-data",
     ),
 }
-"""By name. The limits of MLPerf are those of its server scenario; each promise names its own
-percentile. Whatever a preset promises is overridden by an expression after it."""
+"""The published SLOs by preset name. The limits of MLPerf are those of its server scenario; every
+expression names its own percentile. An expression after a preset overrides the preset's."""
 
-PRESETS: Mapping[str, tuple[str, ...]] = {n: p.promises for n, p in CATALOGUE.items()}
+PRESETS: Mapping[str, tuple[str, ...]] = {n: p.slos for n, p in CATALOGUE.items()}
 
 
-def _known(name: str) -> str:
+def _checked_name(name: str) -> str:
     if name not in PRESETS:
         raise ValueError(f"unknown SLO preset '{name}'; {nearest(name, PRESETS)}")
     return name
 
 
 class SloPreset(Block):
-    """An entry of `slo` that stands for the promises of a preset."""
+    """An entry of `slo` that stands for the expressions of a preset."""
 
     model_config = ConfigDict(strict=True)
-    preset: Annotated[str, AfterValidator(_known)]
+    preset: Annotated[str, AfterValidator(_checked_name)]
 
 
 def expanded(entries: Sequence[str | SloPreset]) -> tuple[str, ...]:
-    """The expressions of an `slo` list, presets written out in their place; an expression replaces
-    those of a preset before it that promise the same of the same metric (`p99(ttft) <= 400ms`
-    after a preset with another limit)."""
-    texts: list[str] = []
-    from_preset: list[bool] = []
+    """The expressions of an `slo` list, with presets replaced by their expressions.
+
+    An expression replaces those of an earlier preset about the same aggregate of the same metric
+    (`p99(ttft) <= 400ms` after a preset with another limit).
+    """
+    texts: list[tuple[str, bool]] = []  # (expression, whether it comes from a preset)
     for entry in entries:
         if isinstance(entry, SloPreset):
-            texts += PRESETS[entry.preset]
-            from_preset += [True] * len(PRESETS[entry.preset])
-            continue
-        asked = _subject(entry)
-        keep = [
-            not (is_preset and _subject(text) == asked)
-            for text, is_preset in zip(texts, from_preset, strict=True)
-        ]
-        texts = [text for text, kept in zip(texts, keep, strict=True) if kept]
-        from_preset = [is_preset for is_preset, kept in zip(from_preset, keep, strict=True) if kept]
-        texts.append(entry)
-        from_preset.append(False)
-    return tuple(texts)
+            texts += [(text, True) for text in PRESETS[entry.preset]]
+        else:
+            subject = _subject(entry)
+            texts = [
+                (t, is_preset) for t, is_preset in texts if not is_preset or _subject(t) != subject
+            ]
+            texts.append((entry, False))
+    return tuple(text for text, _ in texts)
 
 
 def _subject(text: str) -> tuple[str, str | None]:

@@ -1,8 +1,8 @@
-"""Renewal processes: independent gaps of one law, in equilibrium.
+"""Renewal processes: independent gaps with one distribution, in equilibrium.
 
-The window opens at a random instant of a process that has been running for ever, so the first gap
-is the residual of a gap already under way. Then E[N(0, t)] = rate · t holds exactly for every t,
-not only in the long run. (Starting with a full gap would lose or gain (cv² − 1)/2 requests.)
+The window opens at a random instant of a process that has always been running, so the first gap is
+the residual of a gap already under way. Then E[N(0, t)] = rate · t holds exactly for every t, not
+only in the long run. (Starting with a full gap would lose or gain (cv² − 1)/2 requests.)
 
 Source: D. R. Cox, Renewal Theory (1962), chapter 2 (equilibrium process), 4 (mean count) and 5
 (residual lifetimes).
@@ -19,54 +19,49 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from loadgen.records import Times
-from loadgen.units import Rate
-from loadgen.workload.arrivals import Arrivals
+from loadgen.workload.arrivals import StationaryArrivals
 
 Cv = Annotated[float, Field(gt=0, le=100)]
 
 
-class Constant(Arrivals):
+class Constant(StationaryArrivals):
     """Equal gaps: t_k = (k + U) / rate, U uniform on [0, 1); gap cv 0.
 
     The random phase U is the equilibrium start. Without it the mean count would be ⌈rate · t⌉, and
-    constant streams that are added up would beat in step.
+    the arrivals of superposed constant streams would coincide.
     """
 
     kind = "constant"
-    rate: Rate
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        return constant_instants(rng, self.rate, horizon_s)
+        # a product, not a running sum: the k-th instant has one rounding error, not k
+        k = np.arange(np.ceil(self.rate * horizon_s) + 1)
+        instants: Times = (k + rng.random()) / self.rate
+        return instants[instants < horizon_s]
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
-
-class Poisson(Arrivals):
+class Poisson(StationaryArrivals):
     """Memoryless arrivals: independent exponential gaps with mean 1/rate; gap cv 1.
 
     The number in any window of length t is Poisson with mean and variance rate · t (index of
-    dispersion 1). The residual of an exponential gap is exponential: nothing to correct.
+    dispersion 1). The residual of an exponential gap is exponential, so the first gap needs no
+    correction.
 
     Source: J. F. C. Kingman, Poisson Processes (1993), section 4.1.
     """
 
     kind = "poisson"
-    rate: Rate
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         return poisson_instants(rng, self.rate, horizon_s)
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
 
-
-class Gamma(Arrivals):
+class Gamma(StationaryArrivals):
     """Independent gamma gaps with mean 1/rate and coefficient of variation cv.
 
     Shape k = 1/cv², scale θ = cv²/rate, so the mean is kθ = 1/rate and the standard deviation
-    √k·θ = cv/rate. cv < 1 is smoother than Poisson, cv = 1 is Poisson, cv > 1 comes in clumps; over
-    long windows the index of dispersion tends to cv². vLLM's `--burstiness` is k.
+    √k·θ = cv/rate. cv < 1 is smoother than Poisson, cv = 1 is Poisson, cv > 1 is bursty; over long
+    windows the index of dispersion tends to cv². vLLM's `--burstiness` is k.
 
     The first gap is U · G, U uniform and G gamma with shape k + 1 and scale θ: the gap that covers
     a random instant is length-biased (density ∝ x · f(x), which for gamma is shape + 1), and the
@@ -74,21 +69,23 @@ class Gamma(Arrivals):
     """
 
     kind = "gamma"
-    rate: Rate
     cv: Cv
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        return gamma_instants(rng, self.rate, self.cv, horizon_s)
+        shape, scale_s = self.cv**-2, self.cv**2 / self.rate
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
+        def gaps_s(n: int) -> NDArray[np.float64]:
+            return rng.gamma(shape, scale_s, n)
+
+        first_s = float(rng.random() * rng.gamma(shape + 1, scale_s))
+        return _with_first(first_s, gaps_s, self.rate, self.cv, horizon_s)
 
 
-class Weibull(Arrivals):
+class Weibull(StationaryArrivals):
     """Independent Weibull gaps with mean 1/rate: P(gap > x) = exp(−(x/λ)^shape),
     λ = 1/(rate · Γ(1 + 1/shape)).
 
-    shape 1 is Poisson, below 1 clumps (cv 2.24 at 0.5), above 1 smoother; the gap cv is
+    shape 1 is Poisson, below 1 bursty (cv 2.24 at 0.5), above 1 smoother; the gap cv is
     √(Γ(1 + 2/shape)/Γ(1 + 1/shape)² − 1), and the index of dispersion tends to its square.
 
     The first gap has the residual's density rate · exp(−(x/λ)^shape): λ · G^(1/shape) with G gamma
@@ -99,7 +96,6 @@ class Weibull(Arrivals):
     """
 
     kind = "weibull"
-    rate: Rate
     shape: Annotated[float, Field(ge=0.15, le=100)]
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
@@ -111,19 +107,9 @@ class Weibull(Arrivals):
         first_s = float(scale_s * rng.standard_gamma(1 / self.shape) ** (1 / self.shape))
         return _with_first(first_s, gaps_s, self.rate, self._cv, horizon_s)
 
-    def mean_rate_per_s(self, horizon_s: float) -> float:
-        return self.rate
-
     @property
     def _cv(self) -> float:
         return sqrt(max(0.0, gamma(1 + 2 / self.shape) / gamma(1 + 1 / self.shape) ** 2 - 1))
-
-
-def constant_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: float) -> Times:
-    """Instants of `Constant` in [0, horizon_s)."""
-    # multiplied out, not summed up: the k-th instant carries one rounding error, not k
-    instants: Times = (np.arange(np.ceil(rate_per_s * horizon_s) + 1) + rng.random()) / rate_per_s
-    return instants[instants < horizon_s]
 
 
 def poisson_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: float) -> Times:
@@ -133,19 +119,6 @@ def poisson_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: flo
         return rng.standard_exponential(n) / rate_per_s
 
     return _renewals(0.0, gaps_s, rate_per_s, 1.0, horizon_s)
-
-
-def gamma_instants(
-    rng: np.random.Generator, rate_per_s: float, cv: float, horizon_s: float
-) -> Times:
-    """Instants of `Gamma` in [0, horizon_s)."""
-    shape, scale_s = cv**-2, cv**2 / rate_per_s
-
-    def gaps_s(n: int) -> NDArray[np.float64]:
-        return rng.gamma(shape, scale_s, n)
-
-    first_s = float(rng.random() * rng.gamma(shape + 1, scale_s))
-    return _with_first(first_s, gaps_s, rate_per_s, cv, horizon_s)
 
 
 def _with_first(
@@ -166,13 +139,13 @@ def _renewals(
     cv: float,
     horizon_s: float,
 ) -> Times:
-    """The renewals after `start_s` and before `horizon_s`, drawn in blocks that almost always need
-    no second one (mean count plus six standard deviations)."""
+    """The renewals after `start_s` and before `horizon_s`. They are drawn in blocks of the mean
+    count plus six standard deviations, so a second block is almost never needed."""
     blocks, last_s = [np.empty(0)], start_s
     while last_s < horizon_s:
         expected = (horizon_s - last_s) * rate_per_s
         block = gaps_s(int(expected + 6 * cv * np.sqrt(expected)) + 16)
-        block[0] += last_s  # into the running sum, so that the block size leaves no trace
+        block[0] += last_s  # before the running sum: results do not depend on the block size
         blocks.append(np.cumsum(block, out=block))
         last_s = float(block[-1])
     instants = np.concatenate(blocks)

@@ -1,4 +1,4 @@
-"""What one request asks: lengths in tokens, the prefix it shares with others, its temperature."""
+"""Requests: lengths in tokens, shared prefixes, temperature and cancellation."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
-from loadgen.registry import Block, Plugin, Registry
+from loadgen.registry import Plugin, Registry, Strict
 from loadgen.units import Share
 from loadgen.workload.durations import DURATIONS, Durations
-from loadgen.workload.lengths import LENGTHS, Lengths, Tokens
-from loadgen.workload.pairs import check_lengths
+from loadgen.workload.lengths import LENGTHS, Lengths, TokenCounts, Tokens
+from loadgen.workload.pairs import MISPLACED, Joint, correlated
 
-
-class Strict(Block):
-    """YAML has types: "64" is no number and `true` no count."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+SOONEST_CANCEL_S = 1e-6  # 0 in the schedule means never
 
 
 class Popularity(Plugin, ABC):
-    """How often each of a number of groups is chosen."""
+    """The distribution of requests over groups."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -42,7 +38,7 @@ POPULARITIES: Registry[Popularity] = Registry(
 
 
 class UniformPopularity(Popularity):
-    """Every group equally often."""
+    """Equal probability for every group."""
 
     kind = "uniform"
 
@@ -51,8 +47,8 @@ class UniformPopularity(Popularity):
 
 
 class ZipfPopularity(Popularity):
-    """Group k of K with probability k^−exponent / Σ_{j=1…K} j^−exponent: few documents are asked
-    about often, most seldom.
+    """Group k of K with probability k^−exponent / Σ_{j=1…K} j^−exponent: a few groups get most of
+    the requests.
 
     Source: L. Breslau et al., Web Caching and Zipf-like Distributions, INFOCOM 1999 (exponents of
     0.64 to 0.83 for web pages).
@@ -68,12 +64,12 @@ class ZipfPopularity(Popularity):
 
 
 class SharedPrefix(Strict):
-    """A text of `tokens` tokens in front of every prompt, the same within each of `groups` groups
-    (a system prompt, a document). It adds to `input_tokens`.
+    """A text of `tokens` tokens in front of every prompt, identical within each of `groups` groups
+    (a system prompt, a document). Its length is added to `input_tokens`.
 
-    `hit_rate`: the share of requests that begin with a group's text; the others begin with a text
-    of the same length that nobody else has. A cache that forgets nothing then hits that share, less
-    the first request of each group.
+    `hit_rate`: the share of requests that begin with a group's text; each other request begins with
+    a unique text of the same length. An unlimited prefix cache then hits that share, except for the
+    first request of each group.
     """
 
     tokens: Tokens
@@ -81,22 +77,41 @@ class SharedPrefix(Strict):
     popularity: Annotated[Popularity, POPULARITIES] = UniformPopularity()
     hit_rate: Share = 1.0
 
+    def draw_ids(self, rng: np.random.Generator, n: int) -> NDArray[np.uint32]:
+        """The prefix of each of n requests, uint32 [n]: 1 … groups, or, with probability
+        1 − hit_rate, a unique id above."""
+        if self.popularity.kind == "uniform":
+            ids = rng.integers(1, self.groups, n, endpoint=True)
+        else:
+            cumulative = np.cumsum(self.popularity.shares(self.groups))
+            drawn = np.searchsorted(cumulative, rng.random(n) * cumulative[-1], side="right")
+            ids = np.minimum(drawn, self.groups - 1) + 1
+        if self.hit_rate < 1:
+            is_unique = rng.random(n) >= self.hit_rate
+            ids = np.where(is_unique, self.groups + np.cumsum(is_unique), ids)
+        return ids.astype(np.uint32)
+
 
 class Cancel(Strict):
-    """People who close the window: a `share` of the requests, each independently, is cancelled
+    """Clients that disconnect: each request is cancelled with probability `share`, independently,
     `after` it was sent, unless it has ended by then."""
 
     share: Annotated[Share, Field(gt=0)]
     after: Annotated[Durations, DURATIONS]
 
+    def draw_s(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Seconds from sending to cancellation of n requests, float64 [n]; 0 for a request that is
+        not cancelled."""
+        is_cancelled = rng.random(n) < self.share
+        return np.where(is_cancelled, np.maximum(self.after.draw(rng, n), SOONEST_CANCEL_S), 0.0)
+
 
 class Requests(Strict):
-    """What is asked: lengths in tokens and the sampling temperature; and what part of it is taken
-    back.
+    """The content of requests: lengths in tokens, sampling temperature and cancellation.
 
-    Lengths are two laws, tied by the `correlation` of a Gaussian copula, or a joint one of pairs at
-    `input_tokens`; where the arrivals (a trace) or the prompts (a dataset) state them they may be
-    left out.
+    Lengths are two distributions, optionally with the `correlation` of a Gaussian copula, or
+    `kind: joint` with pairs at `input_tokens`. They may be left out if the arrivals (a trace) or
+    the prompts (a dataset) state them.
     """
 
     input_tokens: Annotated[Lengths, LENGTHS] | None = None
@@ -107,12 +122,46 @@ class Requests(Strict):
     cancel: Cancel | None = None
 
     @model_validator(mode="after")
-    def _says_lengths_once(self) -> Self:
-        check_lengths(self)
+    def _states_lengths_once(self) -> Self:
+        inputs, outputs = self.input_tokens, self.output_tokens
+        if outputs is not None and outputs.gives_pairs:
+            raise ValueError(MISPLACED)
+        if inputs is not None and inputs.gives_pairs and (outputs is not None or self.correlation):
+            raise ValueError(MISPLACED)
+        if self.correlation and (inputs is None or outputs is None):
+            raise ValueError(
+                "correlation ties input_tokens to output_tokens; name both, or leave it out"
+            )
         return self
 
     @property
     def has_lengths(self) -> bool:
-        """Whether input and output lengths are both said."""
+        """Whether both input and output lengths are stated."""
         inputs, outputs = self.input_tokens, self.output_tokens
         return inputs is not None and (outputs is not None or inputs.gives_pairs)
+
+    @property
+    def mean_lengths(self) -> tuple[float | None, float | None]:
+        """The expected input and output length in tokens, exact; None for a length not stated."""
+        inputs, outputs = self.input_tokens, self.output_tokens
+        if isinstance(inputs, Joint):
+            return inputs.means
+        return (None if inputs is None else inputs.mean, None if outputs is None else outputs.mean)
+
+    def draw_lengths(
+        self, input_rng: np.random.Generator, output_rng: np.random.Generator, n: int
+    ) -> tuple[TokenCounts, TokenCounts]:
+        """n input and n output lengths, uint32 [n] each; 1 for a length not stated.
+
+        Pairs and correlated lengths are drawn from `input_rng` alone.
+        """
+        inputs, outputs = self.input_tokens, self.output_tokens
+        if isinstance(inputs, Joint):
+            return inputs.draw_pairs(input_rng, n)
+        if self.correlation and inputs is not None and outputs is not None:
+            return correlated(inputs, outputs, self.correlation, input_rng, n)
+        ones = np.ones(n, np.uint32)
+        return (
+            ones if inputs is None else inputs.draw(input_rng, n),
+            ones if outputs is None else outputs.draw(output_rng, n),
+        )

@@ -1,94 +1,91 @@
-"""The same scenario with more or less of it: every rate by one factor, or another number of users.
+"""Scaling of a scenario's load: all rates by one factor, or another number of users.
 
-What is scaled is how much arrives, never its shape: gaps keep their cv, states their stays, classes
-their shares.
+The shape of the traffic stays the same: the cv of gaps, the durations of states, the shares of
+classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isclose
 from typing import Any, Literal
 
 from loadgen.errors import UsageError
 from loadgen.units import parse_level_per_s, write_level
-from loadgen.workload.arrivals import Arrivals
-from loadgen.workload.closed_loop import Users
-from loadgen.workload.groups import Burst
+from loadgen.workload.arrivals import Arrivals, StationaryArrivals, Sum, Users
+from loadgen.workload.clusters import Burst
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.superposition import Sum
 from loadgen.workload.trace_arrivals import TraceArrivals
 
 Over = Literal["rate", "concurrency"]
-_SINGLE_RATE = ("constant", "poisson", "gamma", "weibull", "on_off", "mmpp", "hawkes", "batch")
 _RATE_KEYS = {"ramp": ("from", "to"), "flash_crowd": ("rate", "peak")}
 _LISTED_RATES = {"steps": "levels", "curve": "points"}
 _SEEDS = 2**63
 
 
 @dataclass(frozen=True)
-class Amount:
-    """How much a scenario asks for: arrivals per second, or users. `is_steady`: its rate does not
-    vary by design, so a part of its window is like any other."""
+class OfferedLoad:
+    """The load of a scenario: arrivals per second, or users. `is_steady`: the rate is constant by
+    design, so all parts of the window are alike."""
 
     level: float
     is_steady: bool
 
 
-def amount(scenario: Scenario, over: Over) -> Amount:
-    """What there is to scale. Raises UsageError for a scenario that cannot be scaled so."""
+def offered_load(scenario: Scenario, over: Over) -> OfferedLoad:
+    """The load to scale. Raises UsageError for a scenario that cannot be scaled."""
     streams = dict(_streams(scenario))
     if over == "concurrency":
-        return Amount(float(sum(_users(scenario, name, a) for name, a in streams.items())), True)
-    total = sum(_rate(scenario, name, arrivals) for name, arrivals in streams.items())
-    return Amount(total, all(_is_steady(arrivals) for arrivals in streams.values()))
+        n_users = sum(_users(scenario, key, arrivals) for key, arrivals in streams.items())
+        return OfferedLoad(float(n_users), is_steady=True)
+    total = sum(_rate(scenario, key, arrivals) for key, arrivals in streams.items())
+    return OfferedLoad(total, all(_is_steady(arrivals) for arrivals in streams.values()))
 
 
 def scaled(scenario: Scenario, level: float, over: Over) -> Scenario:
-    """The scenario at another mean rate (per second), or with another number of users in all.
+    """The scenario at another mean rate (per second), or with another total number of users.
 
-    A trace is played faster or slower, over and over if it is shorter than the window; classes that
-    have arrivals of their own are scaled together. Raises UsageError as `amount` does.
+    A trace is played faster or slower, and repeated if it is shorter than the window. Classes with
+    arrivals of their own are scaled together. Raises UsageError like `offered_load`.
     """
-    factor = level / amount(scenario, over).level
+    factor = level / offered_load(scenario, over).level
     values = scenario.resolved()
-    change = _with_more_users if over == "concurrency" else _times
-    owners = [values, *values.get("classes", {}).values()]
-    for owner in owners:
-        if owner.get("arrivals"):
-            owner["arrivals"] = change(owner["arrivals"], factor)
+    change = _with_users if over == "concurrency" else _with_rates
+    for block in (values, *values.get("classes", {}).values()):
+        if block.get("arrivals"):
+            block["arrivals"] = change(block["arrivals"], factor)
     changed = scenario.with_values(values)
     if over == "rate":
-        _check(changed, level)
+        _check_rate(changed, level)
     return changed
 
 
-def probed(scenario: Scenario, warmup_s: float, measure_s: float, seed: int) -> Scenario:
-    """The scenario over another window and with another seed."""
+def with_window(scenario: Scenario, warmup_s: float, measure_s: float, seed: int) -> Scenario:
+    """The scenario with another window and another seed."""
     values = scenario.resolved() | {"seed": seed % _SEEDS}
     values["phases"] |= {"warmup": f"{warmup_s:.3f}s", "measure": f"{measure_s:.3f}s"}
     return scenario.with_values(values)
 
 
 def _streams(scenario: Scenario) -> Iterator[tuple[str, Arrivals]]:
-    """Every arrival process with the key it stands under."""
+    """(key, arrival process) of each arrival process."""
     if scenario.arrivals is not None:
         yield "arrivals", scenario.arrivals
-    for name, asked in scenario.classes.items():
-        if asked.arrivals is not None:
-            yield f"classes.{name}.arrivals", asked.arrivals
+    for name, own in scenario.classes.items():
+        if own.arrivals is not None:
+            yield f"classes.{name}.arrivals", own.arrivals
 
 
 def _rate(scenario: Scenario, key: str, arrivals: Arrivals) -> float:
     if isinstance(arrivals, Users):
         raise UsageError(
-            f"{scenario.name}: {key}: users have no rate to search; ask for --over concurrency"
+            f"{scenario.name}: {key}: users have no rate to scale; use --over concurrency"
         )
     rate = arrivals.mean_rate_per_s(scenario.horizon_s)
     if isinstance(arrivals, Burst) or rate is None or rate <= 0:
         raise UsageError(
-            f"{scenario.name}: {key}: kind {arrivals.kind} has no mean rate that could be scaled; "
+            f"{scenario.name}: {key}: kind {arrivals.kind} has no mean rate to scale; "
             "use e.g. --set arrivals.kind=poisson with a rate"
         )
     return rate
@@ -98,7 +95,7 @@ def _users(scenario: Scenario, key: str, arrivals: Arrivals) -> int:
     if not isinstance(arrivals, Users):
         raise UsageError(
             f"{scenario.name}: {key}: kind {arrivals.kind} is an open loop; --over concurrency "
-            "searches users, e.g. arrivals: {kind: users, users: 8, think: 0s}. For a rate: "
+            "needs users, e.g. arrivals: {kind: users, users: 8, think: 0s}. For a rate use "
             "--over rate"
         )
     return arrivals.users
@@ -107,42 +104,37 @@ def _users(scenario: Scenario, key: str, arrivals: Arrivals) -> int:
 def _is_steady(arrivals: Arrivals) -> bool:
     if isinstance(arrivals, Sum):
         return all(_is_steady(part) for part in arrivals.of)
-    return arrivals.kind in _SINGLE_RATE
+    return isinstance(arrivals, StationaryArrivals)
 
 
-def _times(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
-    kind = arrivals["kind"]
+def _with_rates(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The resolved arrivals with every rate times `factor`."""
 
     def more(text: object) -> str:
         return write_level(float(parse_level_per_s(text) * factor))
 
+    kind = arrivals["kind"]
     if kind == TraceArrivals.kind:
-        return _faster(arrivals, factor, more)
+        looped = {**arrivals, "loop": True}
+        if arrivals.get("rate"):
+            return {**looped, "rate": more(arrivals["rate"])}
+        return {**looped, "time_scale": (arrivals.get("time_scale") or 1.0) / factor}
     if kind == Sum.kind:
-        return {**arrivals, "of": [_times(part, factor) for part in arrivals["of"]]}
+        return {**arrivals, "of": [_with_rates(part, factor) for part in arrivals["of"]]}
     if kind in _LISTED_RATES:
         key = _LISTED_RATES[kind]
-        return {**arrivals, key: [{**one, "rate": more(one["rate"])} for one in arrivals[key]]}
+        return {**arrivals, key: [{**item, "rate": more(item["rate"])} for item in arrivals[key]]}
     keys = [key for key in _RATE_KEYS.get(kind, ("rate",)) if key in arrivals]
     return {**arrivals, **{key: more(arrivals[key]) for key in keys}}
 
 
-def _faster(
-    arrivals: dict[str, Any], factor: float, more: Callable[[object], str]
-) -> dict[str, Any]:
-    changed = {**arrivals, "loop": True}
-    if arrivals.get("rate"):
-        return {**changed, "rate": more(arrivals["rate"])}
-    return {**changed, "time_scale": (arrivals.get("time_scale") or 1.0) / factor}
-
-
-def _with_more_users(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
+def _with_users(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
     return {**arrivals, "users": max(1, round(arrivals["users"] * factor))}
 
 
-def _check(changed: Scenario, level: float) -> None:
-    """Raises UsageError where the asked rate did not come about: a kind of a plug-in whose rates
-    have other names, or a part of a trace that is not like the whole."""
+def _check_rate(changed: Scenario, level: float) -> None:
+    """Raise UsageError if the new rate is not the requested one, as for a plug-in kind whose rates
+    have other keys."""
     streams = list(_streams(changed))
     if any(isinstance(arrivals, TraceArrivals) for _, arrivals in streams):
         return  # the mean over the window depends on which part of the trace is in it

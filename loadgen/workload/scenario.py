@@ -1,7 +1,6 @@
-"""A scenario: who arrives, what they ask, and against what promise. Frozen, checked, and written as
-it reads in YAML.
+"""Scenarios: the traffic of a run and its SLOs, immutable and validated.
 
-Durations are seconds and rates per second once read; in YAML both are strings with their unit.
+In Python durations are in seconds and rates per second; in YAML both are strings with a unit.
 docs/scenarios.md describes every key.
 """
 
@@ -27,6 +26,7 @@ from pydantic import (
 from loadgen.errors import ScenarioError, nearest
 from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
+from loadgen.registry import Strict
 from loadgen.units import Seconds, Share, as_data
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.classes import (
@@ -36,10 +36,9 @@ from loadgen.workload.classes import (
     SloList,
     TrafficClass,
     as_validation_error,
-    tenants_of,
 )
 from loadgen.workload.presets import expanded
-from loadgen.workload.requests import Requests, Strict
+from loadgen.workload.requests import Requests
 from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
 from loadgen.yaml_document import Document, override, parse_document, write_document
 
@@ -47,8 +46,8 @@ ONLY_CLASS = "default"
 
 
 class Phases(Strict):
-    """Requests arrive during `warmup` and `measure`; only the latter count. `drain` is how long the
-    last ones may take to end."""
+    """Requests arrive during `warmup` and `measure`; only those in `measure` count. The last
+    requests have `drain` to end."""
 
     warmup: Seconds = 0.0
     measure: Annotated[Seconds, Field(gt=0)]
@@ -56,8 +55,8 @@ class Phases(Strict):
 
 
 class Limits(Strict):
-    """What a request may cost the client. At `max_concurrency` in flight a due request is dropped
-    and counted, or waits and shows it as latency."""
+    """Limits of the client. With `max_concurrency` requests in flight, a due request is dropped and
+    counted, or waits (`when_full`); the waiting time is part of its latency."""
 
     timeout: Annotated[Seconds, Field(gt=0)] = 60.0
     max_concurrency: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
@@ -65,8 +64,8 @@ class Limits(Strict):
 
 
 class StopWhen(Strict):
-    """End the run early when the share of failures over a sliding window reaches `error_rate`, or,
-    if asked, when requests have piled up at the server for `saturated`."""
+    """Ends the run early if the share of failures in a sliding window `over` reaches `error_rate`
+    or, if set, if requests have piled up at the server for `saturated`."""
 
     error_rate: Annotated[Share, Field(gt=0)] = 0.5
     over: Annotated[Seconds, Field(gt=0)] = 20.0
@@ -74,9 +73,9 @@ class StopWhen(Strict):
 
 
 class Instrument(Strict):
-    """When the client itself is the bottleneck and the run is invalid: p99 dispatch lateness (None:
-    max(5 ms, 2 % of the TTFT limit)), p99 event-loop lag, mean wait of bytes in the sockets, CPU
-    share, scheduler run delay."""
+    """Limits above which the load generator itself is the bottleneck and the run is invalid: p99
+    dispatch lateness (None: max(5 ms, 2 % of the TTFT limit)), p99 event-loop lag, mean wait of
+    bytes in the sockets, CPU share, scheduler run delay."""
 
     lateness: Annotated[Seconds, Field(gt=0)] | None = None
     loop_lag: Annotated[Seconds, Field(gt=0)] = 5e-3
@@ -85,8 +84,11 @@ class Instrument(Strict):
     run_delay: Annotated[Share, Field(gt=0)] = 0.01
 
 
-def _fit_for_a_folder(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", name):
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a run's folder; begin with a letter and use up to 64 letters, "
             "digits, '_', '.' and '-'"
@@ -94,30 +96,30 @@ def _fit_for_a_folder(name: str) -> str:
     return name
 
 
-def _or_never(value: object) -> object:
+def _none_if_never(value: object) -> object:
     return None if value == "never" else value
 
 
-def _never_or(stop_when: StopWhen | None, info: SerializationInfo) -> object:
+def _stop_when_as_data(stop_when: StopWhen | None, info: SerializationInfo) -> object:
     if stop_when is None:
         return "never"
     return as_data(stop_when, info.mode, exclude_defaults=info.exclude_defaults)
 
 
-def _or_synthetic(value: object) -> object:
+def _synthetic_by_default(value: object) -> object:
     return {"kind": "synthetic", **value} if isinstance(value, dict) else value
 
 
 class Scenario(Strict):
-    """One traffic situation and its promise; equal scenarios give equal schedules, whatever their
+    """One traffic situation and its SLOs; equal scenarios give equal schedules, whatever their
     `source`.
 
-    What is asked stands here (`requests`, or a `chain`, as single requests or a `session`), or in
-    `classes`, each with promises of its own; then `slo` holds those about all traffic together.
+    The requests are described here (`requests` with an optional `session`, or a `chain`) or in
+    `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
-    name: Annotated[str, AfterValidator(_fit_for_a_folder)]
+    name: Annotated[str, AfterValidator(_checked_name)]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     arrivals: Annotated[Arrivals, ARRIVALS] | None = None
     requests: Requests | None = None
@@ -127,9 +129,11 @@ class Scenario(Strict):
     phases: Phases
     limits: Limits = Limits()
     stop_when: Annotated[
-        StopWhen | None, BeforeValidator(_or_never), PlainSerializer(_never_or, when_used="json")
+        StopWhen | None,
+        BeforeValidator(_none_if_never),
+        PlainSerializer(_stop_when_as_data, when_used="json"),
     ] = StopWhen()
-    prompts: Annotated[PromptKind, PROMPTS, BeforeValidator(_or_synthetic)] = Synthetic()
+    prompts: Annotated[PromptKind, PROMPTS, BeforeValidator(_synthetic_by_default)] = Synthetic()
     slo: SloList = ()
     instrument: Instrument = Instrument()
     _source: str = PrivateAttr(default="")  # no field: it is no key of the file
@@ -154,7 +158,7 @@ class Scenario(Strict):
         return Scenario.model_validate(values).from_source(self.source)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _is_consistent(self) -> Self:
         problems = list(self._problems())
         if problems:
             raise as_validation_error(problems)
@@ -172,21 +176,20 @@ class Scenario(Strict):
         else:
             for key in ("requests", "session", "chain"):
                 if getattr(self, key):
-                    yield (key,), "with classes this stands in each class; move it there"
+                    yield (key,), "with classes this key belongs in each class; move it there"
             yield from self._problems_of_classes(has_texts)
-        of_classes = [parse_slo(t) for c in self.classes.values() for t in c.slo_texts()]
-        lonely = ungrounded(self.promises(), elsewhere=of_classes)
-        if lonely is not None and not self.promised():
-            yield ("slo",), lonely
+        problem = ungrounded(self.slos(), elsewhere=self.all_slos())
+        if problem is not None and not self.own_slo_metrics():
+            yield ("slo",), problem
 
     def _problems_of_classes(self, has_texts: bool) -> Iterator[Problem]:
-        shares = [name for name, c in self.classes.items() if c.arrivals is None]
-        if shares and self.arrivals is None:
-            yield ("arrivals",), f"this key is required: class '{shares[0]}' has none of its own"
-        if not shares and self.arrivals is not None:
+        sharing = [name for name, c in self.classes.items() if c.arrivals is None]
+        if sharing and self.arrivals is None:
+            yield ("arrivals",), f"this key is required: class '{sharing[0]}' has no arrivals"
+        if not sharing and self.arrivals is not None:
             yield ("arrivals",), "every class has arrivals of its own; remove these"
         for name, own in self.classes.items():
-            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", name):
+            if not _NAME.fullmatch(name):
                 yield ("classes", name), f"{name!r} cannot name a class; use letters, digits, _ . -"
             if own.arrivals is not None and own.weight is not None:
                 problem = "a weight shares the scenario's arrivals, and this class has its own"
@@ -196,66 +199,75 @@ class Scenario(Strict):
 
     @property
     def horizon_s(self) -> float:
-        """How long requests arrive: warm-up and measured window together."""
+        """The length of the arrivals: warm-up plus measured window."""
         return self.phases.warmup + self.phases.measure
 
     def traffic(self) -> dict[str, TrafficClass]:
-        """Every class by name; a scenario without classes is one, called `default`, without
-        promises (those are the scenario's)."""
+        """Every class by name. A scenario without classes has one, `default`, without SLOs (they
+        are the scenario's)."""
         if self.classes:
             return self.classes
         own = {"requests": self.requests, "session": self.session, "chain": self.chain}
         return {ONLY_CLASS: TrafficClass.model_validate(own, strict=False)}
 
     def is_closed_loop(self, class_name: str) -> bool:
-        """Whether a class's requests wait for its users' earlier ones."""
+        """Whether a class is a closed loop: its users wait for a response before the next
+        request."""
         arrivals = self.traffic()[class_name].arrivals or self.arrivals
         return arrivals is not None and arrivals.pause() is not None
 
     def names(self) -> Names:
-        """What class_id and tenant_id of the schedule mean."""
+        """The names behind class_id and tenant_id of the schedule."""
         traffic = self.traffic()
-        return Names(classes=tuple(traffic), tenants=tenants_of(list(traffic.values())))
+        tenants = dict.fromkeys(own.tenant for own in traffic.values())
+        return Names(classes=tuple(traffic), tenants=tuple(tenants))
 
     def slo_texts(self) -> tuple[str, ...]:
-        """The promises about all traffic, presets written out."""
+        """The SLO expressions about all traffic, with presets expanded."""
         return expanded(self.slo)
 
-    def promises(self) -> tuple[Slo, ...]:
-        """The SLO expressions about all traffic, parsed, in the order they are written."""
-        return tuple(parse_slo(text) for text in self.slo_texts())
+    def slos(self) -> tuple[Slo, ...]:
+        """The SLOs about all traffic, parsed, in file order."""
+        return tuple(map(parse_slo, self.slo_texts()))
 
-    def promised(self) -> tuple[str, ...]:
-        """The per-request metrics of which requests may bring a limit of their own."""
-        kinds = (self.arrivals, *(one.arrivals for one in self.classes.values()))
-        return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.promised()))
+    def slos_by_class(self) -> dict[str, tuple[Slo, ...]]:
+        """The SLOs that apply to the requests of each class: the shared ones and its own."""
+        shared = self.slos()
+        return {name: (*shared, *own.slos()) for name, own in self.traffic().items()}
+
+    def all_slos(self) -> tuple[Slo, ...]:
+        """Every SLO of the scenario: the shared ones, then those of each class."""
+        own = (slo for traffic in self.classes.values() for slo in traffic.slos())
+        return (*self.slos(), *own)
+
+    def own_slo_metrics(self) -> tuple[str, ...]:
+        """The per-request metrics for which requests may carry limits of their own."""
+        kinds = (self.arrivals, *(own.arrivals for own in self.classes.values()))
+        return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.own_slo_metrics()))
 
     def limits_by_class(self) -> tuple[LimitsS, ...]:
-        """What each class's requests were promised about the metrics that a server can schedule by,
-        by class_id; the tightest where there are several. A request's own limit goes before it."""
-        shared = self.promises()
-        limits = []
-        for asked in self.traffic().values():
-            slos = [*shared, *(parse_slo(text) for text in asked.slo_texts())]
-            limits.append(tuple(_tightest(slos, metric) for metric in OWN_SLO))
-        return tuple(limits)
+        """The per-request limits of each class for the metrics in `OWN_SLO`, by class_id; the
+        tightest of several, None without a limit. A limit of the request's own takes precedence."""
+        return tuple(
+            tuple(_tightest(slos, metric) for metric in OWN_SLO)
+            for slos in self.slos_by_class().values()
+        )
 
     @property
     def lateness_limit_s(self) -> float:
-        """The p99 dispatch lateness above which a run is invalid: as set, or max(5 ms, 2 % of the
-        tightest TTFT limit, of any class)."""
+        """The p99 dispatch lateness above which a run is invalid: the configured value, or
+        max(5 ms, 2 % of the tightest TTFT limit of any class)."""
         if self.instrument.lateness is not None:
             return self.instrument.lateness
-        texts = [*self.slo_texts(), *(t for c in self.classes.values() for t in c.slo_texts())]
-        return lateness_limit_s(parse_slo(text) for text in texts)
+        return lateness_limit_s(self.all_slos())
 
     def resolved(self) -> dict[str, Any]:
-        """Every key with its value, defaults included, as JSON; `model_validate` reads it back."""
+        """Every key with its value, including defaults, as JSON data for `model_validate`."""
         return as_data(self)
 
     def to_yaml(self) -> str:
-        """The scenario as a file that reads back as an equal one: units as strings, and no key that
-        equals its default except `schema`, which every file carries."""
+        """The scenario as a YAML file that loads as an equal scenario. Keys that equal their
+        default are left out, except `schema`."""
         values = as_data(self, exclude_defaults=True)
         return write_document({"schema": self.schema_version, **values})
 
@@ -267,10 +279,10 @@ def _tightest(slos: Sequence[Slo], metric: str) -> float | None:
 def load_scenario(
     path_or_name: str | Path, overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> Scenario:
-    """A scenario from a file, or a shipped one by name (`quickstart`, `scenarios/quickstart.yaml`),
-    with `a.b=c` settings applied on top.
+    """A scenario from a file, or a shipped scenario by name (`quickstart`,
+    `scenarios/quickstart.yaml`), with `a.b=c` settings applied.
 
-    Raises ScenarioError with one `file:line: key.path: problem` line for every mistake.
+    Raises ScenarioError with one `file:line: key.path: problem` line per mistake.
     """
     label, text = read_source(path_or_name)
     document = parse_document(text, label, ScenarioError)
@@ -282,7 +294,7 @@ def load_scenario(
 def varied(scenario: Scenario, settings: Mapping[str, object], flag: str = "--set") -> Scenario:
     """The same scenario with values set by dotted path. Raises ScenarioError that names `flag`."""
     document = parse_document(scenario.to_yaml(), scenario.name, ScenarioError)
-    document.lines.clear()  # of a text that nobody wrote
+    document.lines.clear()  # line numbers of generated text mean nothing to the user
     override(document, settings, flag)
     return _checked(document).from_source(scenario.source)
 
@@ -300,7 +312,7 @@ def scenario_from_flags(
     name: str = "command_line",
     overrides: Sequence[str] | Mapping[str, object] = (),
 ) -> Scenario:
-    """The Poisson scenario that a command line without a file describes. Raises ScenarioError that
+    """The Poisson scenario for a command line without a scenario file. Raises ScenarioError that
     names the flag."""
     values: dict[str, Any] = {
         "name": name,
@@ -327,16 +339,16 @@ def scenario_from_flags(
 
 
 def shipped_scenarios() -> list[str]:
-    """The names of the scenarios that come with slobench, sorted."""
+    """The names of the scenarios shipped with slobench, sorted."""
     folder = importlib.resources.files("scenarios")
     files = [file.name for file in folder.iterdir() if file.name.endswith(".yaml")]
     return sorted(name.removesuffix(".yaml") for name in files)
 
 
 def read_source(path_or_name: str | Path) -> tuple[str, str]:
-    """(label, text) of a scenario file or a shipped scenario; the label is what messages call it.
+    """(label, text) of a scenario file or a shipped scenario; messages use the label.
 
-    Raises ScenarioError when there is none, or it cannot be read as UTF-8.
+    Raises ScenarioError if it does not exist or is not UTF-8 text.
     """
     path = Path(path_or_name)
     name = path.name.removesuffix(".yaml")
@@ -348,7 +360,7 @@ def read_source(path_or_name: str | Path) -> tuple[str, str]:
         return f"scenarios/{name}.yaml", resource.read_text("utf-8")
     except FileNotFoundError:
         hint = nearest(name, shipped_scenarios())
-        problem = f"no such file, and no scenario '{name}' is shipped; {hint}"
+        problem = f"no such file and no shipped scenario '{name}'; {hint}"
         raise ScenarioError(f"{path_or_name}: {problem}") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

@@ -1,8 +1,8 @@
-"""The schedule: every request of a run as one row, made before the clock starts.
+"""The schedule: every request of a run as one row, computed before the clock starts.
 
-A pure function of the scenario (and of the local files it names). Each purpose (arrivals, input
-lengths, …) of each class draws from its own PCG64 stream, so that changing one leaves the others as
-they were.
+A schedule is a pure function of the scenario and of the local files that it names. Each purpose
+(arrivals, input lengths, …) of each class draws from a random stream of its own, so a change to one
+of them leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError, nearest
 from loadgen.records import EDGES, LATER, SCHEDULE, Edges, Phase, Schedule
-from loadgen.workload.arrivals import Arrivals
+from loadgen.workload.arrivals import Arrivals, Traffic
 from loadgen.workload.classes import TrafficClass
-from loadgen.workload.durations import Durations
-from loadgen.workload.layout import Index, Layout, Owner, joined, lay_out, places, row_numbers
-from loadgen.workload.prompts import entry_of, planned_tokens
-from loadgen.workload.random_streams import Purpose, stream
+from loadgen.workload.layout import (
+    ClassTraffic,
+    Index,
+    Layout,
+    Purpose,
+    RandomStreams,
+    joined,
+    lay_out,
+    places,
+    row_numbers,
+)
+from loadgen.workload.prompts import entry_index, planned_tokens
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.traffic import Traffic
 
 MAX_REQUESTS = 20_000_000
-"""About 1.8 GB of schedule; more is a mistyped rate."""
+"""About 1.8 GB of schedule; a larger number is most likely a mistyped rate."""
 
 
 class Plan(NamedTuple):
-    """What should happen: the requests, and which of them wait for which."""
+    """The planned requests, and the edges between requests that wait for each other."""
 
     schedule: Schedule
     edges: Edges
@@ -45,15 +52,15 @@ def make_schedule(scenario: Scenario) -> Schedule:
 def make_plan(scenario: Scenario) -> Plan:
     """All requests of a run and the edges between them.
 
-    Rows have request_id 0 … n − 1; those without parents are sorted by time, and rows of one source
-    (a session, a chain, a user) follow its first one. Equal scenarios give identical bytes on one
-    machine type. `input_tokens` counts the shared prefix and, of a session's turns, everything said
-    before (with `context: real` that is an estimate); prefix_id is above 0 for rows with a shared
-    prefix. `phase` of a row with parents is that of the soonest instant it can be due; its release
-    decides. Raises ScenarioError when nothing would arrive in the measured window, or absurdly
-    much.
+    Rows have request_id 0 … n − 1. Rows without parents are sorted by time; the other rows of a
+    source (session, chain, user) follow its first. Equal scenarios give identical bytes on one
+    machine type. `input_tokens` includes the shared prefix and, for turns of a session, the
+    conversation so far (an estimate with `context: real`). prefix_id is 0 for rows without a shared
+    prefix. `phase` of a row with parents is that of its earliest possible instant; the actual
+    release decides. Raises ScenarioError if no request falls into the measured window, or if there
+    are more than 20 million.
     """
-    whole, class_id = joined(_layouts(scenario))  # held by nobody else: 90 MB per million rows
+    whole, class_id = joined(_layouts(scenario))  # no other reference: 90 MB per million rows
     whole.rows["class_id"] = class_id
     plan = _in_order(whole, scenario.phases.warmup)
     _set_recorded_lengths(plan.schedule, scenario)
@@ -66,36 +73,36 @@ def make_plan(scenario: Scenario) -> Plan:
 
 
 def _layouts(scenario: Scenario) -> list[Layout]:
-    """The rows of each class by themselves."""
+    """The rows of each class."""
     names = scenario.names()
     layouts: list[Layout] = []
-    first_prefix = 0
-    for asked, arriving, pause, owner in _streams(scenario):
-        room = MAX_REQUESTS - sum(len(before.rows) for before in layouts)
-        layout = lay_out(asked, arriving, pause, owner, scenario.horizon_s, room)
-        if arriving.session_id is not None:
-            layout = replace(layout, source=_renumbered(arriving.session_id))
+    n_prefixes = 0
+    for part in _parts(scenario):
+        max_rows = MAX_REQUESTS - sum(len(layout.rows) for layout in layouts)
+        layout = lay_out(part, scenario.horizon_s, max_rows)
+        if part.arrivals.session_id is not None:
+            layout = replace(layout, source=_renumbered(part.arrivals.session_id))
         rows = layout.rows
-        if arriving.prefix_id is None:  # classes do not share prefixes
-            rows["prefix_id"][rows["prefix_id"] > 0] += np.uint32(first_prefix)
-            first_prefix = max(first_prefix, int(rows["prefix_id"].max(initial=0)))
-        rows["tenant_id"] = names.tenants.index(asked.tenant)
-        rows["priority"] = asked.priority
+        if part.arrivals.prefix_id is None:  # classes do not share prefixes
+            rows["prefix_id"][rows["prefix_id"] > 0] += np.uint32(n_prefixes)
+            n_prefixes = max(n_prefixes, int(rows["prefix_id"].max(initial=0)))
+        rows["tenant_id"] = names.tenants.index(part.own.tenant)
+        rows["priority"] = part.own.priority
         layouts.append(layout)
     assert len(layouts) == len(scenario.traffic()), "one layout per class"
     return layouts
 
 
 def split(schedule: Schedule, n_shards: int) -> list[Schedule]:
-    """One part per shard, by session: a session's rows stay together and in order, and the sessions
-    are dealt out in turn, so each shard sees the same process thinned, not a stretch of it."""
+    """One part per shard. The rows of a session stay together and in order; sessions are assigned
+    to shards in turn, so each shard gets a thinned copy of the process, not a section of it."""
     assert n_shards >= 1, f"a schedule cannot be split into {n_shards} parts"
     _, rank = np.unique(schedule["session_id"], return_inverse=True)
     return [schedule[rank % n_shards == shard] for shard in range(n_shards)]
 
 
 def split_plan(plan: Plan, n_shards: int) -> list[Plan]:
-    """`split`, and with each part the edges inside it; no edge leaves a session."""
+    """`split`, with the edges of each part; no edge leaves a session."""
     return [
         Plan(part, plan.edges[np.isin(plan.edges["request_id"], part["request_id"])])
         for part in split(plan.schedule, n_shards)
@@ -103,17 +110,17 @@ def split_plan(plan: Plan, n_shards: int) -> list[Plan]:
 
 
 def merge(parts: Sequence[Schedule]) -> Schedule:
-    """The schedule that `split` took apart, byte for byte."""
+    """The inverse of `split`, byte for byte."""
     rows = np.concatenate([np.empty(0, SCHEDULE), *parts])
     return rows[np.argsort(rows["request_id"], kind="stable")]
 
 
 def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
-    """The fingerprint by which two runs are known to have sent the same requests (hex); edges,
-    cancels and requests' own promises, where there are any, are part of it (a plan without them has
-    the fingerprint that it had before they existed).
+    """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
 
-    Across machine types compare recorded files: the last bit of a logarithm may differ.
+    Columns that were added later (cancellation, limits of requests) and edges count only if they
+    are used, so plans without them keep their old fingerprint. To compare machine types, compare
+    recorded files: the last bit of a logarithm may differ.
     """
     unused = [name for name in LATER if not schedule[name].any()]
     kept = _without(schedule, unused) if unused else schedule
@@ -125,47 +132,42 @@ def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
 
 def _without(schedule: Schedule, columns: Sequence[str]) -> NDArray[np.void]:
     names = [name for name in schedule.dtype.names or () if name not in columns]
-    rows = np.empty(len(schedule), [(name, schedule.dtype[name]) for name in names])
-    for name in names:
-        rows[name] = schedule[name]
-    return rows
+    return schedule[names].astype([(name, schedule.dtype[name]) for name in names])
 
 
-def _streams(
-    scenario: Scenario,
-) -> Iterator[tuple[TrafficClass, Traffic, Durations | None, Owner]]:
-    """Every class with what arrives for it: its share of the scenario's stream, or its own."""
-    classes, has_names = scenario.traffic(), bool(scenario.classes)
-    sharing = [name for name, asked in classes.items() if asked.arrivals is None]
+def _parts(scenario: Scenario) -> Iterator[ClassTraffic]:
+    """Every class with its arriving requests: a share of the scenario's arrivals, or its own."""
+    classes = scenario.traffic()
+    sharing = [name for name, own in classes.items() if own.arrivals is None]
     shares: dict[str, Traffic] = {}
     if sharing:
-        assert scenario.arrivals is not None, "a scenario whose class has no arrivals is refused"
-        whole = _arriving(scenario, scenario.arrivals, ())
-        shares = _shared_out(whole, sharing, classes, scenario)
-    for name, asked in classes.items():
-        owner = Owner(scenario.seed, (name,) if has_names else ())
-        arrivals = asked.arrivals or scenario.arrivals
-        assert arrivals is not None, "a scenario without arrivals is refused on reading"
-        arriving = shares[name] if name in shares else _arriving(scenario, arrivals, owner.name)
-        yield asked, arriving, arrivals.pause(), owner
+        assert scenario.arrivals is not None, "validation rejects a class without arrivals"
+        whole = _traffic(scenario, scenario.arrivals, RandomStreams(scenario.seed))
+        shares = _shares(whole, sharing, classes, scenario)
+    for name, own in classes.items():
+        streams = RandomStreams(scenario.seed, (name,) if scenario.classes else ())
+        arrivals = own.arrivals or scenario.arrivals
+        assert arrivals is not None, "validation rejects a scenario without arrivals"
+        traffic = shares[name] if name in shares else _traffic(scenario, arrivals, streams)
+        yield ClassTraffic(own, traffic, arrivals.pause(), streams)
 
 
-def _arriving(scenario: Scenario, arrivals: Arrivals, owner: tuple[str, ...]) -> Traffic:
+def _traffic(scenario: Scenario, arrivals: Arrivals, streams: RandomStreams) -> Traffic:
     horizon_s = scenario.horizon_s
     rate = arrivals.mean_rate_per_s(horizon_s)
     if rate is not None and rate * horizon_s > MAX_REQUESTS:
         raise ScenarioError(
-            f"{scenario.name}: {rate:g}/s over {horizon_s:g}s asks for {rate * horizon_s:.3g} "
-            f"requests, at most {MAX_REQUESTS:.0e}; lower arrivals.rate or phases.measure"
+            f"{scenario.name}: {rate:g}/s over {horizon_s:g}s are {rate * horizon_s:.3g} requests, "
+            f"at most {MAX_REQUESTS:.0e}; lower arrivals.rate or phases.measure"
         )
-    return arrivals.traffic(stream(scenario.seed, Purpose.arrivals, *owner), horizon_s)
+    return arrivals.traffic(streams.stream(Purpose.arrivals), horizon_s)
 
 
-def _shared_out(
+def _shares(
     whole: Traffic, sharing: Sequence[str], classes: dict[str, TrafficClass], scenario: Scenario
 ) -> dict[str, Traffic]:
-    """The stream of the scenario by class: as a trace names them, else by weight, one independent
-    draw for each arrival (a Poisson stream thinned so is Poisson in every class)."""
+    """The scenario's arrivals by class: by the class names of a trace, else by weight with an
+    independent draw for each arrival (so a Poisson stream is Poisson in every class)."""
     if len(sharing) == 1 and whole.class_name is None:
         return {sharing[0]: whole}
     if whole.class_name is not None and scenario.classes:
@@ -173,24 +175,27 @@ def _shared_out(
             if name not in sharing:
                 hint = nearest(name, sharing)
                 raise ScenarioError(f"{scenario.name}: the trace has a class '{name}'; {hint}")
-        return {name: _chosen(whole, whole.class_name == name) for name in sharing}
+        return {name: _selected(whole, whole.class_name == name) for name in sharing}
     weights = np.array([classes[name].weight or 1.0 for name in sharing])
     cumulative = np.cumsum(weights / weights.sum())
-    drawn = stream(scenario.seed, Purpose.classes).random(len(whole)) * cumulative[-1]
-    chosen = np.minimum(np.searchsorted(cumulative, drawn, side="right"), len(sharing) - 1)
-    return {name: _chosen(whole, chosen == number) for number, name in enumerate(sharing)}
+    rng = RandomStreams(scenario.seed).stream(Purpose.classes)
+    drawn = rng.random(len(whole)) * cumulative[-1]
+    number = np.minimum(np.searchsorted(cumulative, drawn, side="right"), len(sharing) - 1)
+    return {name: _selected(whole, number == k) for k, name in enumerate(sharing)}
 
 
-def _chosen(whole: Traffic, which: NDArray[np.bool_]) -> Traffic:
-    columns = {field.name: getattr(whole, field.name) for field in fields(whole)}
-    chosen: dict[str, Any] = {
-        name: None if column is None else column[which] for name, column in columns.items()
+def _selected(whole: Traffic, mask: NDArray[np.bool_]) -> Traffic:
+    columns: dict[str, Any] = {
+        field.name: column[mask]
+        for field in fields(whole)
+        if (column := getattr(whole, field.name)) is not None
     }
-    return Traffic(**chosen)
+    return Traffic(**columns)
 
 
 def _renumbered(session_id: NDArray[np.uint32]) -> Index:
-    """Sessions from 0 in order of their first row; 0 is none, a session of its own."""
+    """Session numbers from 0 in order of their first row. Each row with id 0 (no session) becomes a
+    session of its own."""
     ids = session_id.astype(np.int64)
     is_alone = ids == 0
     ids[is_alone] = int(ids.max(initial=0)) + np.arange(1, int(is_alone.sum()) + 1)
@@ -199,15 +204,16 @@ def _renumbered(session_id: NDArray[np.uint32]) -> Index:
 
 
 def _ranked(number: Index) -> Index:
-    """Numbers 0 … k renumbered in order of their first row, those that do not occur left out.
+    """Numbers 0 … k, renumbered without gaps in order of their first row.
 
-    Without sorting: `np.unique` of a million rows took 60 MB more (schedule_speed.py).
+    Works without sorting: `np.unique` of a million rows took 60 MB more (schedule_speed.py).
     """
-    if not len(number) or bool(np.all(number[1:] >= number[:-1])):  # in order, gaps at most
+    if not len(number) or bool(np.all(number[1:] >= number[:-1])):  # in order, perhaps with gaps
         steps = np.diff(number, prepend=number[:1]) != 0
         return np.cumsum(steps, dtype=np.int32)
     first = np.full(int(number.max()) + 1, -1, np.int32)
-    first[number[::-1]] = row_numbers(len(number))[::-1]  # the last write is the first row
+    # in reverse, because the last write wins: it is that of the first row
+    first[number[::-1]] = row_numbers(len(number))[::-1]
     used = places(first >= 0)
     rank = np.empty(len(first), np.int32)
     rank[used[np.argsort(first[used])]] = row_numbers(len(used))
@@ -215,10 +221,10 @@ def _ranked(number: Index) -> Index:
 
 
 def _in_order(whole: Layout, warmup_s: float) -> Plan:
-    """Numbers the rows: by when their source arrived, and as laid out within it."""
+    """The plan with rows ordered by the arrival of their source, in layout order within it."""
     rows, n = whole.rows, len(whole.rows)
     is_sorted = bool(np.all(whole.starts_s[1:] >= whole.starts_s[:-1]))
-    if is_sorted:  # as one stream is: nothing to move, a copy of a million rows would be 70 MB
+    if is_sorted:  # as a single stream is; a copy of a million rows would take 70 MB
         order: slice | Index = slice(None)
         number = row_numbers(n)
         schedule = rows
@@ -237,13 +243,15 @@ def _in_order(whole: Layout, warmup_s: float) -> Plan:
 
 
 def _set_recorded_lengths(schedule: Schedule, scenario: Scenario) -> None:
-    """With recorded prompts: the lengths of the one each row sends, a shared prefix left out."""
+    """With recorded prompts, set each row's lengths to those of its prompt, without a prefix."""
     kind = scenario.prompts
     recorded = kind.recorded()
     if not recorded:
         return
     tokenizer = kind.load_tokenizer()
-    chosen = np.array([entry_of(int(s), len(recorded)) for s in schedule["prompt_seed"]], np.int64)
+    chosen = np.array(
+        [entry_index(int(s), len(recorded)) for s in schedule["prompt_seed"]], np.int64
+    )
     inputs = np.array([planned_tokens(prompt, kind, tokenizer) for prompt in recorded])
     outputs = np.array([prompt.output_tokens or 0 for prompt in recorded])
     schedule["input_tokens"] = inputs[chosen]

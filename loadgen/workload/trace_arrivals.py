@@ -1,4 +1,4 @@
-"""Requests replayed from a recorded trace, with the lengths and prefixes they had."""
+"""Replay of a recorded trace, with its lengths, prefixes and sessions."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from loadgen.errors import TraceFileError, nearest
 from loadgen.records import OWN_SLO, Times
-from loadgen.registry import Block
+from loadgen.registry import Strict
 from loadgen.units import Rate, Seconds, Share
-from loadgen.workload.arrivals import Arrivals
-from loadgen.workload.traces.auto import Auto
-from loadgen.workload.traces.file import load_trace
+from loadgen.workload.arrivals import Arrivals, Traffic
+from loadgen.workload.traces.file import Auto, load_trace
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
-from loadgen.workload.traffic import Traffic
 
 Index = NDArray[np.int32]  # row numbers
 
 
-class Window(Block):
-    """A part of a trace, counted from its first request; `to` is not in it."""
+class Window(Strict):
+    """A part of a trace, in time since its first request; `to` is exclusive."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
     from_s: Annotated[Seconds, Field(alias="from", ge=0)] = 0.0
     to_s: Annotated[Seconds | None, Field(alias="to")] = None
 
@@ -39,8 +36,8 @@ class Window(Block):
 
 @dataclass(frozen=True, slots=True)
 class _Cycle:
-    """What is replayed: row numbers of the trace, their instants in the replay, and after how long
-    it would begin anew (0 for a single request, which has no rate of its own)."""
+    """One round of the replay: row numbers of the trace, their instants in the replay, and the
+    length of the round (0 for a single request, which has no rate)."""
 
     trace: Trace
     rows: Index
@@ -49,17 +46,17 @@ class _Cycle:
 
 
 class TraceArrivals(Arrivals):
-    """Instants, lengths, shared prefixes, sessions and promises of a recorded trace, row by row.
+    """Instants, lengths, shared prefixes, sessions and SLOs of a recorded trace, row by row.
 
-    In this order: `only` keeps some of the file's classes, `window` cuts a part out, `thin` keeps
-    each request with that probability p, independently (a dispersion of I becomes 1 + p(I − 1)),
-    `time_scale` multiplies instants (0.5 plays twice as fast) or `rate` chooses the scale that
-    gives this mean rate, `loop` begins anew when the part is over (with prefixes of its own in each
-    round, so that a repetition does not look like cache hits).
+    Applied in this order: `only` selects classes of the file; `window` selects a part; `thin` keeps
+    each request with probability p, independently (a dispersion of I becomes 1 + p(I − 1));
+    `time_scale` multiplies instants (0.5 plays twice as fast), or `rate` chooses the scale for this
+    mean rate; `loop` repeats the part (each round has prefixes of its own, so that repetition
+    causes no cache hits).
 
-    The mean rate of n requests over a part of length T is n/T; without a `window` T is the time of
-    the last request · n/(n − 1), one mean gap after it. A trace that is over earlier than the run
-    leaves the rest empty. `path` is relative to where slobench runs.
+    The mean rate of n requests in a part of length T is n/T; without a `window`, T is the time of
+    the last request · n/(n − 1), one mean gap after it. If the trace ends before the run, no more
+    requests arrive. `path` is relative to the current directory.
     """
 
     kind = "trace"
@@ -74,7 +71,7 @@ class TraceArrivals(Arrivals):
     loop: bool = False
 
     @model_validator(mode="after")
-    def _says_one_speed(self) -> Self:
+    def _has_one_speed(self) -> Self:
         if self.rate is not None and self.time_scale is not None:
             raise ValueError("rate and time_scale both set the speed; remove one of them")
         return self
@@ -89,12 +86,12 @@ class TraceArrivals(Arrivals):
         return float(self.thin * n_rows / horizon_s)
 
     def traffic(self, rng: np.random.Generator, horizon_s: float) -> Traffic:
-        """The replayed requests before `horizon_s` with everything the trace says about them.
+        """The replayed requests before `horizon_s` with all their columns.
 
-        Raises TraceFileError where the file cannot be read, or nothing of it is left to replay.
+        Raises TraceFileError if the file cannot be read or contains nothing to replay.
         """
         cycle, trace = self._cycle, self._cycle.trace
-        # One round more than the quotient says: its last bit may put a row just before the horizon.
+        # One round more than the quotient: rounding may put one more row before the horizon.
         n_rounds = int(np.ceil(horizon_s / cycle.period_s)) + 1 if self.loop else 1
         kept = [self._kept(rng, cycle) for _ in range(n_rounds)]
         places = np.concatenate(kept)
@@ -106,22 +103,22 @@ class TraceArrivals(Arrivals):
             scheduled_s=times_s[:n],
             input_tokens=trace.input_tokens[rows],
             output_tokens=trace.output_tokens[rows],
-            prefix_id=_of_its_round(trace.prefix_ids, rows, round_of),
+            prefix_id=_distinct_ids(trace.prefix_ids, rows, round_of),
             prefix_tokens=trace.prefix_tokens[rows] if trace.prefix_ids.any() else None,
-            session_id=_of_its_round(trace.session_ids, rows, round_of),
+            session_id=_distinct_ids(trace.session_ids, rows, round_of),
             class_name=np.array(trace.classes)[trace.class_ids[rows]]
             if len(trace.classes) > 1
             else None,
             **{column: limits_s[rows] for column, limits_s in trace.slo_s.items()},
         )
 
-    def promised(self) -> tuple[str, ...]:
-        """A format that reads promises where a file has them is asked by reading the file."""
-        named = self.format.promised()
-        return named or tuple(m for m, own in OWN_SLO.items() if own in self._cycle.trace.slo_s)
+    def own_slo_metrics(self) -> tuple[str, ...]:
+        """The metrics with limits in the trace. Reads the file if the format cannot name them."""
+        metrics = self.format.own_slo_metrics()
+        return metrics or tuple(m for m, own in OWN_SLO.items() if own in self._cycle.trace.slo_s)
 
     def notes(self) -> tuple[str, ...]:
-        """What reading the file dropped, reordered or approximated."""
+        """The rows that were dropped, reordered or approximated on reading."""
         return self._cycle.trace.notes
 
     def _kept(self, rng: np.random.Generator, cycle: _Cycle) -> Index:
@@ -148,7 +145,7 @@ class TraceArrivals(Arrivals):
             raise TraceFileError(f"{self.path}: none of its {n} requests lies in the window")
         period_s = float(min(end_s, to_s)) - window.from_s
         if period_s <= 0 and (self.loop or self.rate is not None):
-            raise TraceFileError(f"{self.path}: all requests at one instant: there is no rate")
+            raise TraceFileError(f"{self.path}: all requests at one instant, so there is no rate")
         scale = self.time_scale or 1.0
         if self.rate is not None:
             scale = self.thin * len(rows) / period_s / self.rate
@@ -161,14 +158,14 @@ class TraceArrivals(Arrivals):
             if name not in trace.classes:
                 hint = nearest(name, trace.classes)
                 raise TraceFileError(f"{self.path}: has no class '{name}'; {hint}")
-        wanted = [k for k, name in enumerate(trace.classes) if name in self.only]
-        return np.flatnonzero(np.isin(trace.class_ids, wanted)).astype(np.int32)
+        selected = [k for k, name in enumerate(trace.classes) if name in self.only]
+        return np.flatnonzero(np.isin(trace.class_ids, selected)).astype(np.int32)
 
 
-def _of_its_round(
+def _distinct_ids(
     ids: NDArray[np.uint32], rows: Index, round_of: Index
 ) -> NDArray[np.uint32] | None:
-    """Ids of a column (0 = none) made distinct between rounds; None where the trace has none."""
+    """The ids of a column (0 = none), distinct between rounds; None if the trace has none."""
     if not ids.any():
         return None
     chosen, n_ids = ids[rows], np.uint32(ids.max())

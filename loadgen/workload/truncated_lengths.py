@@ -1,4 +1,5 @@
-"""Continuous laws made into lengths: rounded to the nearest integer and truncated to min … max."""
+"""Length distributions from continuous laws, rounded to the nearest integer and truncated to
+min … max."""
 
 from __future__ import annotations
 
@@ -10,19 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from loadgen.workload.lengths import Lengths, Shares, TokenCounts, Tokens, check_order
+from loadgen.workload.lengths import Bounded, Shares, TokenCounts, Tokens
 
 Reals = NDArray[np.float64]
 LEAST_SHARE_INSIDE = 1e-3
 
 
-class Truncated(Lengths):
+class Truncated(Bounded):
     """A positive or real variable Y with distribution function F, rounded and *truncated* to
-    min … max: what falls outside is drawn again, so no probability piles up at the ends (as
-    clamping would make it).
+    min … max: values outside are drawn again. (Clamping would pile up probability at the ends.)
 
-    P(x) = [F(x + ½) − F(x − ½)] / [F(max + ½) − F(min − ½)]. Truncation moves the mean and the
-    median; `mean` and `sd` are the truncated ones, summed over the integers.
+    P(x) = [F(x + ½) − F(x − ½)] / [F(max + ½) − F(min − ½)]. Truncation changes the mean and the
+    median; `mean` and `sd` are those of the truncated law, summed over the integers.
     """
 
     @abstractmethod
@@ -40,12 +40,12 @@ class Truncated(Lengths):
     def draw(self, rng: np.random.Generator, n: int) -> TokenCounts:
         least, greatest = self.support
         lengths = np.empty(n, np.uint32)
-        wanted = np.arange(n)
-        while wanted.size:
-            drawn = np.rint(self._continuous(rng, wanted.size))
+        open_rows = np.arange(n)
+        while open_rows.size:
+            drawn = np.rint(self._continuous(rng, open_rows.size))
             is_inside = (drawn >= least) & (drawn <= greatest)
-            lengths[wanted[is_inside]] = drawn[is_inside]
-            wanted = wanted[~is_inside]
+            lengths[open_rows[is_inside]] = drawn[is_inside]
+            open_rows = open_rows[~is_inside]
         return lengths
 
     def _ends(self) -> tuple[float, float]:
@@ -55,7 +55,7 @@ class Truncated(Lengths):
 
 
 class Normal(Truncated):
-    """N(mean, sd²), rounded and truncated; `min` is 1 unless stated."""
+    """N(mean, sd²), rounded and truncated; `min` is 1 by default."""
 
     kind = "normal"
     centre: Annotated[float, Field(gt=0, alias="mean")]
@@ -69,22 +69,18 @@ class Normal(Truncated):
         _check_reachable(_normal_share(*z), self.min, self.max, f"mean {self.centre:g}", "mean")
         return self
 
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
-
     def _continuous(self, rng: np.random.Generator, n: int) -> Reals:
         return rng.normal(self.centre, self.spread, n)
 
     def _below(self, y: Reals) -> Shares:
-        from scipy.special import ndtr  # 0.1 s to import, and plain draws do not need it
+        from scipy.special import ndtr  # 0.1 s to import; draws do not need it
 
         return np.asarray(ndtr((y - self.centre) / self.spread))
 
 
 class Lognormal(Truncated):
-    """exp(X), X normal with mean ln(median) and deviation sigma, rounded and truncated; `min` is 1
-    unless stated."""
+    """exp(X), X normal with mean ln(median) and standard deviation sigma, rounded and truncated;
+    `min` is 1 by default."""
 
     kind = "lognormal"
     median: Annotated[float, Field(gt=0)]
@@ -98,10 +94,6 @@ class Lognormal(Truncated):
         _check_reachable(_normal_share(*z), self.min, self.max, f"median {self.median:g}", "median")
         return self
 
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
-
     def _continuous(self, rng: np.random.Generator, n: int) -> Reals:
         return rng.lognormal(log(self.median), self.sigma, n)
 
@@ -113,7 +105,7 @@ class Lognormal(Truncated):
 
 class GammaLengths(Truncated):
     """Gamma with shape k = 1/cv² and scale mean · cv² (before truncation), rounded and truncated;
-    `min` is 1 unless stated. cv 1 is exponential."""
+    `min` is 1 by default. cv 1 is exponential."""
 
     kind = "gamma"
     centre: Annotated[float, Field(gt=0, alias="mean")]
@@ -123,14 +115,9 @@ class GammaLengths(Truncated):
 
     @model_validator(mode="after")
     def _is_reachable(self) -> Self:
-        check_order(self.min, self.max)
         low, high = self._ends()
         _check_reachable(high - low, self.min, self.max, f"mean {self.centre:g}", "mean")
         return self
-
-    @property
-    def support(self) -> tuple[int, int]:
-        return self.min, self.max
 
     def _continuous(self, rng: np.random.Generator, n: int) -> Reals:
         return rng.gamma(self._shape, self.centre / self._shape, n)
@@ -150,8 +137,8 @@ def _normal_share(low_z: float, high_z: float) -> float:
 
 
 def _check_reachable(share: float, low: int, high: int, centre: str, key: str) -> None:
-    """Raises ValueError where a length would take a thousand draws: surely not what was meant."""
-    check_order(low, high)
+    """Raise ValueError if min … max holds so little of the law that a length takes over 1000 draws,
+    which is surely a mistake in the scenario."""
     if share < LEAST_SHARE_INSIDE:
         raise ValueError(
             f"less than 0.1% of this distribution ({centre}) lies between "

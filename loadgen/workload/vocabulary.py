@@ -1,4 +1,4 @@
-"""Common English words, lower case and ASCII, that synthetic prompts are made of."""
+"""Common English words, lower case and ASCII, for synthetic prompts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ COMMON: tuple[str, ...] = tuple(
     had an they which one you were all her she there would their we him been has when who will no
     more if out so said what up its about into than them can only other new some could time these
     two may then do first any my now such like our over man me even most made
-    """.split()  # noqa: SIM905 - a list of words reads better as text
+    """.split()  # noqa: SIM905 - words are easier to read without quotes
 )
-"""The most frequent words of English prose, the shortest and most frequent first: those that a
-tokenizer trained on English is the likeliest to have whole."""
+"""The most frequent words of English prose, short and frequent words first: tokenizers trained on
+English most likely have them as single tokens."""
 
 WORDS: tuple[str, ...] = tuple(
     """
@@ -72,5 +72,5 @@ WORDS: tuple[str, ...] = tuple(
     wash watch water wave way weather week weight well west wheel when where which while whistle
     white whole wide wild will wind window wing winter wire wise wish with woman wonder wood wool
     word work world worry write wrong year yellow yesterday young
-    """.split()  # noqa: SIM905  # nine hundred quoted words would read worse than a paragraph
+    """.split()  # noqa: SIM905 - nine hundred words are easier to read without quotes
 )

@@ -1,9 +1,9 @@
-"""Text of exactly so many tokens on a server whose tokenizer nobody has here.
+"""Text with an exact number of tokens for a server whose tokenizer the client does not have.
 
-A server's own counts told how many tokens each of some words has (`calibration`). Words behind a
-blank are tokenized one by one by every tokenizer that splits at blanks first (byte-level BPE,
-SentencePiece, WordPiece), so text made of such words has the sum of their tokens. An opening and a
-closing word that never change stand between it and whatever a chat template puts around it.
+The server's own counts give the number of tokens of some words (`calibration`). Tokenizers that
+split at blanks first (byte-level BPE, SentencePiece, WordPiece) tokenize words after a blank one by
+one, so a text of such words has the sum of their tokens. A constant opening and closing word
+separate the text from the server's chat template.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _CORPUS_WORDS = 20_000
 
 
 def framed(piece: str) -> str:
-    """A piece between the words that never change; it begins with a blank, or is empty."""
+    """A piece between the opening and the closing word; a piece is empty or begins with a blank."""
     return f"{OPENING}{piece} {CLOSING}"
 
 
 def unframed(text: str) -> str:
-    """What `framed` put between its two words."""
+    """The text between the two words of `framed`, without blanks around it."""
     return text.removeprefix(OPENING).removesuffix(CLOSING).strip()
 
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """`tokens[i]` is what ` words[i]` adds to a text; `overhead_tokens` is all else: the template,
-    the opening and the closing word.
+    """`tokens[i]` is the number of tokens that ` words[i]` adds to a text; `overhead_tokens` are
+    those of the template and of the opening and closing word.
     """
 
     overhead_tokens: int
@@ -41,7 +41,7 @@ class WordCounts:
     tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        assert self.words, "no word is known"
+        assert self.words, "no words"
         assert len(self.words) == len(self.tokens), "each word has its count"
         assert min(self.tokens) > 0, f"a word without tokens: {self.tokens}"
         assert self.overhead_tokens >= 0, f"a frame of {self.overhead_tokens} tokens"
@@ -52,7 +52,7 @@ class WordCounts:
 
 
 class WordText:
-    """Pieces of text by the tokens they are to have; `seed` orders the words."""
+    """Pieces of text with given numbers of tokens; `seed` determines the order of the words."""
 
     def __init__(self, counts: WordCounts, seed: int) -> None:
         self.counts = counts
@@ -68,9 +68,9 @@ class WordText:
         self._n_head = math.ceil(_HEAD_BITS / math.log2(max(2, len(self._head))))
 
     def piece(self, digest: bytes, n_tokens: int) -> tuple[str, int]:
-        """Words that a digest chooses, and how many tokens they have: `n_tokens`, or the nearest
-        that these words can make; at least one word. Different digests differ from the first words
-        on, like 80 random bits do.
+        """(words chosen by a digest, their tokens): `n_tokens` tokens, or the nearest number that
+        these words can form; at least one word. The first words hold 80 bits of the digest, so
+        different digests give different beginnings.
         """
         assert len(digest) == DIGEST_BYTES, f"a digest of {len(digest)} bytes"
         if n_tokens < self.counts.shortest_tokens:
@@ -88,10 +88,10 @@ class WordText:
             body, missing = self._body(number % _CORPUS_WORDS, left)
             if not missing or not head or left >= len(self._fillers):
                 return "".join(text for text, _ in head) + body, n_tokens - missing
-            left += head.pop()[1]  # so short that the head left a rest which no words make
+            left += head.pop()[1]  # no words have exactly the rest: shorten the head
 
     def _body(self, start: int, left: int) -> tuple[str, int]:
-        """Words from a place of the corpus on with `left` tokens, and how many are missing."""
+        """(words of the corpus from `start` on with `left` tokens, number of missing tokens)."""
         parts = []
         while left >= (room := int(self._tokens[-1] - self._tokens[start])):
             parts.append(self._corpus[self._chars[start] :])
@@ -113,22 +113,22 @@ class WordText:
 
 
 def _head_words(texts: list[str], tokens: tuple[int, ...]) -> list[tuple[str, int]]:
-    """The words that requests begin with: the shortest in tokens, so that two prompts differ within
-    their first block of a prefix cache; all, where too few are that short."""
+    """The words of the heads: those with the fewest tokens, so that two prompts differ within the
+    first block of a prefix cache; all words if there are too few of those."""
     every = list(zip(texts, tokens, strict=True))
     shortest = [(text, n) for text, n in every if n == min(tokens)]
     return shortest if len(shortest) >= _LEAST_HEAD_WORDS else every
 
 
 def _fillers(texts: list[str], tokens: tuple[int, ...]) -> list[str | None]:
-    """`fillers[n]`: words of n tokens together, None where no words are. Above the square of the
-    longest count every sum that can be reached is (Frobenius)."""
+    """`fillers[n]`: words with n tokens in total, None if there are none. Above the square of the
+    largest count every reachable sum can be formed (Frobenius)."""
     fillers: list[str | None] = [""]
     for n in range(1, max(tokens) ** 2 + max(tokens)):
-        found = (
+        candidates = (
             f"{fillers[n - size]}{text}"
             for text, size in zip(texts, tokens, strict=True)
             if size <= n and fillers[n - size] is not None
         )
-        fillers.append(next(found, None))
+        fillers.append(next(candidates, None))
     return fillers

@@ -1,1 +1,1 @@
-"""What runs a batch: torch on the CPU, or deterministic tokens without torch."""
+"""Executors, which run batches: torch on a CPU or a GPU, a simulator, and a toy without torch."""

@@ -1,4 +1,4 @@
-"""The contract of executors: a batch of rows in, one token per finished row out."""
+"""The contract of executors: a batch of rows in, a token per finished row out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from reference_engine.state.model_config import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What an executor can do. `n_host_blocks` is the host memory to swap KV to (0: it cannot);
-    `copy_s` is how long one block takes one way. `n_blocks` is how many blocks of KV it found room
-    for, 0 where it was told; `gpu` the one it computes on, by NVML's UUID (`GPU-…`), "" for none.
-    """
+    """Capabilities of an executor. `n_host_blocks` is the host memory for swapped KV, in blocks (0:
+    it cannot swap); `copy_s` is the time to copy a block in one direction. `n_blocks` is the number
+    of KV blocks that fit, of an executor that sizes itself; else 0. `gpu` is the NVML UUID
+    (`GPU-…`) of the GPU it computes on, "" on a CPU."""
 
     n_host_blocks: int = 0
     copy_s: float = 0.0
@@ -40,18 +40,20 @@ class Executor(Protocol):
 
 @runtime_checkable
 class Launching(Protocol):
-    """An executor that can begin a step and be asked for its tokens later: with `async_depth` 1
-    the next step is planned in between. One step at a time; `execute` is `launch(batch)()`."""
+    """An executor that can start a step and return its tokens later, by the function that `launch`
+    returns: with `async_depth` 1 the next step is planned in between. Steps do not overlap;
+    `execute` is `launch(batch)()`."""
 
     def launch(self, batch: StepBatch) -> Callable[[], StepResult]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What wiring tells an executor about the place it will work in. `pause` spends seconds on
-    the clock in use: `time.sleep`, or `VirtualClock.advance`. `n_host_blocks` is how many blocks
-    of KV may be swapped to host memory. `n_blocks` 0 asks an executor that `sizes_itself` for as
-    many as fit; `max_num_seqs` and `max_step_tokens` are the largest step without padding."""
+    """Model, sizes and clock that an executor is built for. `pause` spends seconds on the clock in
+    use: `time.sleep`, or `VirtualClock.advance`. `n_blocks` is the number of KV blocks; 0 requests
+    as many as fit from an executor that `sizes_itself`. `n_host_blocks` is the number of blocks
+    that may be swapped to host memory. `max_num_seqs` and `max_step_tokens` are the limits of a
+    step without padding."""
 
     model: ModelSource
     n_blocks: int
@@ -64,9 +66,9 @@ class Site:
 
 
 class ExecutorKind(Plugin, ABC):
-    """A way to run batches; its fields are its parameters. Building may take seconds and may need
-    packages that knowing the kind does not. Whoever `sizes_itself` decides how much KV there is,
-    where nobody else did."""
+    """A kind of executor; its fields are its parameters. `build` may take seconds, and may import
+    packages that the kind itself does not need. A kind that `sizes_itself` chooses the number of KV
+    blocks where the options do not."""
 
     sizes_itself: ClassVar[bool] = False
 

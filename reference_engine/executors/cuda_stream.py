@@ -1,55 +1,56 @@
-"""Where a device's work goes and how its end is known, and graphs of work that is done again and
-again: CUDA's, or on the CPU the same work called again, so that all else can be tested there."""
+"""A device and its stream of work: when the work is done, its memory, and graphs of repeated work.
+
+Graphs are CUDA's; on the CPU a graph calls the captured function again, so that everything around
+CUDA's own calls can be tested without a GPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-T = TypeVar("T")
 Work = Callable[[], torch.Tensor]
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of a device: all, what other programs hold, and the most that this one did during a
-    piece of work."""
+    """Bytes of a device: all, those that other programs hold, and the most that this program held
+    during a piece of work."""
 
     total: int
     others: int
     peak: int
 
 
-class Lane(Protocol):
-    """One device and its order of work."""
+class DeviceStream(Protocol):
+    """A device and the order of the work on it."""
 
     device: torch.device
-    gpu: str  # its UUID as NVML writes it, "" for none
-    is_pinning: bool  # whether host memory is to be pinned for copies beside the computation
+    gpu: str  # its NVML UUID, "" for a CPU
+    is_pinning: bool  # whether host memory is pinned, so that copies overlap with computation
     n_processors: int
 
     def enter(self) -> None:
-        """Make it the device of the calling thread, which is not the one that built it."""
+        """Make it the device of the calling thread, which may not be the thread that built it."""
         ...
 
-    def mark(self) -> Callable[[], None]:
-        """A function that returns once everything given to the device so far is done."""
+    def record(self) -> Callable[[], None]:
+        """A function that returns when all work given to the device so far is done."""
         ...
 
     def capture(self, work: Work) -> tuple[Callable[[], None], torch.Tensor]:
-        """Work with fixed shapes and memory, as (do it again, where its result will be). What it
-        reads and writes outside must stay where it is."""
+        """A graph of `work`, as (function that replays it, tensor of its result). The shapes and
+        the addresses of all memory that `work` reads and writes must stay the same."""
         ...
 
-    def room(self, work: Callable[[], None]) -> DeviceMemory | None:
-        """Of the device's memory; `work` is done once to see what it takes, and keeps nothing.
-        None where that cannot be told."""
+    def memory_during(self, work: Callable[[], None]) -> DeviceMemory | None:
+        """Run `work`, which must keep no memory, and measure. None where it cannot be measured."""
         ...
 
 
-class CpuLane:
-    """Everything is done at once; a graph is its work done anew."""
+class CpuStream:
+    """The CPU: all work is done when its call returns."""
 
     device = torch.device("cpu")
     gpu = ""
@@ -57,27 +58,29 @@ class CpuLane:
     n_processors = 2
 
     def enter(self) -> None:
-        """There is only one CPU."""
+        pass
 
-    def mark(self) -> Callable[[], None]:
-        return _nothing
+    def record(self) -> Callable[[], None]:
+        return lambda: None
 
     def capture(self, work: Work) -> tuple[Callable[[], None], torch.Tensor]:
         result = work()
 
-        def again() -> None:
+        def replay() -> None:
             result.copy_(work())
 
-        return again, result
+        return replay, result
 
-    def room(self, work: Callable[[], None]) -> DeviceMemory | None:
+    def memory_during(self, work: Callable[[], None]) -> DeviceMemory | None:
         return None
 
 
-class CudaLane:
-    """The current stream of a CUDA device; all graphs share one memory pool, as they never run at
-    the same time, and one stream that they are captured on, as libraries keep a workspace for each
-    (cuBLAS 32 MiB on Hopper). `cuda` is torch's module, or what stands in for it in a test."""
+class CudaStream:
+    """The current stream of a CUDA device. `cuda` is torch's module, or a stand-in in a test.
+
+    All graphs share a memory pool, as they never run at the same time, and the stream that they are
+    captured on: libraries keep a workspace for each stream (cuBLAS 32 MiB on Hopper).
+    """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self.device, self._cuda = device, cuda
@@ -91,15 +94,15 @@ class CudaLane:
     def enter(self) -> None:
         self._cuda.set_device(self.device)
 
-    def mark(self) -> Callable[[], None]:
+    def record(self) -> Callable[[], None]:
         event = self._cuda.Event()
         event.record()
         wait: Callable[[], None] = event.synchronize
         return wait
 
     def capture(self, work: Work) -> tuple[Callable[[], None], torch.Tensor]:
-        # Once outside, on the side stream that capturing asks for: kernels are compiled and
-        # libraries take their workspaces.
+        # A trial before the capture, on the side stream that a capture needs: it compiles kernels
+        # and lets libraries allocate their workspaces, neither of which can be captured.
         cuda, side = self._cuda, self._side
         side.wait_stream(cuda.current_stream(self.device))
         with cuda.stream(side):
@@ -110,7 +113,7 @@ class CudaLane:
             result = work()
         return graph.replay, result
 
-    def room(self, work: Callable[[], None]) -> DeviceMemory | None:
+    def memory_during(self, work: Callable[[], None]) -> DeviceMemory | None:
         cuda, device = self._cuda, self.device
         cuda.reset_peak_memory_stats(device)
         work()
@@ -118,7 +121,3 @@ class CudaLane:
         cuda.empty_cache()
         free, total = cuda.mem_get_info(device)
         return DeviceMemory(int(total), int(total - free - cuda.memory_reserved(device)), peak)
-
-
-def _nothing() -> None:
-    """There is nothing to wait for."""

@@ -1,6 +1,6 @@
-"""A fault on purpose: every step takes longer than it would, so that a check can be seen to notice.
+"""A deliberate fault: steps take longer than they would, to test that a check notices.
 
-What `step_delay` of the engine does: `10%` of each step's own time, or `2ms` more on each.
+The engine option `step_delay` turns it on: `10%` of each step's own time, or `2ms` on each step.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from loadgen.units import parse_duration_s, write_duration
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.state.batch import StepBatch, StepResult
 
-_MOST_SHARE = 100.0
+_MAX_SHARE = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepDelay:
-    """How much longer each step takes: a share of its own duration, and seconds."""
+    """Time added to each step: a share of its own duration, and seconds."""
 
     share: float = 0.0
     seconds: float = 0.0
 
     def of(self, duration_s: float) -> float:
-        """What a step of `duration_s` takes on top, seconds."""
+        """Seconds added to a step of `duration_s`."""
         return self.share * duration_s + self.seconds
 
     def __str__(self) -> str:
@@ -48,10 +48,11 @@ def parse_step_delay(value: object) -> StepDelay:
         share = float(text[:-1]) / 100
     except ValueError:
         raise ValueError(
-            f"{text!r} is no delay of a step; write '10%' of its own time, or e.g. '2ms'"
+            f"{text!r} is not a step delay; write a share of a step's time ('10%') or a duration "
+            "('2ms')"
         ) from None
-    if not 0 <= share <= _MOST_SHARE:
-        raise ValueError(f"{text!r}: expected 0% to {100 * _MOST_SHARE:g}%")
+    if not 0 <= share <= _MAX_SHARE:
+        raise ValueError(f"{text!r}: expected 0% to {100 * _MAX_SHARE:g}%")
     return StepDelay(share=share)
 
 
@@ -62,11 +63,11 @@ StepDelayOption = Annotated[
 
 
 class Delayed:
-    """An executor with its steps made longer.
+    """An executor with longer steps.
 
-    A pause is never exactly as long as asked, and steps are short: what one pause was too long is
-    taken off the next, so that the delay is right on average. A result that says how long its step
-    took says it with the delay.
+    A pause always takes a little longer than requested, and steps are short: the excess of a pause
+    is subtracted from the next, so that the delay is right on average. If a result carries a
+    `duration_s`, the delay is added to it.
     """
 
     def __init__(
@@ -98,5 +99,5 @@ class Delayed:
 def delayed(
     executor: Executor, delay: StepDelay, clock: Clock, pause: Callable[[float], None]
 ) -> Executor:
-    """`executor` itself where there is no delay."""
+    """`executor` with the delay; `executor` itself if the delay is 0."""
     return Delayed(executor, delay, clock, pause) if delay != StepDelay() else executor

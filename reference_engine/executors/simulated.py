@@ -1,5 +1,7 @@
-"""Steps that only take time: a cost model says how long, and every token is the same one, which
-this model is certain of: the logarithm of its probability is 0."""
+"""Simulated steps: they take the time of a cost model and compute nothing.
+
+Every token is the same letter, with probability 1 and so a log-probability of 0.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from reference_engine.state.model_config import KvDtype
 
 TOKEN = ord("x")
 SIMULATED_CONTEXT = 32_768
-"""Longest sequence of a simulated model, unless told otherwise; the real ones of these shapes have
-128 k, and a mode that reserves it would serve nobody else."""
+"""Default longest sequence of a simulated model. The real models of these shapes have 128 k; a mode
+that reserves memory for the longest sequence would then serve one request at a time."""
 
 
 class SimulatedExecutor(ExecutorKind):
-    """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, or `cpu` for a small shape; KV in
-    8 bits by `kv_dtype`. Spent on the clock in use, so that a virtual one makes it a simulator and
-    a real one a server."""
+    """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, or `cpu` for a small shape;
+    `kv_dtype` selects KV in 8 bits. A step spends its time on the clock in use: a virtual clock
+    makes a simulator, a real clock a server."""
 
     kind: ClassVar[str] = "simulated"
 
@@ -28,27 +30,27 @@ class SimulatedExecutor(ExecutorKind):
     kv_dtype: KvDtype = "auto"
 
     def build(self, site: Site) -> Executor:
-        found = machine(site.model, self.hardware, self.kv_dtype)
-        caps = Caps(site.n_host_blocks, copy_s=found.copy_token_s * site.block_tokens)
-        return Simulated(found.cost, site.pause, caps)
+        simulated = machine(site.model, self.hardware, self.kv_dtype)
+        caps = Caps(site.n_host_blocks, copy_s=simulated.copy_token_s * site.block_tokens)
+        return Simulated(simulated.cost, site.pause, caps)
 
 
 class Simulated:
-    """Pauses for what a step costs."""
+    """Pauses for the cost of each step."""
 
     def __init__(
         self, cost: CostModel, pause: Callable[[float], None], caps: Caps | None = None
     ) -> None:
         self._cost, self._pause = cost, pause
         self.caps = caps or Caps()
-        self._has_told = False  # whether anybody ever asked for logprobs
+        self._has_logprobs = False  # whether any request so far has `logprobs`
 
     def execute(self, batch: StepBatch) -> StepResult:
         duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s
         self._pause(duration_s)
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
-        # Everybody begins with a row, so that decodes need not be looked at.
-        if not self._has_told:
-            self._has_told = any(row.request.sampling.logprobs for row in batch.rows)
-        logprobs = [0.0] * n_tokens if self._has_told else None
+        # The first step of every request is a row, so that decodes need no check.
+        if not self._has_logprobs:
+            self._has_logprobs = any(row.request.sampling.logprobs for row in batch.rows)
+        logprobs = [0.0] * n_tokens if self._has_logprobs else None
         return StepResult([TOKEN] * n_tokens, logprobs, duration_s)

@@ -1,5 +1,5 @@
-"""Batches on a GPU: decode steps as CUDA graphs with logits and sampling inside, anything else step
-by step, tokens copied back by event.
+"""Batches on a GPU: decode steps as CUDA graphs that include logits and sampling, other steps
+launched kernel by kernel, tokens copied back behind an event.
 
 With `on=cpu` the same code runs without a GPU, its graphs called as functions: for tests.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, Literal
@@ -18,26 +19,30 @@ from pydantic import Field
 
 from loadgen.errors import MissingDependency, UsageError
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
-from reference_engine.executors.cuda_stream import CpuLane, CudaLane, Lane
-from reference_engine.executors.graph_sizes import blocks_that_fit, bucket_of, buckets
-from reference_engine.executors.torch_arena import Arena, Held, aligned
-from reference_engine.executors.torch_blocks import asked_for
-from reference_engine.executors.torch_sampling_requests import (
-    AsksOnDevice,
-    SamplingRequests,
-    asks_of,
-    choose,
+from reference_engine.executors.cuda_stream import CpuStream, CudaStream, DeviceStream
+from reference_engine.executors.torch_memory import (
+    Arena,
+    FixedNumbers,
+    HostKv,
+    aligned,
+    allocating,
+    blocks_that_fit,
+)
+from reference_engine.executors.torch_sampling import (
+    Draws,
+    SpecialOnDevice,
+    SpecialSampling,
+    choose_special,
+    special_sampling,
 )
 from reference_engine.executors.torch_step import (
     DECODE_FIELDS,
-    Draws,
-    Seats,
-    decode_numbers,
+    RequestRows,
     decode_step,
-    mixed,
+    mixed_inputs,
+    write_decodes,
 )
-from reference_engine.executors.torch_swap import HostKv
-from reference_engine.kernels.ops import Ops, Which, ops
+from reference_engine.kernels.ops import Kernels, Ops, ops
 from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
@@ -51,17 +56,17 @@ log = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _COPY_BYTES_PER_S = 40e9  # PCIe 5 ×16 in practice; assumed, decides between swap and recompute
-_HOST_KV_BYTES = 256 << 20  # with on=cpu: memory is taken when it is written to, not before
+_HOST_KV_BYTES = 256 << 20  # with on=cpu; the system allocates memory when it is first written
 _RESERVE_BYTES = 2 << 30  # graphs, library workspaces, fragmentation
 
-Tokens = Callable[[], StepResult]
+WaitForTokens = Callable[[], StepResult]
 
 
 class TorchCudaExecutor(ExecutorKind):
-    """`seed` of the random weights (unused with a directory); `dtype` of weights and KV, and
-    `kv_dtype` of KV alone, in 8 bits; `memory_share` of the GPU that weights, steps and KV may
-    take; `graphs` for decode steps; `fused_attention` of decodes and prompts in one launch;
-    `kernels` of Triton, or their plain twins; `on` which device.
+    """`seed` of the random weights (unused with a directory); `dtype` of weights and KV; `kv_dtype`
+    of KV alone, in 8 bits; `memory_share` of the GPU for weights, steps and KV; `graphs` for decode
+    steps; `fused_attention`: decodes and prompts in a single launch; `kernels` of Triton, or their
+    plain twins; `on`: the device.
     """
 
     kind: ClassVar[str] = "torch_cuda"
@@ -73,16 +78,16 @@ class TorchCudaExecutor(ExecutorKind):
     memory_share: float = Field(default=0.9, gt=0, le=0.98)
     graphs: bool = True
     fused_attention: bool = False
-    kernels: Which = "triton"
+    kernels: Kernels = "triton"
     on: str = Field(default="cuda", pattern=r"^(cuda(:\d+)?|cpu)$")
 
     def build(self, site: Site) -> Executor:
-        _refuse_odd_shape(site.model.config)
-        lane = _lane(self.on)
+        config = site.model.config
+        _check_head_dim(config)
+        stream = _stream(self.on)
         chosen = ops(self.kernels)
         began_s = time.monotonic()
-        weights = load(site.model, self.seed, lane.device, _DTYPES[self.dtype])
-        config = site.model.config
+        weights = load(site.model, self.seed, stream.device, _DTYPES[self.dtype])
         model = PagedLlama(
             config,
             weights,
@@ -92,8 +97,8 @@ class TorchCudaExecutor(ExecutorKind):
             self.kv_dtype,
             self.fused_attention,
         )
-        n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, lane, self.memory_share)
-        built = TorchCuda(model, chosen, site, n_blocks, lane, self.graphs)
+        n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, stream, self.memory_share)
+        built = TorchCuda(model, chosen, site, n_blocks, stream, self.graphs)
         took_s = time.monotonic() - began_s
         log.info(
             "%s on %s: %d KV blocks of %d bytes, %.1f s",
@@ -103,7 +108,7 @@ class TorchCudaExecutor(ExecutorKind):
 
 
 class TorchCuda:
-    """The runner. One step at a time: `launch`, then its tokens."""
+    """The executor. `launch` and the function that it returns alternate."""
 
     def __init__(
         self,
@@ -111,35 +116,36 @@ class TorchCuda:
         chosen: Ops,
         site: Site,
         n_blocks: int,
-        lane: Lane,
+        stream: DeviceStream,
         has_graphs: bool = True,
     ) -> None:
-        self._model, self._ops, self._lane = model, chosen, lane
-        self._most = site.max_model_len
-        with asked_for("kv_blocks", n_blocks, model.block_bytes, RuntimeError):
-            # One block more than the engine knows of: where padding is written.
+        self._model, self._ops, self._stream = model, chosen, stream
+        self._max_model_len = site.max_model_len
+        is_pinned, device, n_rows = stream.is_pinning, stream.device, site.max_num_seqs
+        with allocating("kv_blocks", n_blocks, model.block_bytes, RuntimeError):
+            # The engine's pool and the scratch block, which padding writes to.
             model.cache = model.memory(n_blocks + 1)
-        with asked_for("swap_blocks", site.n_host_blocks, model.block_bytes, RuntimeError):
-            self._host = HostKv(model.cache, site.n_host_blocks, lane.is_pinning)
+        with allocating("swap_blocks", site.n_host_blocks, model.block_bytes, RuntimeError):
+            self._host = HostKv(model.cache, site.n_host_blocks, is_pinned)
         copy_s = model.block_bytes / _COPY_BYTES_PER_S
-        self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, lane.gpu)
+        self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, stream.gpu)
         config = model.config
         self._group = config.n_heads // config.n_kv_heads
-        self._seats = Seats.of(site.max_num_seqs, site.max_model_len, site.block_tokens, n_blocks)
-        tables = torch.from_numpy(self._seats.tables.array)
-        self._device_tables = tables.to(lane.device).clone()
-        self._sizes = buckets(site.max_num_seqs)
-        self._logits = torch.empty(site.max_num_seqs, config.vocab_size, device=lane.device)
-        self._tokens = torch.zeros(site.max_num_seqs, dtype=torch.int64, pin_memory=lane.is_pinning)
-        self._logprobs = torch.zeros(site.max_num_seqs, pin_memory=lane.is_pinning)
-        self._is_under_way = False
-        self._decode_arena = Arena(
-            aligned(DECODE_FIELDS * site.max_num_seqs), lane.device, lane.is_pinning
-        )
-        self._mixed_arena = Arena(1 << 16, lane.device, lane.is_pinning)
-        self._change_arena = Arena(1 << 12, lane.device, lane.is_pinning)
-        self._ask_arena = Arena(1 << 12, lane.device, lane.is_pinning)
-        self._graphs: dict[int, tuple[Held, Callable[[], None], torch.Tensor]] = {}
+        self._rows = RequestRows.of(n_rows, site.max_model_len, site.block_tokens, n_blocks)
+        # A clone, as on the CPU `to` would return the host's own array.
+        self._device_tables = torch.from_numpy(self._rows.tables.array).to(device).clone()
+        self._sizes = buckets(n_rows)
+        # The logits of all graphs share a buffer: graphs with their own would hold 156 MB per
+        # size at 256 rows of Qwen's vocabulary.
+        self._logits = torch.empty(n_rows, config.vocab_size, device=device)  # [S, V] float32
+        self._tokens = torch.zeros(n_rows, dtype=torch.int64, pin_memory=is_pinned)
+        self._logprobs = torch.zeros(n_rows, pin_memory=is_pinned)
+        self._is_running = False
+        self._decode_arena = Arena(aligned(DECODE_FIELDS * n_rows), device, is_pinned)
+        self._mixed_arena = Arena(1 << 16, device, is_pinned)
+        self._change_arena = Arena(1 << 12, device, is_pinned)
+        self._special_arena = Arena(1 << 12, device, is_pinned)
+        self._graphs: dict[int, tuple[FixedNumbers, Callable[[], None], torch.Tensor]] = {}
         if has_graphs:
             self._capture()
 
@@ -147,12 +153,12 @@ class TorchCuda:
         return self.launch(batch)()
 
     @torch.inference_mode()
-    def launch(self, batch: StepBatch) -> Tokens:
-        """Begin a step; the returned function waits for its tokens."""
-        assert not self._is_under_way, "the step before was not waited for"
-        self._lane.enter()
+    def launch(self, batch: StepBatch) -> WaitForTokens:
+        """Start a step; the returned function waits for its tokens."""
+        assert not self._is_running, "the step before was not waited for"
+        self._stream.enter()
         if batch.copies:
-            self._host.work_off(batch.copies, self._model.cache)
+            self._host.copy_blocks(batch.copies, self._model.cache)
         rows, padding = batch.rows, batch.padding
         n_decode = len(batch.decodes) + padding.decode_rows
         bucket = bucket_of(n_decode, self._sizes)
@@ -160,32 +166,34 @@ class TorchCuda:
             return self._replay(batch.decodes, padding, bucket)
         if n_decode or rows or padding.prefill_tokens:
             return self._compute(batch)
-        return self._answer(torch.empty(0), []) if batch.copies else StepResult
+        # Copies alone are waited for, too: their block numbers are in memory that is reused.
+        return self._fetch(torch.empty(0), []) if batch.copies else StepResult
 
     # --- decode steps
 
-    def _replay(self, decodes: Sequence[Request], padding: Padding, bucket: int) -> Tokens:
-        held, again, tokens = self._graphs[bucket]
-        start = filler_start(padding, self._most)
-        asking = decode_numbers(held.numbers, decodes, padding.decode_rows, start, self._seats)
+    def _replay(self, decodes: Sequence[Request], padding: Padding, bucket: int) -> WaitForTokens:
+        inputs, replay, tokens = self._graphs[bucket]
+        start = filler_start(padding, self._max_model_len)
+        n_fillers = padding.decode_rows
+        special_indices = write_decodes(inputs.numbers, decodes, n_fillers, start, self._rows)
         self._update_tables()
-        held.send()
+        inputs.send()
         places = range(len(decodes))
-        asked = self._asked(places, decodes, asking)
-        again()
-        draws = None if asked is None else Draws.of(*held.on_device[5:])
-        return self._answer(tokens, places, asked, draws)
+        special = self._send_special(places, decodes, special_indices)
+        replay()
+        draws = None if special is None else Draws.of(*inputs.on_device[5:])
+        return self._fetch(tokens, places, special, draws)
 
     @torch.inference_mode()
     def _capture(self) -> None:
-        """A graph per bucket, the largest first, so that the smaller ones find their memory in its
-        pool."""
+        """Capture a graph per bucket, the largest first: the smaller graphs then find their memory
+        in its pool."""
         for bucket in reversed(self._sizes):
-            held = self._decode_arena.held((DECODE_FIELDS, bucket))
-            decode_numbers(held.numbers, [], 0, 0, self._seats)
-            held.send()
-            again, tokens = self._lane.capture(partial(self._decode, held.on_device))
-            self._graphs[bucket] = held, again, tokens
+            inputs = self._decode_arena.fixed((DECODE_FIELDS, bucket))
+            write_decodes(inputs.numbers, [], 0, 0, self._rows)
+            inputs.send()
+            replay, tokens = self._stream.capture(partial(self._decode, inputs.on_device))
+            self._graphs[bucket] = inputs, replay, tokens
 
     def _decode(self, numbers: torch.Tensor) -> torch.Tensor:
         step, draws = decode_step(numbers, self._device_tables, self._n_splits(numbers.shape[1]))
@@ -194,85 +202,85 @@ class TorchCuda:
 
     # --- any step
 
-    def _compute(self, batch: StepBatch) -> Tokens:
-        made = mixed(batch, self._seats, self._group, self._most)
+    def _compute(self, batch: StepBatch) -> WaitForTokens:
+        inputs = mixed_inputs(batch, self._rows, self._group, self._max_model_len)
         self._update_tables()
-        self._mixed_arena = self._mixed_arena.emptied(made.size(aligned(1)))
-        step, draws = made.put(
-            self._mixed_arena, self._device_tables, self._n_splits(made.reads.shape[1])
-        )
-        asked = self._asked(made.places, made.requests, made.asking)
+        self._mixed_arena.reset(inputs.size)
+        n_splits = self._n_splits(inputs.reads.shape[1])
+        step, draws = inputs.put(self._mixed_arena, self._device_tables, n_splits)
+        special = self._send_special(inputs.places, inputs.requests, inputs.special)
         logits = self._model.forward(step, self._logits)
-        if not made.places:
-            return self._answer(torch.empty(0), [])
+        if not inputs.places:
+            return self._fetch(torch.empty(0), [])
         tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
-        return self._answer(tokens, made.places, asked, draws)
+        return self._fetch(tokens, inputs.places, special, draws)
 
     # --- both
 
-    def _asked(
-        self, places: Sequence[int], requests: Sequence[Request], asking: Sequence[int]
-    ) -> tuple[SamplingRequests, AsksOnDevice] | None:
-        """Sent ahead of the step, so that nothing is sent while it runs. Now and not when tokens
-        come: by then a request may have been booked one more, and ask for something else."""
-        if not asking:
+    def _send_special(
+        self, places: Sequence[int], requests: Sequence[Request], indices: Sequence[int]
+    ) -> tuple[SpecialSampling, SpecialOnDevice] | None:
+        """Send the sampling of the special requests ahead of the step, so that nothing is sent
+        while it runs. It is read now and not when the tokens arrive: by then a request may have
+        been given its next token, and its bans may have ended."""
+        if not indices:
             return None
-        asks = asks_of(places, requests, asking, self._model.config.vocab_size)
-        self._ask_arena = self._ask_arena.emptied(asks.size)
-        return asks, asks.put(self._ask_arena)
+        special = special_sampling(places, requests, indices, self._model.config.vocab_size)
+        self._special_arena.reset(special.size)
+        return special, special.put(self._special_arena)
 
-    def _answer(
+    def _fetch(
         self,
         tokens: torch.Tensor,
         places: Sequence[int],
-        asked: tuple[SamplingRequests, AsksOnDevice] | None = None,
+        special: tuple[SpecialSampling, SpecialOnDevice] | None = None,
         draws: Draws | None = None,
-    ) -> Tokens:
-        """Send for the tokens; `places[i]` is where the i-th answer is. `draws` are those of the
-        step where anything is `asked`."""
+    ) -> WaitForTokens:
+        """Start the copy of `tokens` to the host; `places[i]` is the index of the i-th answer among
+        them. `draws` are those of the step, needed for `special` requests."""
         logprobs: torch.Tensor | None = None
-        if asked is not None:
-            assert draws is not None, "asked without draws"
-            on_device = asked[1]
-            chosen, logprobs = choose(self._logits, draws, on_device, self._ops.sample)
+        if special is not None:
+            assert draws is not None, "special requests without draws"
+            on_device = special[1]
+            chosen, logprobs = choose_special(self._logits, draws, on_device, self._ops.sample)
             tokens.index_copy_(0, on_device.rows, chosen)
             if logprobs is not None:
                 self._logprobs[: len(logprobs)].copy_(logprobs, non_blocking=True)
         n = len(tokens)
         self._tokens[:n].copy_(tokens, non_blocking=True)
-        done = self._lane.mark()
-        self._is_under_way = True
+        wait_for_device = self._stream.record()
+        self._is_running = True
 
         def wait() -> StepResult:
-            done()
-            self._is_under_way = False
-            found: list[int] = self._tokens[:n].tolist()
-            answers = [found[place] for place in places]
-            if asked is None or logprobs is None:
+            wait_for_device()
+            self._is_running = False
+            by_place: list[int] = self._tokens[:n].tolist()
+            answers = [by_place[place] for place in places]
+            if special is None or logprobs is None:
                 return StepResult(answers)
-            told = self._logprobs[: len(logprobs)].tolist()
-            return StepResult(answers, asked[0].told(told, len(answers)))
+            special_logprobs = self._logprobs[: len(logprobs)].tolist()
+            return StepResult(answers, special[0].all_logprobs(special_logprobs, len(answers)))
 
         return wait
 
     def _update_tables(self) -> None:
-        at, values = self._seats.tables.changes()
+        at, values = self._rows.tables.changes()
         if len(at):
-            size = 2 * aligned(len(at))
-            self._change_arena = self._change_arena.emptied(size)
-            where = self._change_arena.put(at.astype(np.int32))
-            what = self._change_arena.put(values)
+            self._change_arena.reset(2 * aligned(len(at)))
+            indices = self._change_arena.put(at.astype(np.int32))
+            blocks = self._change_arena.put(values)
             self._change_arena.send()
-            self._device_tables.view(-1).index_copy_(0, where.long(), what)
+            self._device_tables.view(-1).index_copy_(0, indices.long(), blocks)
 
     def _n_splits(self, n_rows: int) -> int:
-        return splits_for(max(n_rows, 1), self._model.config.n_kv_heads, self._lane.n_processors)
+        n_processors = self._stream.n_processors
+        return splits_for(max(n_rows, 1), self._model.config.n_kv_heads, n_processors)
 
 
-def _lane(on: str) -> Lane:
+def _stream(on: str) -> DeviceStream:
     if on == "cpu":
         torch.set_num_threads(1)
-        return CpuLane()
+        return CpuStream()
     if not torch.cuda.is_available():
         raise MissingDependency(
             f"device: 'cuda' needs an NVIDIA GPU and a CUDA build of torch; torch "
@@ -281,41 +289,61 @@ def _lane(on: str) -> Lane:
     n, device = torch.cuda.device_count(), torch.device(on)
     if (device.index or 0) >= n:
         raise UsageError(f"on: there is no '{on}'; this machine has cuda:0 to cuda:{n - 1}")
-    return CudaLane(torch.device("cuda", device.index or 0))
+    return CudaStream(torch.device("cuda", device.index or 0))
 
 
-def _refuse_odd_shape(config: ModelConfig) -> None:
+def _check_head_dim(config: ModelConfig) -> None:
     dim = config.head_dim
     if dim < 16 or dim & (dim - 1):
         raise UsageError(
-            f"shape: heads of {dim} numbers; the kernels compute powers of two from 16 on "
+            f"shape: heads of {dim} numbers; the kernels need a power of two of at least 16 "
             "(device=cpu computes any)"
         )
 
 
-def _demanding() -> Request:
-    """At its first token, and asking for all that takes memory to choose the next one: a sort and
-    sums in float64 of every logit."""
-    how = Sampling(temperature=1.0, top_p=0.9, top_k=50, logprobs=True)
+def _largest_request() -> Request:
+    """A request at its first token that needs all the memory that the choice of a token can take: a
+    sort and sums in float64 of every logit."""
+    sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, logprobs=True)
+    stop_ids = frozenset({0})
     return Request(
-        "trial", [0], 1, 0.0, min_tokens=1, stop_ids=frozenset({0}), sampling=how, blocks=[0]
+        "trial", [0], 1, 0.0, min_tokens=1, stop_ids=stop_ids, sampling=sampling, blocks=[0]
     )
 
 
 @torch.inference_mode()
-def _measured_blocks(model: PagedLlama, chosen: Ops, site: Site, lane: Lane, share: float) -> int:
-    """KV blocks that fit beside the weights and the largest step there may be, which is computed
-    once to see."""
+def _measured_blocks(
+    model: PagedLlama, chosen: Ops, site: Site, stream: DeviceStream, share: float
+) -> int:
+    """KV blocks that fit next to the weights and the largest possible step, which is computed once
+    to measure its memory."""
 
     def largest_step() -> None:
-        trial = TorchCuda(model, chosen, site, 1, lane, has_graphs=False)
-        decodes = [_demanding() for _ in range(site.max_num_seqs)]
+        trial = TorchCuda(model, chosen, site, 1, stream, has_graphs=False)
+        decodes = [_largest_request() for _ in range(site.max_num_seqs)]
         padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), 0, 0)
         trial.execute(StepBatch(decodes=decodes, padding=padding))
-        model.cache = model.memory(0)
+        model.cache = model.memory(0)  # releases the trial's KV
 
-    room = lane.room(largest_step)
-    if room is None:
+    memory = stream.memory_during(largest_step)
+    if memory is None:
         return max(_HOST_KV_BYTES // model.block_bytes, -(-site.max_model_len // site.block_tokens))
-    used_bytes = room.peak + room.others
-    return blocks_that_fit(room.total, used_bytes, share, _RESERVE_BYTES, model.block_bytes)
+    used_bytes = memory.peak + memory.others
+    return blocks_that_fit(memory.total, used_bytes, share, _RESERVE_BYTES, model.block_bytes)
+
+
+def buckets(max_rows: int) -> tuple[int, ...]:
+    """Sizes of decode steps that have a graph: 1, 2, 4, 8, then multiples of 16 up to 256, then of
+    64; the last is `max_rows`.
+
+    A step is rounded up to the next size. The added rows cost at most as much as the unused part of
+    a matrix multiplication's tile would have cost anyway.
+    """
+    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(320, max_rows + 64, 64)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+def bucket_of(n_rows: int, sizes: Sequence[int]) -> int | None:
+    """The smallest of the ascending `sizes` that holds `n_rows`; None if none does."""
+    at = bisect_left(sizes, n_rows)
+    return sizes[at] if at < len(sizes) else None

@@ -1,8 +1,9 @@
-"""Deterministic tokens without torch, through a KV memory as real as the engine's bookkeeping.
+"""Toy executor: deterministic tokens without torch, computed through a paged KV memory.
 
-Each position's "KV" is one integer: a running hash of the tokens up to it, read from the position
-before through the block table. A token therefore depends on its whole context, and a block that is
-lost, shared or overwritten by mistake changes the output, as it would in a real model.
+The "KV" of a position is an integer: a running hash of the tokens up to it, computed from that of
+the position before, which is read through the block table. A token therefore depends on its whole
+context, and a block that is lost, shared or overwritten by mistake changes the output, as in a real
+model.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _MASK = (1 << 64) - 1
 
 
 class ToyExecutor(ExecutorKind):
-    """`step_s` seconds per step and `copy_s` per block swapped; one token in `eos_every` is a stop
-    token (0: never)."""
+    """`step_s` seconds per step, `copy_s` per swapped block; on average, every `eos_every`-th token
+    is a stop token (0: none is)."""
 
     kind: ClassVar[str] = "toy"
 
@@ -68,7 +69,7 @@ class _Toy:
             memory[here] = host[there]
 
     def _run(self, row: Row) -> int:
-        """Fill a row's slots; returns the context that its next token is drawn from."""
+        """Fill the slots of a row; return the context hash that its next token is made of."""
         request, memory, size = row.request, self._memory, self._size
         blocks = request.blocks
         before = row.start - 1
@@ -87,12 +88,12 @@ class _Toy:
 
 
 def _logprob(context: int) -> float:
-    """As if the token had been chosen with a probability of n/256, n from the context."""
+    """The logarithm of a made-up probability n/256, with n from the context."""
     return log((1 + (context >> 16) % 256) / 256)
 
 
 def fold(context: int, token: int) -> int:
-    """The context hash after one more token; 64 bits.
+    """The context hash after `token`; 64 bits.
 
     Source: the finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA'14).
     """

@@ -1,1 +1,1 @@
-"""What torch has not in one piece: Triton kernels, each with its twin in `plain`."""
+"""Operations that torch lacks as a single kernel: Triton kernels and their twins in `plain`."""

@@ -1,89 +1,39 @@
-"""The operations of the paged model as one value: by Triton's kernels, or by their twins."""
+"""Operations of the paged model as a value: Triton's kernels, or their twins in plain torch."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
-import torch
+from torch import Tensor
 
 from loadgen.errors import MissingDependency
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.tiles import Tiles
 
-Which = Literal["triton", "plain"]
-
-
-class Norm(Protocol):
-    def __call__(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor: ...
-
-
-class Silu(Protocol):
-    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor: ...
-
-
-class RopeWrite(Protocol):
-    def __call__(
-        self,
-        qkv: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        qk_norm: torch.Tensor | None,
-        eps: float,
-        cache: Kv,
-    ) -> torch.Tensor: ...
-
-
-class DecodeAttention(Protocol):
-    def __call__(
-        self,
-        q: torch.Tensor,
-        cache: Kv,
-        tables: torch.Tensor,
-        rows: torch.Tensor,
-        contexts: torch.Tensor,
-        n_splits: int,
-    ) -> torch.Tensor: ...
-
-
-class ChunkAttention(Protocol):
-    def __call__(
-        self, q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Tiles
-    ) -> torch.Tensor: ...
-
-
-class FusedAttention(Protocol):
-    def __call__(
-        self,
-        q: torch.Tensor,
-        cache: Kv,
-        tables: torch.Tensor,
-        rows: torch.Tensor,
-        contexts: torch.Tensor,
-        n_splits: int,
-        tiles: Tiles,
-    ) -> torch.Tensor: ...
-
-
-class SampleTokens(Protocol):
-    def __call__(
-        self, logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor
-    ) -> torch.Tensor: ...
+Kernels = Literal["triton", "plain"]
+AddRmsNorm = Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
+SiluMul = Callable[[Tensor], Tensor]
+RopeWrite = Callable[
+    [Tensor, Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None, float, Kv], Tensor
+]
+DecodeAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, int], Tensor]
+ChunkAttention = Callable[[Tensor, Kv, Tensor, Tiles], Tensor]
+FusedAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, int, Tiles], Tensor]
+Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Ops(NamedTuple):
-    """What each computes is said in `plain`."""
+    """A function per operation. Those of `plain` define the arguments and the results."""
 
-    add_rms_norm: Norm
-    silu_mul: Silu
+    add_rms_norm: AddRmsNorm
+    silu_mul: SiluMul
     rope_write: RopeWrite
     decode_attention: DecodeAttention
     chunk_attention: ChunkAttention
     fused_attention: FusedAttention
-    sample: SampleTokens
+    sample: Sample
 
 
 PLAIN = Ops(
@@ -97,33 +47,25 @@ PLAIN = Ops(
 )
 
 
-def ops(which: Which) -> Ops:
-    """Raises MissingDependency when Triton is asked for and not installed."""
-    if which == "plain":
+def ops(kernels: Kernels) -> Ops:
+    """The operations by name. Raises MissingDependency for `triton` if it is not installed."""
+    if kernels == "plain":
         return PLAIN
     try:
-        from reference_engine.kernels import (
-            chunk_attention,
-            decode_attention,
-            fused_attention,
-            norm,
-            rope,
-            silu,
-            token_sampling,
-        )
+        from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise
         raise MissingDependency(
             "kernels=triton needs triton: pip install triton (or use kernels=plain, which is slow)"
         ) from error
-    found: tuple[Any, ...] = (
-        norm.add_rms_norm,
-        silu.silu_mul,
+    functions: tuple[Any, ...] = (
+        pointwise.add_rms_norm,
+        pointwise.silu_mul,
         rope.rope_write,
-        decode_attention.decode_attention,
-        chunk_attention.chunk_attention,
-        fused_attention.fused_attention,
+        paged_attention.decode_attention,
+        paged_attention.chunk_attention,
+        paged_attention.fused_attention,
         token_sampling.sample,
     )
-    return Ops(*found)
+    return Ops(*functions)

@@ -1,8 +1,8 @@
-"""What every kernel computes, in torch operations that run anywhere.
+"""Twins of the kernels: the same operations in plain torch, on any device.
 
-They are what the engine uses where there is no Triton, and the oracle of its kernels: given float64
-tensors they compute in float64. Shapes: T flat token positions, S sequences, Hq query and Hkv KV
-heads of `hd` numbers; the paged KV memory of a layer is a `Kv`.
+The engine uses them without Triton, and the tests use them as the oracle of the kernels: with
+float64 tensors they compute in float64. Shapes: T flat token positions, S sequences, Hq query and
+Hkv KV heads of `hd` numbers; the paged KV memory of a layer is a `Kv`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOW = 0xFFFF_FFFF
 def add_rms_norm(
     residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """`residual` [T, d] += `delta` in place, and its RMS norm times `weight`.
+    """Add `delta` to `residual` [T, d] in place; return its RMS norm times `weight` [d].
 
     Source: Zhang, Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
     """
@@ -29,7 +29,7 @@ def add_rms_norm(
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate)·up, [T, ffn], of [T, 2·ffn] that holds both side by side."""
+    """silu(gate)·up, [T, ffn], of `gate_up` [T, 2·ffn], which holds gate before up in each row."""
     gate, up = gate_up.chunk(2, -1)
     wide = _wide(gate)
     return (wide * torch.sigmoid(wide) * _wide(up)).to(gate_up.dtype)
@@ -44,13 +44,13 @@ def rope_write(
     eps: float,
     cache: Kv,
 ) -> torch.Tensor:
-    """Split `qkv` [T, (Hq + 2·Hkv)·hd], norm (`qk_norm` [Hq + Hkv, hd]) and turn queries and keys,
-    and write keys and values to `cache` at `slots` = block · block_tokens + offset. Returns the
-    queries [T, Hq, hd]. `rotary` as `model.llama.rotary_tables` makes them."""
+    """Split `qkv` [T, (Hq + 2·Hkv)·hd], normalise (`qk_norm` [Hq + Hkv, hd]) and rotate queries and
+    keys, and write keys and values to `cache` at `slots` [T] = block · block_tokens + offset.
+    Returns the queries [T, Hq, hd]. `rotary` is the result of `model.llama.rotary_tables`."""
     _, _, n_kv, block_tokens, head_dim = cache.numbers.shape
     heads = qkv.view(len(qkv), -1, head_dim)
     n_q = heads.shape[1] - 2 * n_kv
-    qk = _wide(heads[:, : n_q + n_kv])
+    qk = _wide(heads[:, : n_q + n_kv])  # [T, Hq + Hkv, hd]
     if qk_norm is not None:
         qk = _rms(qk, qk_norm, eps)
     at = positions.long()
@@ -59,7 +59,7 @@ def rope_write(
     kv = torch.stack((qk[:, n_q:], _wide(heads[:, n_q + n_kv :])), 1)  # [T, 2, Hkv, hd]
     block, offset = slots.long() // block_tokens, slots.long() % block_tokens
     if cache.scales is not None:
-        # From the wide numbers: rounding twice would be off by more than half a step.
+        # From the wide numbers: rounded twice, a value could be off by more than half a step.
         scales = kv.abs().amax(-1).clamp_min(SMALLEST) / cache.largest
         cache.scales[block, :, :, offset] = scales.to(cache.scales.dtype)
         kv = kv / scales.unsqueeze(-1)
@@ -76,9 +76,12 @@ def decode_attention(
     contexts: torch.Tensor,
     n_splits: int,
 ) -> torch.Tensor:
-    """Softmax(q·kᵀ/√hd)·v, [S, Hq, hd]: sequence i reads the first `contexts[i]` ≥ 1 tokens of the
-    blocks in `tables[rows[i]]`. `n_splits` is how a kernel cuts the context; it changes rounding
-    only, and nothing here."""
+    """Softmax(q·kᵀ/√hd)·v, [S, Hq, hd], for a single position of each sequence.
+
+    Sequence i attends to the first `contexts[i]` ≥ 1 tokens of the blocks in `tables[rows[i]]`.
+    `n_splits` is the number of splits of the context in the kernel; it changes rounding only, and
+    has no effect here.
+    """
     out = torch.empty_like(q)
     for i, (row, n_context) in enumerate(zip(rows.tolist(), contexts.tolist(), strict=True)):
         out[i] = _attend(q[i : i + 1], cache, tables[row], n_context - 1)[0]
@@ -86,8 +89,8 @@ def decode_attention(
 
 
 def chunk_attention(q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Tiles) -> torch.Tensor:
-    """The same, causal, for pieces of prompts: [T, Hq, hd]; which positions belong to whom is in
-    `tiles`."""
+    """Causal attention of pieces of prompts, [T, Hq, hd]. KV of the pieces is already in `cache`;
+    `tiles` assigns the positions to sequences."""
     out = torch.empty_like(q)
     for row, first, n, start in tiles.table.tolist():
         out[first : first + n] = _attend(q[first : first + n], cache, tables[row], start)
@@ -103,18 +106,21 @@ def fused_attention(
     n_splits: int,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """Both: the first positions of `q` decode, one per row, and `tiles` begin to count behind
-    them."""
+    """Both at once, [T, Hq, hd]: the first positions of `q` decode, in the order of `rows`; `tiles`
+    count the positions after them from 0."""
     n = len(rows)
     decoded = decode_attention(q[:n], cache, tables, rows, contexts, n_splits)
     return torch.cat((decoded, chunk_attention(q[n:], cache, tables, tiles)))
 
 
 def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """One token per row of `logits` [S, V], int64 [S]: the largest logit where the temperature is
-    0, else the largest logit/temperature + Gumbel noise, which is a draw from their softmax. The
-    noise of token v is a hash of the row's `keys` [S, 2] (int32, any bits) and v, so that a draw
-    depends on nothing else in the batch. Of equals the first wins.
+    """A token per row of `logits` [S, V], int64 [S].
+
+    At temperature 0 it is the largest logit, else the largest logit/temperature + Gumbel noise,
+    which is a draw from their softmax. The noise of token v is a hash of v and the row's `keys`
+    [S, 2] (int32, any bits), so that a draw depends on nothing else in the batch. The first of
+    equal values wins. Inverse transform sampling, as on the CPU, would need a sort, which for
+    150 000 logits per row takes longer than a decode step of a small model.
 
     Source: Gumbel-max trick (Maddison et al., arXiv 1411.0030, §2); murmur3's finaliser.
     """
@@ -122,14 +128,14 @@ def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor)
     scaled = logits.float() / torch.where(hot, temperatures, 1.0).unsqueeze(1)
     ids = torch.arange(logits.shape[1], device=logits.device)
     low, high = (keys.long() & _LOW).unsqueeze(-1).unbind(1)
-    bits = _mixed((_mixed(ids ^ low) + high) & _LOW)
-    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23  # never 0, never 1
+    bits = _hash_bits((_hash_bits(ids ^ low) + high) & _LOW)
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23  # in (0, 1), so that both logs are finite
     noise = -torch.log(-torch.log(uniform))
     return torch.where(hot.unsqueeze(1), scaled + noise, scaled).argmax(-1)
 
 
 def _attend(q: torch.Tensor, cache: Kv, table: torch.Tensor, start: int) -> torch.Tensor:
-    """Queries [n, Hq, hd] at positions `start …` over everything up to themselves."""
+    """Causal attention of queries [n, Hq, hd] at positions `start …` of a sequence."""
     n, n_q, head_dim = q.shape
     n_kv, block_tokens = cache.numbers.shape[2:4]
     n_context = start + n
@@ -144,7 +150,7 @@ def _attend(q: torch.Tensor, cache: Kv, table: torch.Tensor, start: int) -> torc
 
 
 def _read(cache: Kv, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values [P, 2, Hkv, block, hd] of P blocks."""
+    """Dequantised K and V of P blocks, [P, 2, Hkv, block, hd]."""
     numbers: torch.Tensor = indexable(cache.numbers)[blocks].view(cache.numbers.dtype).to(dtype)
     if cache.scales is not None:
         numbers *= cache.scales[blocks].to(dtype).unsqueeze(-1)
@@ -158,12 +164,13 @@ def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """At least float32, as the kernels compute."""
+    """`x` in float32, in which the kernels compute, or in float64 if it is."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
-    # 32-bit arithmetic in int64: products wrap, and their low half is right all the same.
+def _hash_bits(x: torch.Tensor) -> torch.Tensor:
+    """murmur3's finaliser. Products of 32-bit numbers may overflow int64; their low half, which is
+    kept, is right all the same."""
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
     return x ^ (x >> 16)

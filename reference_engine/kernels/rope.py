@@ -1,5 +1,8 @@
-"""Split q, k, v; norm and turn q and k; write k and v into the paged memory: one pass over the
-output of the qkv multiplication. Twin: `plain.rope_write`."""
+"""Kernel between the qkv product and attention: splits q, k, v, normalises and rotates q and k, and
+writes k and v into the paged memory, in a single pass.
+
+Twin: `plain.rope_write`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def rope_write(
     n_tokens = len(qkv)
     n_heads = qkv.shape[1] // head_dim
     q = qkv.new_empty((n_tokens, n_heads - 2 * n_kv, head_dim))
-    _kernel[(n_tokens, n_heads)](
+    rope_kernel[(n_tokens, n_heads)](
         qkv, positions, slots, *rotary, qkv if qk_norm is None else qk_norm, *cache.arguments(), q,
         eps, N_Q=n_heads - 2 * n_kv, N_KV=n_kv, PAGE=block_tokens, HEAD=head_dim,
         HAS_NORM=qk_norm is not None, LARGEST=cache.largest, SMALLEST=SMALLEST,
@@ -33,26 +36,12 @@ def rope_write(
 
 
 @triton.jit
-def _kernel(
-    qkv,
-    positions,
-    slots,
-    cosines,
-    sines,
-    qk_norm,
-    cache,
-    scales,
-    q,
-    eps,
-    N_Q: tl.constexpr,
-    N_KV: tl.constexpr,
-    PAGE: tl.constexpr,
-    HEAD: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST: tl.constexpr,
-    IS_INT: tl.constexpr,
-):
+def rope_kernel(
+    qkv, positions, slots, cosines, sines, qk_norm, cache, scales, q, eps,
+    N_Q: tl.constexpr, N_KV: tl.constexpr, PAGE: tl.constexpr, HEAD: tl.constexpr,
+    HAS_NORM: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr,
+):  # fmt: skip
+    """A head of a token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, HEAD)
@@ -63,7 +52,7 @@ def _kernel(
     page = slot // PAGE
     offset = slot % PAGE
     if head < N_Q + N_KV:
-        # The other half of the head, loaded a second time: from the cache, and needing no shuffle.
+        # The other half of the head is loaded again: it comes from the cache and needs no shuffle.
         other = (d + HEAD // 2) % HEAD
         y = tl.load(source + other).to(tl.float32)
         if HAS_NORM:
@@ -71,45 +60,39 @@ def _kernel(
             x = x * scale * tl.load(qk_norm + head * HEAD + d).to(tl.float32)
             y = y * scale * tl.load(qk_norm + head * HEAD + other).to(tl.float32)
         at = tl.load(positions + token).to(tl.int64) * HEAD + d
-        turned = x * tl.load(cosines + at) + y * tl.load(sines + at)
+        rotated = x * tl.load(cosines + at) + y * tl.load(sines + at)
         if head < N_Q:
-            tl.store(q + (token * N_Q + head) * HEAD + d, turned.to(q.dtype.element_ty))
+            tl.store(q + (token * N_Q + head) * HEAD + d, rotated.to(q.dtype.element_ty))
         else:
             to = (page * 2 * N_KV + head - N_Q) * PAGE + offset
-            _keep(turned, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
+            write_vector(rotated, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
     else:
         to = (page * 2 * N_KV + head - N_Q) * PAGE + offset
-        _keep(raw, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
+        write_vector(raw, to, d, cache, scales, HEAD, LARGEST, SMALLEST, IS_INT)
 
 
 @triton.jit
-def _keep(
-    x,
-    to,
-    d,
-    cache,
-    scales,
-    HEAD: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST: tl.constexpr,
-    IS_INT: tl.constexpr,
-):
-    """Vector `to` of the memory, with a scale where it has `LARGEST`."""
+def write_vector(
+    x, to, d, cache, scales,
+    HEAD: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr,
+):  # fmt: skip
+    """Write vector number `to` of the memory, quantised with a scale of its own if `LARGEST` is not
+    0."""
     if LARGEST > 0:
         x = x.to(tl.float32)
         scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / LARGEST
         tl.store(scales + to, scale)
         x = x / scale
-        x = tl.floor(x + 0.5) if IS_INT else _nearest_e4m3(x)
+        x = tl.floor(x + 0.5) if IS_INT else nearest_e4m3(x)
     tl.store(cache + to * HEAD + d, x.to(cache.dtype.element_ty))
 
 
 @triton.jit
-def _nearest_e4m3(x):
-    """float32 that e4m3 has, ties to even, so that converting it rounds nothing: Triton's
-    interpreter loses the carry there (31.6 becomes 16)."""
+def nearest_e4m3(x):
+    """Round float32 to the nearest number of e4m3, ties to even, so that the conversion after it is
+    exact. Conversions round differently: Triton's interpreter loses a carry (31.6 becomes 16)."""
     bits = x.to(tl.int32, bitcast=True)
-    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # three bits of mantissa stay
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # three bits of mantissa remain
     normal = bits.to(tl.float32, bitcast=True)
-    small = (x + 24576.0) - 24576.0  # 1.5 · 2¹⁴: what is left is a multiple of 2⁻⁹
+    small = (x + 24576.0) - 24576.0  # 1.5 · 2¹⁴: the sum is rounded to a multiple of 2⁻⁹
     return tl.where(tl.abs(x) < 0.015625, small, normal)

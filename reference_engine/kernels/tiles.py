@@ -1,4 +1,4 @@
-"""How attention is cut into programs: prompts into tiles, contexts into splits."""
+"""Division of attention into programs: prompts into tiles, contexts into splits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 TILE_ROWS = 64
-"""Query rows of one tile; the query heads that share a KV head are rows of it. A power of two."""
+"""Query rows of a tile, a power of two. Query heads that share a KV head are separate rows."""
 
 
 class PromptPiece(NamedTuple):
-    """`n` positions of a prompt from position `start` on; `first` is where they begin in the flat
-    step, `row` where its blocks are in the table."""
+    """`n` positions of a prompt, from position `start` on. `first` is the index of the first in the
+    flat step, `row` the row of the block tables that lists the blocks."""
 
     row: int
     first: int
@@ -26,7 +26,7 @@ class PromptPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`table` [N, 4] int32: row, first, n, start of each tile."""
+    """`table` [N, 4] int32: row, first, n, start of each tile, as in `PromptPiece`."""
 
     table: torch.Tensor
 
@@ -40,9 +40,9 @@ def tile_tokens(group: int) -> int:
     return TILE_ROWS // group
 
 
-def cut(pieces: Sequence[PromptPiece], group: int) -> NDArray[np.int32]:
-    """[N, 4] int32: the tiles of all pieces, those that read most first, so that the longest do not
-    begin last."""
+def cut_tiles(pieces: Sequence[PromptPiece], group: int) -> NDArray[np.int32]:
+    """The tiles of all pieces, [N, 4] int32. Tiles with the longest context come first: started
+    last, they would run alone at the end."""
     size = tile_tokens(group)
     parts = []
     for row, first, n, start in pieces:
@@ -59,7 +59,7 @@ def cut(pieces: Sequence[PromptPiece], group: int) -> NDArray[np.int32]:
 
 
 def splits_for(n_rows: int, n_kv_heads: int, n_processors: int) -> int:
-    """Into how many parts contexts are cut so that every multiprocessor has two programs to run; a
+    """Number of splits of a context with which every multiprocessor has two programs to run; a
     power of two, at most 32."""
     n_splits = 1
     while n_splits < 32 and n_rows * n_kv_heads * n_splits < 2 * n_processors:

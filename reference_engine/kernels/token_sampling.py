@@ -1,7 +1,8 @@
-"""Greedy tokens and draws with a temperature, without a sort and without the host. Twin:
-`plain.sample`, which says what is computed.
+"""Sampling kernels: the largest logit, or a draw at a temperature, without a sort and without the
+host.
 
-A row of a large vocabulary is read by many programs; a second kernel takes the best of their best.
+Twin: `plain.sample`, which defines the arithmetic. Many programs read a row of a large vocabulary;
+a second kernel joins their results.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 4096
+_BLOCK = 4096  # logits per program
 
 
 def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -19,25 +20,27 @@ def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor)
     best = torch.empty((n_rows, n_parts), dtype=torch.float32, device=logits.device)
     where = torch.empty((n_rows, n_parts), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
-    _partial[(n_rows, n_parts)](
+    part_kernel[(n_rows, n_parts)](
         logits, temperatures, keys, best, where, n_vocab, n_parts,
         BLOCK=min(_BLOCK, triton.next_power_of_2(n_vocab)), num_warps=8,
     )  # fmt: skip
-    _join[(n_rows,)](
+    best_kernel[(n_rows,)](
         best, where, tokens, n_parts, BLOCK=max(16, triton.next_power_of_2(n_parts)), num_warps=1
     )
     return tokens
 
 
 @triton.jit
-def _mixed(x):
+def hash_bits(x):
+    """murmur3's finaliser, uint32."""
     x = (x ^ (x >> 16)) * tl.full((1,), 0x85EBCA6B, tl.uint32)
     x = (x ^ (x >> 13)) * tl.full((1,), 0xC2B2AE35, tl.uint32)
     return x ^ (x >> 16)
 
 
 @triton.jit
-def _partial(logits, temperatures, keys, best, where, n_vocab, n_parts, BLOCK: tl.constexpr):
+def part_kernel(logits, temperatures, keys, best, where, n_vocab, n_parts, BLOCK: tl.constexpr):
+    """The best token of a part of the vocabulary, for a row."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
@@ -48,7 +51,7 @@ def _partial(logits, temperatures, keys, best, where, n_vocab, n_parts, BLOCK: t
     if temperature > 0:
         low = tl.load(keys + row * 2 + tl.zeros((1,), tl.int32)).to(tl.uint32, bitcast=True)
         high = tl.load(keys + row * 2 + 1 + tl.zeros((1,), tl.int32)).to(tl.uint32, bitcast=True)
-        bits = _mixed(_mixed(at.to(tl.uint32) ^ low) + high)
+        bits = hash_bits(hash_bits(at.to(tl.uint32) ^ low) + high)
         uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2⁻²³
         x = x / temperature - tl.log(-tl.log(uniform))
         x = tl.where(inside, x, float("-inf"))
@@ -58,7 +61,8 @@ def _partial(logits, temperatures, keys, best, where, n_vocab, n_parts, BLOCK: t
 
 
 @triton.jit
-def _join(best, where, tokens, n_parts, BLOCK: tl.constexpr):
+def best_kernel(best, where, tokens, n_parts, BLOCK: tl.constexpr):
+    """The best token of a row."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     x = tl.load(best + row * n_parts + at, mask=at < n_parts, other=float("-inf"))

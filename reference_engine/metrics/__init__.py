@@ -1,1 +1,1 @@
-"""Counters, histograms and GPU readings, and their text for GET /metrics."""
+"""Measurements of a running engine, and the page of `/metrics`."""

@@ -1,5 +1,5 @@
-"""The page of `/metrics`: vLLM's names, so that its dashboards work here, and our own under
-`ref:`.
+"""The page of `/metrics` in Prometheus's text format: vLLM's series under vLLM's names, so that its
+dashboards work here, and the engine's own under `ref:`.
 
 Source: names and labels of vLLM V1's Prometheus logger (`vllm/v1/metrics/loggers.py`), and for the
 GPU those of NVIDIA's DCGM exporter (`default-counters.csv`).
@@ -7,7 +7,7 @@ GPU those of NVIDIA's DCGM exporter (`default-counters.csv`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,19 +20,18 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from reference_engine.metrics.gpu import GpuReading
-from reference_engine.metrics.histograms import Histogram
-from reference_engine.metrics.metrics import FINISHED, EngineMetrics
+from reference_engine.metrics.metrics import FINISHED, EngineMetrics, Histogram, Key
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Key = tuple[str, ...]  # label values
-_UNVISITED = "Steps in a state that the decision table was never made for."
-_GAPS = "Time between two tokens of a request, s."
+_GAPS = "Time between two consecutive tokens of a request, s."
+_UNVISITED = "Steps in states that were never visited when the decision table was made."
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is not added up but looked at when the page is asked for. `kv_usage` is a share of
-    blocks; `n_refused` counts 429s by reason; `cache` and `policy` are settings by name."""
+    """The values that are read when the page is requested, rather than added up. `kv_usage` is a
+    share of blocks, 0 to 1; `n_refused` counts responses with status 429 by reason; `cache` and
+    `policy` are settings by name."""
 
     model: str
     n_running: int
@@ -46,128 +45,113 @@ class Moment:
 
 
 def page(metrics: EngineMetrics, moment: Moment) -> bytes:
-    """Prometheus's text format; takes some milliseconds, so not for a busy event loop."""
+    """The page as bytes. Takes some milliseconds: too long for a busy event loop."""
     registry = CollectorRegistry()
-    registry.register(_Collector(lambda: _Families(metrics, moment).all()))
+    registry.register(_Collector(metrics, moment))
     return generate_latest(registry)
 
 
 class _Collector:
-    """What a registry asks for: an object with `collect`."""
+    """All series of a page; the registry calls `collect`."""
 
-    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        return self._families()
-
-
-class _Families:
     def __init__(self, metrics: EngineMetrics, moment: Moment) -> None:
         self._metrics, self._moment = metrics, moment
         self._labels = {"model_name": moment.model, "engine": "0"}
 
-    def all(self) -> Iterator[Metric]:
-        yield from self._gauges()
-        yield from self._counters()
-        yield from self._sizes()
-        yield from self._times()
+    def collect(self) -> Iterator[Metric]:
+        yield from self._vllm_gauges()
+        yield from self._vllm_counters()
+        yield from self._vllm_histograms()
         yield from self._own()
         if self._moment.gpu is not None:
             yield from self._gpu(self._moment.gpu)
 
-    def _gauges(self) -> Iterator[Metric]:
+    def _vllm_gauges(self) -> Iterator[Metric]:
         now = self._moment
         for name, text, value in (
             ("num_requests_running", "Requests in the running batch.", now.n_running),
             ("num_requests_waiting", "Requests waiting to be scheduled.", now.n_waiting),
-            ("kv_cache_usage_perc", "Share of KV blocks in use, 0-1.", now.kv_usage),
-            ("gpu_cache_usage_perc", "Older name of kv_cache_usage_perc.", now.kv_usage),
+            ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", now.kv_usage),
+            ("gpu_cache_usage_perc", "Former name of kv_cache_usage_perc.", now.kv_usage),
         ):
             yield self._gauge(f"vllm:{name}", text, {}, value)
-        yield self._gauge("vllm:cache_config_info", "How KV memory is set up.", now.cache, 1)
+        text = "Settings of the KV memory, as labels."
+        yield self._gauge("vllm:cache_config_info", text, now.cache, 1)
 
-    def _counters(self) -> Iterator[Metric]:
+    def _vllm_counters(self) -> Iterator[Metric]:
         totals = self._metrics
         prompt, cached = totals.prompt_tokens, totals.cached_tokens
         for name, text, value in (
             ("num_preemptions", "Preemptions of running requests.", totals.preemptions),
-            ("prompt_tokens", "Prompt tokens of requests that began to answer.", prompt),
+            ("prompt_tokens", "Prompt tokens of requests that got a first token.", prompt),
             ("generation_tokens", "Generated tokens.", totals.generation_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", prompt),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", cached),
-            ("gpu_prefix_cache_queries", "Older name of prefix_cache_queries.", prompt),
-            ("gpu_prefix_cache_hits", "Older name of prefix_cache_hits.", cached),
+            ("gpu_prefix_cache_queries", "Former name of prefix_cache_queries.", prompt),
+            ("gpu_prefix_cache_hits", "Former name of prefix_cache_hits.", cached),
         ):
             yield self._counter(f"vllm:{name}", text, (), {(): value})
-        ends: dict[Key, float] = {
-            (end,): totals.finished.get((end,), 0.0) for end in FINISHED.values()
+        reasons: dict[Key, float] = {
+            (reason,): totals.finished[(reason,)] for reason in FINISHED.values()
         }
         text = "Requests that are over, by reason."
-        yield self._counter("vllm:request_success", text, ("finished_reason",), ends)
+        yield self._counter("vllm:request_success", text, ("finished_reason",), reasons)
 
-    def _sizes(self) -> Iterator[Metric]:
+    def _vllm_histograms(self) -> Iterator[Metric]:
         totals = self._metrics
-        longest = "Generated tokens of the longest answer of a request."
+        longest = "Generated tokens of the longest completion of a request."
+        mean = "Mean time between the tokens of a request, s."
+        prefill = "Time from the first scheduling to the first token, s."
+        inference = "Time from the first scheduling to the last token, s."
         for name, text, histogram in (
             ("iteration_tokens_total", "Tokens computed in a step.", totals.step_tokens),
             ("request_prompt_tokens", "Prompt tokens of a request.", totals.input_tokens),
             ("request_generation_tokens", "Generated tokens of a request.", totals.output_tokens),
             ("request_max_num_generation_tokens", longest, totals.output_tokens),
-            ("request_params_n", "Answers asked for.", totals.n_answers),
+            ("request_params_n", "Completions per request (n).", totals.n_answers),
             ("request_params_max_tokens", "max_tokens of a request.", totals.max_tokens),
+            ("time_to_first_token_seconds", "Arrival to first token, s.", totals.ttft_s),
+            ("inter_token_latency_seconds", _GAPS, totals.itl_s),
+            ("time_per_output_token_seconds", f"{_GAPS} Not a mean, as in vLLM V1.", totals.itl_s),
+            ("request_time_per_output_token_seconds", mean, totals.tpot_s),
+            ("e2e_request_latency_seconds", "Arrival to last token, s.", totals.e2e_s),
+            ("request_queue_time_seconds", "Arrival to first scheduling, s.", totals.queue_s),
+            ("request_inference_time_seconds", inference, totals.inference_s),
+            ("request_prefill_time_seconds", prefill, totals.prefill_s),
+            ("request_decode_time_seconds", "First to last token, s.", totals.decode_s),
         ):
-            yield self._histogram(f"vllm:{name}", text, {(): histogram})
-
-    def _times(self) -> Iterator[Metric]:
-        totals = self._metrics
-        mean = "Mean time between the tokens of a request, s."
-        for name, text, histogram in (
-            ("time_to_first_token", "Arrival to first token, s.", totals.ttft_s),
-            ("inter_token_latency", _GAPS, totals.itl_s),
-            ("time_per_output_token", f"{_GAPS} No mean, as in vLLM V1.", totals.itl_s),
-            ("request_time_per_output_token", mean, totals.tpot_s),
-            ("e2e_request_latency", "Arrival to last token, s.", totals.e2e_s),
-            ("request_queue_time", "Arrival to first scheduled, s.", totals.queue_s),
-            ("request_inference_time", "First scheduled to last token, s.", totals.inference_s),
-            ("request_prefill_time", "First scheduled to first token, s.", totals.prefill_s),
-            ("request_decode_time", "First to last token, s.", totals.decode_s),
-        ):
-            yield self._histogram(f"vllm:{name}_seconds", text, {(): histogram})
+            yield self._histogram(f"vllm:{name}", text, (), {(): histogram})
 
     def _own(self) -> Iterator[Metric]:
         totals, now = self._metrics, self._moment
-        refused: dict[Key, float] = {(reason,): float(n) for reason, n in now.n_refused.items()}
-        padding: dict[Key, float] = {(): totals.padding_tokens}
-        slow: dict[Key, float] = {(): now.n_slow_readers}
+        waited = "Time that requests waited in the queue, by cause, s."
+        displaced = "Delay caused to other requests by requests served before their turn, s."
+        refused: dict[Key, float] = {(reason,): n for reason, n in now.n_refused.items()}
         counters: tuple[tuple[str, str, Key, Mapping[Key, float]], ...] = (
-            ("wait_seconds", "Time in the queue by cause, s.", ("reason", "tenant"), totals.wait_s),
-            (
-                "displaced_seconds",
-                "Delay that requests before their turn caused to others, s.",
-                ("tenant",),
-                totals.displaced_s,
-            ),
-            ("interventions", "What operators did.", ("kind",), totals.interventions),
+            ("wait_seconds", waited, ("reason", "tenant"), totals.wait_s),
+            ("displaced_seconds", displaced, ("tenant",), totals.displaced_s),
+            ("interventions", "Interventions of operators.", ("kind",), totals.interventions),
             ("smdp_unvisited_state", _UNVISITED, (), {(): totals.smdp_unvisited}),
-            ("refused_requests", "Requests answered with 429.", ("reason",), refused),
-            ("padding_tokens", "Computed for nobody.", (), padding),
-            ("slow_readers", "Streams cut off.", (), slow),
+            ("refused_requests", "Requests answered with status 429.", ("reason",), refused),
+            ("padding_tokens", "Tokens computed as padding.", (), {(): totals.padding_tokens}),
+            ("slow_readers", "Streams of slow readers cut off.", (), {(): now.n_slow_readers}),
         )
         for name, text, keys, values in counters:
             yield self._counter(f"ref:{name}", text, keys, values)
         phases: dict[Key, Histogram] = {("plan",): totals.plan_s, ("compute",): totals.compute_s}
-        text = "Planning and computing of a step, s."
-        yield self._histogram("ref:step_seconds", text, phases, ("phase",))
-        text = "By how much requests started earlier or later than foretold at their arrival, s."
-        yield self._histogram("ref:forecast_error_seconds", text, {(): totals.forecast_error_s})
-        yield self._gauge("ref:policy_info", "The batching mode and its knobs.", now.policy, 1)
+        text = "Time to plan and to compute a step, s."
+        yield self._histogram("ref:step_seconds", text, ("phase",), phases)
+        errors: dict[Key, Histogram] = {(): totals.forecast_error_s}
+        text = "Distance of a request's start from the start forecast at its arrival, s."
+        yield self._histogram("ref:forecast_error_seconds", text, (), errors)
+        text = "The batching mode and its knobs, as labels."
+        yield self._gauge("ref:policy_info", text, now.policy, 1)
 
     def _gpu(self, gpu: GpuReading) -> Iterator[Metric]:
         labels = {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.name}
         for name, text, value, scale in (
-            ("GPU_UTIL", "Share of time a kernel ran, %.", gpu.utilization, 100.0),
-            ("FB_USED", "Memory used, MiB.", gpu.memory_used_bytes, 2.0**-20),
+            ("GPU_UTIL", "Share of time in which a kernel ran, %.", gpu.utilization, 100.0),
+            ("FB_USED", "Memory in use, MiB.", gpu.memory_used_bytes, 2.0**-20),
             ("POWER_USAGE", "Power drawn, W.", gpu.power_w, 1.0),
             ("GPU_TEMP", "Temperature, °C.", gpu.temperature_c, 1.0),
             ("SM_CLOCK", "Clock of the multiprocessors, MHz.", gpu.sm_clock_hz, 1e-6),
@@ -185,19 +169,15 @@ class _Families:
         self, name: str, text: str, keys: Sequence[str], values: Mapping[Key, float]
     ) -> Metric:
         family = CounterMetricFamily(name, text, labels=[*self._labels, *keys])
-        for key, value in list(values.items()):
+        for key, value in list(values.items()):  # copied: the engine thread may add a key
             family.add_metric([*self._labels.values(), *key], value)
         return family
 
     def _histogram(
-        self,
-        name: str,
-        text: str,
-        entries: Mapping[Key, Histogram],
-        keys: Iterable[str] = (),
+        self, name: str, text: str, keys: Sequence[str], values: Mapping[Key, Histogram]
     ) -> Metric:
         family = HistogramMetricFamily(name, text, labels=[*self._labels, *keys])
-        for key, histogram in entries.items():
+        for key, histogram in values.items():
             edges = [*map(floatToGoString, histogram.edges), "+Inf"]
             buckets = list(zip(edges, histogram.cumulative(), strict=True))
             family.add_metric([*self._labels.values(), *key], buckets, histogram.sum)

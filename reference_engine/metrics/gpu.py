@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) says about the GPU that the engine computes on."""
+"""Telemetry of the GPU that the engine computes on, from NVIDIA's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One moment of one GPU. `utilization` is the share of the last sampling period in which a
-    kernel ran, 0-1; it says nothing of how well. None is what this GPU does not tell."""
+    """Readings of a GPU at a moment; None where this GPU does not support a reading.
+    `utilization` is the share of the last sampling period in which any kernel ran, 0 to 1, however
+    little of the GPU it used."""
 
     index: int
     uuid: str
@@ -25,7 +26,7 @@ class GpuReading:
 
 
 class Gpu:
-    """One GPU through `nvml`, the module pynvml. Reading takes about a millisecond."""
+    """A GPU, read through `nvml`, the module pynvml. A reading takes about a millisecond."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml, self._uuid = nvml, uuid
@@ -35,11 +36,11 @@ class Gpu:
 
     def read(self) -> GpuReading:
         nvml = self._nvml
-        busy = self._ask(nvml.nvmlDeviceGetUtilizationRates)
-        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
-        milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage)
-        celsius = self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
-        megahertz = self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
+        busy = self._value(nvml.nvmlDeviceGetUtilizationRates)
+        memory = self._value(nvml.nvmlDeviceGetMemoryInfo)
+        milliwatts = self._value(nvml.nvmlDeviceGetPowerUsage)
+        celsius = self._value(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+        megahertz = self._value(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         return GpuReading(
             self._index,
             self._uuid,
@@ -51,17 +52,17 @@ class Gpu:
             None if megahertz is None else megahertz * 1e6,
         )
 
-    def _ask(self, question: Any, *more: Any) -> Any:
+    def _value(self, read: Any, *arguments: Any) -> Any:
         try:
-            return question(self._handle, *more)
+            return read(self._handle, *arguments)
         except self._nvml.NVMLError as error:
-            log.debug("NVML: %s", error)  # at each reading the same: this GPU does not tell
+            log.debug("NVML: %s", error)  # the same at each reading: not supported by this GPU
             return None
 
 
 def open_gpu(uuid: str) -> Gpu | None:
-    """The GPU of this name, `GPU-…` (numbers of CUDA are not NVML's: devices may be hidden or in
-    another order), or None, said once in the log, where the library or the driver is missing."""
+    """The GPU with this UUID (`GPU-…`), or None, with a warning in the log, if the library or the
+    driver is missing. CUDA's device numbers would not do: CUDA may hide or reorder devices."""
     try:
         import pynvml
     except ModuleNotFoundError:

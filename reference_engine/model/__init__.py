@@ -1,1 +1,1 @@
-"""The Llama block and its parts, in plain torch."""
+"""Models of the Llama family in torch, their weights, and the choice of tokens from logits."""

@@ -1,4 +1,4 @@
-"""Rows that compute something for nobody, so that padding takes the time it takes."""
+"""Rows that compute padding: they take its time, and their results are discarded."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from reference_engine.state.batch import Row
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.sequence import Request
 
-_PIECE = 512
+_PIECE_TOKENS = 512
 
 
 def padding_rows(
     padding: Padding, scratch_block: int, block_tokens: int, max_model_len: int
 ) -> list[Row]:
-    """Rows as large as the padding: prompts of at most 512 tokens, and decodes that share the
-    context they read evenly. All they write goes to one scratch block, the one after the last of
-    the pool, and none of them wants a token.
+    """Rows as large as the padding: prompts of at most 512 tokens, and decodes that divide
+    `padding.decode_context_tokens` evenly. They write to the scratch block, which comes after
+    the last block of the pool, and sample no token.
 
-    A decode reads blocks of its own, whosever they are: a block that all of them share would stay
-    in the processor's cache, and masked rows would cost less than the ones they stand for.
+    Each decode reads other blocks, whichever requests own them. A block shared by all of them would
+    stay in the processor's cache, and padding would cost less than the rows it stands for.
     """
     rows: list[Row] = []
     for n_tokens in filler_pieces(padding, max_model_len):
@@ -33,14 +33,14 @@ def padding_rows(
 
 
 def filler_pieces(padding: Padding, max_model_len: int) -> list[int]:
-    """Tokens of each prompt for nobody."""
-    size = min(max_model_len, _PIECE)
+    """Tokens of each prompt of padding."""
+    size = min(max_model_len, _PIECE_TOKENS)
     whole, rest = divmod(padding.prefill_tokens, size)
     return [size] * whole + [rest] * (rest > 0)
 
 
 def filler_start(padding: Padding, max_model_len: int) -> int:
-    """The position that each decode for nobody computes."""
+    """The position that each decode of padding computes."""
     context = padding.decode_context_tokens // max(padding.decode_rows, 1)
     return min(max(context, 1), max_model_len - 1)
 

@@ -1,4 +1,5 @@
-"""Weights by their Hugging Face names: drawn at random, or mapped from local safetensors files.
+"""Weights by their Hugging Face names, random or mapped from local safetensors files, and the
+matrices of a layer made of them.
 
 A safetensors file is an 8-byte little-endian header length, a JSON header `{name: {dtype, shape,
 data_offsets}}`, and the raw tensors. Source: github.com/huggingface/safetensors, README "Format".
@@ -9,24 +10,27 @@ from __future__ import annotations
 import json
 import mmap
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
 from loadgen.errors import UsageError
-from reference_engine.model.huge import physical_bytes
+from reference_engine.model.huge_pages import physical_bytes
 from reference_engine.state.model_config import ModelConfig, ModelSource
 
 Weights = dict[str, torch.Tensor]
+TakeTensor = Callable[[str], torch.Tensor]  # by its name
+Matrix = TypeVar("Matrix")  # in the form that a model multiplies with
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-
-
-# Up to here random weights are the CPU's whatever the device, so that one can be checked against
-# the other; more take minutes to draw there, and only the device draws them.
+# Parameters up to which random weights are drawn on the CPU for every device, so that devices can
+# be compared. More would take minutes there, and are drawn on the device.
 _DRAWN_ON_HOST = 2_000_000_000
 
 
@@ -37,15 +41,16 @@ def load(
     dtype: torch.dtype = torch.float32,
 ) -> Weights:
     """All weights of a model, each moved to the device as soon as it is read or drawn. Raises
-    UsageError when files or tensors are missing."""
+    UsageError for missing files or tensors, wrong shapes, and a model larger than the CPU's
+    memory."""
     device = torch.device(device)
     if device.type == "cpu":
-        _refuse_beyond_memory(source)
+        _check_memory(source)
     if source.directory is None:
         is_large = source.config.n_params > _DRAWN_ON_HOST
         generator = torch.Generator(device if is_large else "cpu").manual_seed(seed)
         return {
-            name: _drawn(name, shape, generator).to(device, dtype)
+            name: _random(name, shape, generator).to(device, dtype)
             for name, shape in shapes(source.config).items()
         }
     weights = _read_directory(source.directory)
@@ -56,20 +61,22 @@ def load(
         )
     for name, shape in shapes(source.config).items():
         if tuple(weights[name].shape) != shape:
-            found = tuple(weights[name].shape)
-            raise UsageError(f"{source.directory}: {name} is {found}, config.json says {shape}")
+            raise UsageError(
+                f"{source.directory}: {name} has shape {tuple(weights[name].shape)}; config.json "
+                f"requires {shape}"
+            )
     for name in weights:
         weights[name] = weights[name].to(device, dtype)
     return weights
 
 
 def random_weights(config: ModelConfig, seed: int) -> Weights:
-    """N(0, 0.02) matrices, unit norms and no bias; equal seeds give equal weights."""
+    """Matrices from N(0, 0.02²), norms of 1 and biases of 0; equal seeds give equal weights."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: _drawn(name, shape, generator) for name, shape in shapes(config).items()}
+    return {name: _random(name, shape, generator) for name, shape in shapes(config).items()}
 
 
-def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     if name.endswith(".bias"):
         return torch.zeros(shape, device=generator.device)
     if len(shape) == 1:
@@ -79,7 +86,7 @@ def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> tor
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model by name, in drawing order."""
+    """The shape of every tensor of the model by name, in the order in which they are drawn."""
     d, hd = config.d_model, config.head_dim
     q_width, kv_width = config.n_heads * hd, config.n_kv_heads * hd
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
@@ -107,9 +114,54 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Layer(Generic[Matrix]):
+    """A block, its matrices in a checkpoint's shape [out, in]: q, k, v are a single matrix, and
+    so are gate, up."""
+
+    norm: torch.Tensor  # [d]
+    qkv: Matrix  # [(Hq + 2·Hkv)·hd, d]
+    qkv_bias: torch.Tensor | None  # [(Hq + 2·Hkv)·hd]
+    qk_norm: torch.Tensor | None  # [Hq + Hkv, hd]
+    o: Matrix  # [d, Hq·hd]
+    ffn_norm: torch.Tensor  # [d]
+    gate_up: Matrix  # [2·ffn, d]
+    down: Matrix  # [d, ffn]
+
+
+def fused_layer(
+    config: ModelConfig, i: int, take: TakeTensor, lay_out: Callable[[torch.Tensor], Matrix]
+) -> Layer[Matrix]:
+    """Layer `i`. `take` returns a tensor; it may also remove it from the weights, so that no matrix
+    is in memory twice."""
+
+    def taken(name: str) -> torch.Tensor:
+        return take(f"model.layers.{i}.{name}")
+
+    qkv = lay_out(torch.cat([taken(f"self_attn.{part}_proj.weight") for part in "qkv"]))
+    bias = qk_norm = None
+    if config.qkv_bias:
+        bias = torch.cat([taken(f"self_attn.{part}_proj.bias") for part in "qkv"])
+    if config.qk_norm:
+        q_norm, k_norm = taken("self_attn.q_norm.weight"), taken("self_attn.k_norm.weight")
+        qk_norm = torch.cat(
+            (q_norm.expand(config.n_heads, -1), k_norm.expand(config.n_kv_heads, -1))
+        )
+    return Layer(
+        norm=taken("input_layernorm.weight"),
+        qkv=qkv,
+        qkv_bias=bias,
+        qk_norm=qk_norm,
+        o=lay_out(taken("self_attn.o_proj.weight")),
+        ffn_norm=taken("post_attention_layernorm.weight"),
+        gate_up=lay_out(torch.cat((taken("mlp.gate_proj.weight"), taken("mlp.up_proj.weight")))),
+        down=lay_out(taken("mlp.down_proj.weight")),
+    )
+
+
 def read_safetensors(path: Path) -> Weights:
-    """The tensors of one file, mapped and not copied. Raises UsageError on a damaged file or an
-    unknown dtype."""
+    """The tensors of a file, mapped into memory and not copied. Raises UsageError for a damaged
+    file or an unknown dtype."""
     with path.open("rb") as file:
         # ACCESS_COPY: torch wants writable memory; nothing is ever written back to the file.
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -124,7 +176,7 @@ def read_safetensors(path: Path) -> Weights:
             continue
         if entry["dtype"] not in _DTYPES:
             raise UsageError(
-                f"{path}: {name}: dtype {entry['dtype']} (known: {', '.join(_DTYPES)})"
+                f"{path}: {name}: dtype {entry['dtype']} (supported: {', '.join(_DTYPES)})"
             )
         begin, _end = entry["data_offsets"]
         flat = torch.frombuffer(
@@ -155,11 +207,10 @@ def _read_directory(directory: Path) -> Weights:
     return weights
 
 
-def _refuse_beyond_memory(source: ModelSource) -> None:
-    need = source.config.n_params * 4
-    have = physical_bytes()
-    if need > 0.8 * have:
+def _check_memory(source: ModelSource) -> None:
+    weights_bytes, memory_bytes = source.config.n_params * 4, physical_bytes()
+    if weights_bytes > 0.8 * memory_bytes:
         raise UsageError(
-            f"shape: '{source.name}' needs {need / 1e9:.1f} GB for float32 weights, this machine "
-            f"has {have / 1e9:.1f} GB; choose a smaller shape"
+            f"shape: '{source.name}' needs {weights_bytes / 1e9:.1f} GB for float32 weights, this "
+            f"machine has {memory_bytes / 1e9:.1f} GB; choose a smaller shape"
         )

@@ -1,4 +1,4 @@
-"""Shapes that can be served without downloading anything: random weights, real arithmetic."""
+"""Model shapes that are served without a download: random weights, real arithmetic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from loadgen.errors import UsageError, nearest
 from reference_engine.state.model_config import ModelConfig, ModelSource, read_config
 
-EOS_ID = 257  # of the byte tokenizer, which all shapes here are served with
+EOS_ID = 257  # of the byte tokenizer, with which all shapes here are served
 _EOS = frozenset({EOS_ID})
 
 # name: layers, d_model, heads, kv heads, head dim, ffn, vocabulary
@@ -26,10 +26,8 @@ SHAPES = {
 
 
 def resolve(shape: str) -> ModelSource:
-    """The model a name or a local directory stands for; nothing is ever downloaded.
-
-    Raises UsageError that lists what was looked for.
-    """
+    """The model of a shape's name or of a local directory; nothing is downloaded. Raises UsageError
+    with the nearest names if it is neither."""
     if shape in SHAPES:
         return ModelSource(shape, SHAPES[shape])
     directory = Path(shape)

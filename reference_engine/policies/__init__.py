@@ -1,1 +1,1 @@
-"""Batching policies, one file each: a read-only view in, a plan out."""
+"""Batching policies: a read-only view in, a plan out; one file per mode."""

@@ -1,4 +1,4 @@
-"""What a batching policy is: one method, optional hooks, parameters as fields."""
+"""Contract of a batching policy: one method, optional hooks, parameters as fields."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from reference_engine.state.steps import StepRecord
 
 
 class Policy(Plugin, ABC):
-    """A batching mode. Deterministic: no clock, no randomness, no torch; the same view gives the
-    same plan, so a live run can be replayed in the simulator.
+    """A batching mode.
 
-    What it remembers between steps lives in pydantic `PrivateAttr`s; an engine works with a
-    `fresh` copy, so that one instance may be given to many.
+    A policy is deterministic: it reads no clock, draws no random numbers and imports no torch.
+    Equal views give equal plans, so a live run can be replayed in the simulator. State that lasts
+    from step to step is kept in pydantic `PrivateAttr`s. An engine plans with a `fresh` copy, so an
+    instance can be passed to several engines.
 
-    Two claims may be made, and `policy_check` holds a policy to them: `is_work_conserving`, no step
-    is idle while a request could run; `is_aged`, whoever has waited `starvation` (a field, seconds)
-    goes before all who came later. `is_in_order` says that waiting requests are started in the
-    order of the queue, which is what forecasts assume.
+    Three class variables are claims about the order of service. `is_work_conserving`: no step is
+    idle while a request could run. `is_aged`: a request that has waited `starvation` (a field,
+    seconds) goes before all that arrived later. `policy_check` tests these two. `is_in_order`:
+    waiting requests are started in the order of the queue, as start forecasts assume.
     """
 
     # Scores and counters of infinity or NaN cannot be ordered.
@@ -36,47 +37,50 @@ class Policy(Plugin, ABC):
 
     @abstractmethod
     def plan(self, view: View) -> Plan:
-        """The next step. Called whenever a request waits or runs; must make progress (see
+        """The next step. Called whenever a request waits or runs; the plan must make progress (see
         `plan.NoProgress`)."""
 
-    # The hooks are optional, hence neither abstract nor doing anything.
+    # Optional hooks: not abstract, and without effect by default.
     def check_arrival(self, request: Request, view: View) -> None:
-        """Asked before a request joins the queue. Raises AdmissionError with `retry_after_s` to
-        refuse it for now (a 429)."""
+        """Called before a request joins the queue. Raises AdmissionError with `retry_after_s` to
+        refuse the request for now (HTTP 429)."""
 
     def on_arrival(self, request: Request, view: View) -> None:
-        """A request joined the queue. Also called once for every waiting and running request when
-        this policy takes over a working engine."""
+        """A request has joined the queue. When this policy replaces another in a running engine,
+        the hook is called once for each running and each waiting request."""
 
     def on_requeue(self, request: Request, view: View) -> None:
-        """A request is back in the queue, or its place in it changed: preempted, its tenant
-        resumed, its priority changed. As a new arrival unless overridden."""
+        """A request is back in the queue, or its place in the queue has changed: it was preempted,
+        its tenant was resumed, or its priority was changed. Handled as a new arrival unless
+        overridden."""
         self.on_arrival(request, view)
 
     def on_step_end(self, record: StepRecord, view: View) -> None:
-        """A step was carried out and its tokens are committed."""
+        """A step is complete and its tokens are committed."""
 
     def on_finish(self, request: Request, view: View) -> None:
-        """A request is over, whichever way."""
+        """A request has finished or was cancelled."""
 
     def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
-        """Running requests to preempt, in this order, until `request` gets the blocks it needs.
+        """Ids of running requests to preempt, in this order, until `request` has the blocks it
+        needs.
 
-        The core takes as many as it needs, passes over those that may not be preempted, and goes
-        on with those admitted after `request`, last one first. That is also the default.
+        The core takes as many as it needs and skips those that may not be preempted. If they are
+        not enough, it continues with the requests admitted after `request`, last admitted first; by
+        default it takes only those.
         """
         return ()
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
-        """What the policy thinks of a request, in JSON's types: its score, level, counter."""
+        """The policy's own figures for a request (score, level, counter, …), in JSON types."""
         return {}
 
     def described(self) -> dict[str, Any]:
-        """`{"kind": …}` and the parameters, in JSON's types: `POLICIES.build` makes it again."""
+        """`{"kind": …}` and the parameters, in JSON types: the input of `POLICIES.build`."""
         return {"kind": self.kind, **self.model_dump(mode="json", by_alias=True)}
 
     def fresh(self) -> Self:
-        """The same parameters and nothing remembered."""
+        """A policy with the same parameters and no state."""
         return type(self).model_validate(self.model_dump(mode="json", by_alias=True))
 
 

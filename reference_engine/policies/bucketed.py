@@ -1,4 +1,4 @@
-"""Prompts of like length share a step, short ones first."""
+"""Bucketed batching: prompts of similar length share a step, short prompts first."""
 
 from __future__ import annotations
 
@@ -8,45 +8,42 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds, Share
-from reference_engine.policies.base import Policy
-from reference_engine.policies.gang import Pad
+from reference_engine.policies.fixed_batch import Pad
 from reference_engine.policies.length_buckets import Bucket, Buckets
-from reference_engine.policies.sharing import causes_of, share_out
-from reference_engine.policies.step_budget import StepBudget
-from reference_engine.state.cost_model import NO_PADDING, Padding
+from reference_engine.policies.ranked import plan_by_rank
+from reference_engine.policies.step_budget import Causes, TokenBudgetPolicy
+from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
 
 
-class Bucketed(Policy):
-    """All decodes, then prompts bucket by bucket of prompt length, first come first served within
-    one. `order: short_first` begins with the bucket of the shortest, `oldest_first` with the one
-    whose oldest request waits longest. While fewer than `split_above` requests wait or read there
-    is one bucket; then those with more of them split in the middle of their range, where at least
-    `split_share` of theirs are below it. Whoever waited `max_bucket_wait` goes before all who came
-    later, whatever its bucket.
+class Bucketed(TokenBudgetPolicy):
+    """All decodes, then prompts, bucket by bucket of prompt lengths, first come first served within
+    a bucket. `order: short_first` begins with the bucket of the shortest prompts, `oldest_first`
+    with the bucket whose oldest request has waited longest. A request that has waited
+    `max_bucket_wait` (seconds) goes before all that arrived later, whatever its bucket.
 
-    A bucket with fewer than `min_batch` waiting requests is left out until its oldest waited
-    `max_bucket_wait`. With `pad: none` prompts are packed, and what one bucket leaves of
-    `token_budget` goes to the next. With `pad: batch_max` a step reads from one bucket only, and
-    every row is charged as long as the longest of the step, as kernels without packing do.
-    `max_prompt_tokens` is where the range of the buckets ends (the context if 0).
+    While fewer than `split_above` requests wait or are in prefill there is one bucket. From then on
+    a bucket with more requests splits in the middle of its range if at least the share
+    `split_share` of them is below it. The range ends at `max_prompt_tokens` (0: the context
+    length). A bucket with fewer than `min_batch` waiting requests is left out until its oldest
+    request has waited `max_bucket_wait`.
 
-    With packed prompts larger buckets gain nothing, so that buckets split early; with padded ones
-    `split_above` trades rows per step against padding. A batch is never larger than the KV memory
-    allows, and decodes never wait for it.
+    With `pad: none` prompts are packed, and tokens that a bucket leaves go to the next bucket. With
+    `pad: batch_max` a step takes prompts of a single bucket, and each row costs as much as the
+    longest row of the step, as in kernels without packing. Packed prompts gain nothing from larger
+    buckets, so buckets split early; with padding, `split_above` trades rows per step against
+    padding. `max_num_seqs` and `watermark` are as in `chunked`. The KV memory bounds every batch,
+    and decodes never wait for a batch.
 
     Source: BucketServe (arXiv 2507.17120) §4, which forms such batches for separate prefill
-    instances; ageing is ours, without it a long prompt could wait for ever.
+    instances. The ageing is an addition: without it a long prompt could wait for ever.
     """
 
     kind: ClassVar[str] = "bucketed"
     is_aged: ClassVar[bool] = True
     is_work_conserving: ClassVar[bool] = True
 
-    token_budget: int = Field(default=2048, ge=1)
-    max_num_seqs: int = Field(default=256, ge=1)
-    watermark: float = Field(default=0.01, ge=0, lt=1)
     order: Literal["short_first", "oldest_first"] = "short_first"
     split_above: int = Field(default=1, ge=1)
     split_share: Annotated[Share, Field(gt=0, le=1)] = 0.5
@@ -55,76 +52,67 @@ class Bucketed(Policy):
     max_bucket_wait: Annotated[Seconds, Field(gt=0)] = 5.0
     pad: Pad = Pad.none
 
-    _buckets: Buckets | None = PrivateAttr(default=None)
+    _made: Buckets | None = PrivateAttr(default=None)
     _admitted: list[Request] = PrivateAttr(default_factory=list)
 
     def on_arrival(self, request: Request, view: View) -> None:
-        buckets, overdue_s = self._known(view), request.arrived_s + self.max_bucket_wait
+        buckets, overdue_s = self._buckets(view), request.arrived_s + self.max_bucket_wait
         if view.is_running(request.id):  # taken over from another policy
-            buckets.patience.put(request, overdue_s)
+            buckets.overdue.put(request, overdue_s)
             return
         bucket = buckets.put(request, overdue_s)
         if self.min_batch > 1:
             view.assign(request.id, bucket.name)
 
     def on_finish(self, request: Request, view: View) -> None:
-        self._known(view).forget(request.id)
+        self._buckets(view).forget(request.id)
 
     def plan(self, view: View) -> Plan:
-        buckets = self._known(view)
+        buckets = self._buckets(view)
         for request in self._admitted:
             if not view.is_waiting(request.id):
                 buckets.drop(request.id)
         for bucket in buckets.adjust(len(view.prefilling)):
             if self.min_batch > 1:
-                for _, request in bucket.line.entries():
+                for _, request in bucket.queue.entries():
                     view.assign(request.id, bucket.name)
         ordered, unready = self._ordered(buckets, view)
-        room = StepBudget.beside_decodes(
-            view,
-            tokens=self.token_budget,
-            max_num_seqs=self.max_num_seqs,
-            watermark=self.watermark,
-            is_padded=self.pad is Pad.batch_max,
-        )
-        reading = buckets.reading([*ordered, *unready], view)
-        waiting = buckets.walk(ordered, view)
-        if self.pad is Pad.batch_max:
-            reading, waiting = buckets.first_alone(reading, waiting, view)
-        causes, rest = causes_of(share_out(room, reading, waiting))
-        self._admitted = room.admitted
-        segments, until_s = self._filling(unready, view)
-        is_idle = not room.items and not view.decoding
-        return Plan(
-            tuple(room.items),
-            decode_all=True,
-            causes=causes,
+        is_padded = self.pad is Pad.batch_max
+        budget = self.budget_after_decodes(view, is_padded=is_padded)
+        prefills = buckets.prefills([*ordered, *unready], view)
+        waiting = buckets.waiting(ordered, view)
+        if is_padded:
+            prefills, waiting = buckets.first_bucket_only(prefills, waiting, view)
+        plan = plan_by_rank(budget, view, prefills, waiting)
+        self._admitted = budget.admitted
+        segments, until_s = self._unready_causes(unready, view)
+        return plan._replace(
             segments=segments,
-            rest=rest,
-            wait_until_s=until_s if is_idle else None,
-            padding=self._padding(room),
+            wait_until_s=None if budget.items or view.decoding else until_s,
+            padding=Padding(prefill_tokens=budget.padding_tokens if is_padded else 0),
         )
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
-        request, buckets = view.find(request_id), self._known(view)
-        if request is None or request_id not in buckets.patience:
+        request, buckets = view.find(request_id), self._buckets(view)
+        if request is None or request_id not in buckets.overdue:
             return {}
-        bucket = buckets.of(request.n_tokens)
+        bucket = buckets.bucket_for(request.n_tokens)
         return {
             "bucket": bucket.name,
             "in_bucket": len(bucket),
             "buckets": [other.name for other in buckets.all],
-            "overdue_in_s": buckets.patience.until_s(request_id) - view.now_s,
+            "overdue_in_s": buckets.overdue.overdue_s(request_id) - view.now_s,
         }
 
-    def _known(self, view: View) -> Buckets:
-        if self._buckets is None:
+    def _buckets(self, view: View) -> Buckets:
+        # Made at the first use: only the view holds the context length.
+        if self._made is None:
             longest = self.max_prompt_tokens or view.limits.max_model_len
-            self._buckets = Buckets(longest, self.split_above, self.split_share)
-        return self._buckets
+            self._made = Buckets(longest, self.split_above, self.split_share)
+        return self._made
 
     def _ordered(self, buckets: Buckets, view: View) -> tuple[list[Bucket], list[Bucket]]:
-        """The buckets in the order in which they are served, and those that must fill first."""
+        """The buckets in the order of service, and those that must fill up first."""
         if self.min_batch == 1 and self.order == "short_first":
             return buckets.all, []
         oldest_s = {bucket.low: _oldest_s(bucket, view) for bucket in buckets.all}
@@ -141,26 +129,21 @@ class Bucketed(Policy):
         ]
         return [bucket for bucket in ordered if bucket not in unready], unready
 
-    def _filling(
-        self, unready: list[Bucket], view: View
-    ) -> tuple[tuple[tuple[str, Cause], ...], float | None]:
-        """Why those in buckets that must fill wait, and until when at the longest."""
-        segments, until_s = [], inf
+    def _unready_causes(self, unready: list[Bucket], view: View) -> tuple[Causes, float | None]:
+        """The cause per bucket that must fill up, and the first instant at which a bucket is
+        ready."""
+        causes, until_s = [], inf
         for bucket in unready:
             ready_s = _oldest_s(bucket, view) + self.max_bucket_wait
             until_s = min(until_s, ready_s)
             cause = Cause(
                 Why.bucket_not_ready, until_s=ready_s, have=len(bucket), want=self.min_batch
             )
-            segments.append((bucket.name, cause))
-        return tuple(segments), until_s if unready else None
-
-    def _padding(self, room: StepBudget) -> Padding:
-        n_tokens = room.padding_tokens if self.pad is Pad.batch_max else 0
-        return Padding(prefill_tokens=n_tokens) if n_tokens else NO_PADDING
+            causes.append((bucket.name, cause))
+        return tuple(causes), until_s if unready else None
 
 
 def _oldest_s(bucket: Bucket, view: View) -> float:
-    """When the oldest waiting request of a bucket arrived; infinity for an empty one."""
-    first = bucket.line.first(view)
+    """The arrival of the oldest waiting request of a bucket; infinity if it is empty."""
+    first = bucket.queue.first(view)
     return inf if first is None else first[1].arrived_s

@@ -1,4 +1,4 @@
-"""Continuous batching with chunked prefill: decodes never stop for a long prompt."""
+"""Continuous batching with chunked prefill: a long prompt never stops the decodes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from pydantic import Field
 
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
-from reference_engine.policies.slo_budget import prefill_within
 from reference_engine.policies.step_budget import Reserve, StepBudget, admit_in_order
+from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, View
 
-_LEAST_PREFILL = 16
+_LEAST_PREFILL = 16  # tokens
 _DEFAULT_TPOT_S = 0.05
 
 
 class Chunked(Policy):
-    """Each step gives one token to every decode, the rest of `token_budget` to unfinished prompts
-    in order of admission, then to new requests first come first served; the last prompt is cut to
-    what is left. Nobody is admitted in a step that must preempt.
+    """Each step computes one token of every decoding request. The rest of `token_budget` goes to
+    unfinished prompts in order of admission, then to new requests, first come first served. The
+    last prompt is cut to the tokens that are left. No request is admitted in a step that must
+    preempt.
 
-    `token_budget: slo` takes, by the cost model, as many prompt tokens as keep the step within
-    `tpot_slo` (default: the strictest asked by a running request, else 50 ms).
-    `long_prefill_tokens` caps a prompt's share of one step (0: no cap). `reserve` is the KV room an
-    admission takes at once, `watermark` the share of blocks it leaves free.
+    `token_budget: slo` computes as many prompt tokens as keep the step within `tpot_slo` (seconds)
+    by the cost model. Without `tpot_slo`, the strictest TPOT SLO of the decoding requests counts,
+    or else 50 ms. `max_num_seqs` limits the running requests and `long_prefill_tokens` a prompt's
+    tokens in one step (0: no cap). `reserve` is the KV room that an admission takes at once;
+    admissions leave the share `watermark` of the blocks free.
 
     Source: Sarathi-Serve (OSDI'24) §4; vLLM V1 `scheduler.schedule`.
     """
@@ -40,26 +42,59 @@ class Chunked(Policy):
     watermark: float = Field(default=0.01, ge=0, lt=1)
 
     def plan(self, view: View) -> Plan:
-        budget = self._budget(view)
-        room = StepBudget.beside_decodes(
-            view, tokens=budget, max_num_seqs=self.max_num_seqs, watermark=self.watermark
+        budget = StepBudget(
+            view,
+            tokens=self._tokens(view),
+            max_num_seqs=self.max_num_seqs,
+            watermark=self.watermark,
+            is_after_decodes=True,
         )
-        room.resume(self.long_prefill_tokens)
+        budget.continue_prefills(self.long_prefill_tokens)
         causes, rest = admit_in_order(
-            room, view.waiting, most=self.long_prefill_tokens, reserve=self.reserve
+            budget, view.waiting, most=self.long_prefill_tokens, reserve=self.reserve
         )
-        return Plan(tuple(room.items), decode_all=True, causes=causes, rest=rest)
+        return Plan(tuple(budget.items), decode_all=True, causes=causes, rest=rest)
 
-    def _budget(self, view: View) -> int:
+    def _tokens(self, view: View) -> int:
         most = view.limits.max_step_tokens
         if self.token_budget != "slo":
             return min(self.token_budget, most)
         n_decode = len(view.decoding)
         least = min(_LEAST_PREFILL, most)
-        return n_decode + prefill_within(view, self._tpot_s(view), most - n_decode, least)
+        return n_decode + _prefill_tokens(view, self._tpot_s(view), most - n_decode, least)
 
     def _tpot_s(self, view: View) -> float:
         if self.tpot_slo is not None:
             return self.tpot_slo
-        asked = (r.tpot_slo_s for r in view.decoding if r.tpot_slo_s is not None)
-        return min(asked, default=_DEFAULT_TPOT_S)
+        slos = (r.tpot_slo_s for r in view.decoding if r.tpot_slo_s is not None)
+        return min(slos, default=_DEFAULT_TPOT_S)
+
+
+def _prefill_tokens(view: View, tpot_s: float, most: int, least: int) -> int:
+    """The largest n in [`least`, `most`] for which a step of all decodes and n prompt tokens takes
+    at most `tpot_s` by the cost model. If none does, `least`, so that prompts still progress; if
+    nothing decodes, `most`.
+
+    The n tokens are priced as a continuation of the first prompt in prefill.
+
+    Source: Sarathi-Serve (OSDI'24) §4.3, the token budget from profiling and the TBT SLO.
+    """
+    n_decode = len(view.decoding)
+    if not n_decode:
+        return most
+    before = next((request.n_computed for request in view.prefilling), 0)
+    low, high = least, max(least, most)
+    while low < high:
+        n = (low + high + 1) // 2
+        shape = StepShape(
+            n_seqs=n_decode + 1,
+            prefill_tokens=n,
+            prefill_attention=n * (before + n / 2),
+            n_decode=n_decode,
+            context_tokens=view.decode_context_tokens,
+        )
+        if view.cost.estimate(shape) <= tpot_s:
+            low = n
+        else:
+            high = n - 1
+    return low

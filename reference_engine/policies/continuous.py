@@ -12,13 +12,14 @@ from reference_engine.state.plan import Plan, View
 
 
 class Continuous(Policy):
-    """Each step gives one token to every running request and takes in new ones, first come first
-    served, with their whole prompt, while there is a sequence slot and KV room. There is no token
-    budget: a long prompt stretches the step, and everybody's next token, by all it takes to read
-    it. (One longer than the engine's largest step is read in several.)
+    """Each step computes one token of every running request and admits new requests with their
+    whole prompts, first come first served, while a sequence slot and KV room are free. There is no
+    token budget: a long prompt delays the next token of all other requests by the time of its
+    prefill. (A prompt longer than the engine's largest step is prefilled in several steps.)
 
-    KV is paged: `reserve` is how much an admission takes at once; what it does not take is found
-    by preempting the last admitted. `watermark` is the share of blocks an admission leaves free.
+    `max_num_seqs` limits the running requests. KV is paged: `reserve` is the room that an admission
+    takes at once; further room is taken as the request grows, by preempting the last admitted
+    request when no block is free. Admissions leave the share `watermark` of the blocks free.
 
     Source: Orca (OSDI'22) §3.1 iteration-level scheduling; PagedAttention (SOSP'23) §4.
     """
@@ -35,14 +36,14 @@ class Continuous(Policy):
 
 
 class Orca(Policy):
-    """As `continuous`, but each admission reserves KV for its prompt and all it may generate, so
-    that nothing is ever preempted and fewer run: with outputs that stop early, most of the
-    reserved room is never used.
+    """As `continuous`, but each admission reserves KV for its prompt and all output that it may
+    generate. Nothing is ever preempted, and fewer requests run: when outputs stop early, most of
+    the reserved room is never used. `max_num_seqs` limits the running requests.
 
     Selective batching (Orca §3.2: linear layers over all tokens at once, attention per sequence) is
-    what the torch executors do for every mode.
+    done by the torch executors for every mode.
 
-    Source: Orca (OSDI'22) §3.1, §4.2; Sarathi-Serve's and Vidur's `orca` schedulers.
+    Source: Orca (OSDI'22) §3.1, §4.2; the `orca` schedulers of Sarathi-Serve and Vidur.
     """
 
     kind: ClassVar[str] = "orca"
@@ -55,13 +56,14 @@ class Orca(Policy):
 
 
 def plan_whole_prompts(view: View, max_num_seqs: int, reserve: Reserve, watermark: float) -> Plan:
-    """All running requests, and whole prompts first come first served."""
-    room = StepBudget.beside_decodes(
+    """A plan of all running requests and of whole prompts, first come first served."""
+    budget = StepBudget(
         view,
         tokens=view.limits.max_step_tokens,
         max_num_seqs=max_num_seqs,
         watermark=watermark,
+        is_after_decodes=True,
     )
-    room.resume()
-    causes, rest = admit_in_order(room, view.waiting, is_whole=True, reserve=reserve)
-    return Plan(tuple(room.items), decode_all=True, causes=causes, rest=rest)
+    budget.continue_prefills()
+    causes, rest = admit_in_order(budget, view.waiting, is_whole=True, reserve=reserve)
+    return Plan(tuple(budget.items), decode_all=True, causes=causes, rest=rest)

@@ -1,4 +1,4 @@
-"""A plan that is always right: what an engine does when its policy's plan is not."""
+"""Fallback plan of the engine, for a step in which the policy's own plan cannot be carried out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from reference_engine.state.plan import Item, Plan, View
 
 
 def first_come(view: View, *, admits: bool = True) -> Plan:
-    """Every decode its token, then unfinished prompts, then (if it `admits`) the head of the
-    queue, as far as the step's limit goes."""
+    """A plan that is always valid: all decodes, then unfinished prompts, then (if it `admits`) the
+    head of the queue, up to the engine's step limit."""
     budget = view.limits.max_step_tokens
     if len(view.decoding) > budget:
         return Plan(tuple(Item(request.id, 1) for request in islice(view.decoding, budget)))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 
-from reference_engine.policies.sorted_queue import Key, Patience, SortedQueue
+from reference_engine.policies.sorted_queue import (
+    Key,
+    OverdueQueue,
+    Ranked,
+    SortedQueue,
+    by_rank,
+    ranked_prefills,
+)
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
-Ranked = tuple[Key, Request]
-
-_NARROWEST = 32  # tokens; nothing is gained by telling such prompts apart
+_NARROWEST = 32  # tokens; prompts closer in length cost about the same
 
 
 class Bucket:
@@ -20,62 +26,64 @@ class Bucket:
 
     def __init__(self, low: int, high: int) -> None:
         self.low, self.high = low, high
-        self.line = SortedQueue()
+        self.queue = SortedQueue()
 
     @property
     def name(self) -> str:
         return f"{self.low}-{self.high}"
 
     def __len__(self) -> int:
-        return len(self.line)
+        return len(self.queue)
 
 
 class Buckets:
-    """One bucket holds all while fewer than `split_above` requests are active. From then on each
-    bucket with more than `split_above` of them splits in the middle of its range, where at least
-    `split_share` of them are in the lower half; when the load is gone, all merge again.
+    """The buckets of a policy, shortest prompts first.
+
+    One bucket holds all requests while fewer than `split_above` are active. From then on, each
+    bucket with more than `split_above` requests splits in the middle of its range if at least the
+    share `split_share` of them is in the lower half. When the load has fallen again, all merge.
 
     Source: BucketServe (arXiv 2507.17120), Algorithm 1.
     """
 
     def __init__(self, longest: int, split_above: int, split_share: float) -> None:
         self.all = [Bucket(0, longest + 1)]
-        self.patience = Patience()
+        self.overdue = OverdueQueue()
         self._split_above, self._split_share = split_above, split_share
-        self._lengths: list[int] = []  # of those that wait, sorted
+        self._lengths: list[int] = []  # prompt tokens of the waiting requests, sorted
         self._length_of: dict[str, int] = {}
 
     def put(self, request: Request, overdue_s: float) -> Bucket:
-        """File a request; the bucket it is in."""
+        """File a waiting request; returns its bucket."""
         self.drop(request.id)
         n_tokens = request.n_tokens
         self._length_of[request.id] = n_tokens
         insort(self._lengths, n_tokens)
-        self.patience.put(request, overdue_s)
-        bucket = self.of(n_tokens)
-        bucket.line.put(request, (request.arrived_s,))
+        self.overdue.put(request, overdue_s)
+        bucket = self.bucket_for(n_tokens)
+        bucket.queue.put(request, (request.arrived_s,))
         return bucket
 
     def drop(self, request_id: str) -> None:
-        """It waits no more; when it gets overdue is remembered until `forget`."""
+        """Remove a request that no longer waits. Its overdue instant is kept until `forget`."""
         n_tokens = self._length_of.pop(request_id, None)
         if n_tokens is not None:
             del self._lengths[bisect_left(self._lengths, n_tokens)]
-            self.of(n_tokens).line.drop(request_id)
+            self.bucket_for(n_tokens).queue.drop(request_id)
 
     def forget(self, request_id: str) -> None:
-        """It is over."""
+        """Remove a request that has ended."""
         self.drop(request_id)
-        self.patience.drop(request_id)
+        self.overdue.drop(request_id)
 
-    def of(self, n_tokens: int) -> Bucket:
-        """The bucket for a prompt; of what no bucket is long enough for, the last."""
-        return self.all[bisect_right(self.all, n_tokens, key=_low) - 1]
+    def bucket_for(self, n_tokens: int) -> Bucket:
+        """The bucket for a prompt; the last bucket also takes longer prompts."""
+        return self.all[bisect_right(self.all, n_tokens, key=attrgetter("low")) - 1]
 
-    def adjust(self, n_reading: int) -> list[Bucket]:
-        """Split or merge; the buckets that are new. `n_reading` requests are active without
-        waiting."""
-        if len(self._lengths) + n_reading < self._split_above:
+    def adjust(self, n_prefills: int) -> list[Bucket]:
+        """Split or merge; returns the new buckets. `n_prefills` requests are active in addition to
+        those that wait."""
+        if len(self._lengths) + n_prefills < self._split_above:
             return self._merge() if len(self.all) > 1 else []
         new = []
         i = 0
@@ -91,13 +99,13 @@ class Buckets:
     def _merge(self) -> list[Bucket]:
         whole = Bucket(0, self.all[-1].high)
         for bucket in self.all:
-            for key, request in bucket.line.entries():
-                whole.line.put(request, key)
+            for key, request in bucket.queue.entries():
+                whole.queue.put(request, key)
         self.all = [whole]
         return self.all
 
     def _halves(self, bucket: Bucket) -> list[Bucket]:
-        """The two parts of a bucket that is to split, else nothing."""
+        """The two halves of a bucket that must split; empty if it must not."""
         middle = (bucket.low + bucket.high) // 2
         if len(bucket) <= self._split_above or bucket.high - bucket.low < 2 * _NARROWEST:
             return []
@@ -105,52 +113,40 @@ class Buckets:
         if n_below < self._split_share * len(bucket):
             return []
         halves = [Bucket(bucket.low, middle), Bucket(middle, bucket.high)]
-        for key, request in bucket.line.entries():
-            halves[self._length_of[request.id] >= middle].line.put(request, key)
+        for key, request in bucket.queue.entries():
+            halves[self._length_of[request.id] >= middle].queue.put(request, key)
         return halves
 
-    def walk(self, ordered: list[Bucket], view: View) -> Iterator[Ranked]:
-        """Those that wait: the overdue ones, then bucket by bucket as `ordered`."""
-        now_s, patience = view.now_s, self.patience
-        for key, request in patience.walk(view):
-            yield (0.0, *key), request
-        for place, bucket in enumerate(ordered):
-            for key, request in bucket.line.walk(view):
-                if patience.until_s(request.id) > now_s:
-                    yield (1.0, float(place), *key), request
+    def waiting(self, ordered: Sequence[Bucket], view: View) -> Iterator[Ranked]:
+        """The overdue waiting requests, then those of the `ordered` buckets, with their ranks."""
+        by_bucket = (
+            ((float(place), *key), request)
+            for place, bucket in enumerate(ordered)
+            for key, request in bucket.queue.walk(view)
+        )
+        return self.overdue.overdue_first(by_bucket, view)
 
-    def reading(self, ordered: list[Bucket], view: View) -> list[Ranked]:
-        """The running ones that still read their prompt, as the waiting ones are ranked."""
-        now_s, ranked = view.now_s, list[Ranked]()
-        for request in view.prefilling:
-            until_s = self.patience.until_s(request.id)
-            if until_s <= now_s:
-                ranked.append(((0.0, until_s), request))
-            else:
-                place = ordered.index(self.of(request.n_tokens))
-                ranked.append(((1.0, float(place), request.arrived_s), request))
-        return sorted(ranked, key=_rank_of)
+    def prefills(self, ordered: Sequence[Bucket], view: View) -> list[Ranked]:
+        """The running requests in prefill, ranked like those that wait."""
 
-    def first_alone(
-        self, reading: list[Ranked], waiting: Iterator[Ranked], view: View
+        def rank(request: Request) -> Key:
+            place = ordered.index(self.bucket_for(request.n_tokens))
+            return self.overdue.rank(request.id, (float(place), request.arrived_s), view.now_s)
+
+        return ranked_prefills(view, rank)
+
+    def first_bucket_only(
+        self, prefills: list[Ranked], waiting: Iterator[Ranked], view: View
     ) -> tuple[list[Ranked], Iterator[Ranked]]:
-        """Of both, those in the bucket of the first. Within a bucket all are in order of arrival,
-        the overdue ones included."""
-        first = min([*reading[:1], *islice(waiting, 1)], key=_rank_of, default=None)
+        """The prefills and waiting requests of the bucket that holds the first in rank. Within the
+        bucket all are in order of arrival, overdue or not."""
+        first = min([*prefills[:1], *islice(waiting, 1)], key=by_rank, default=None)
         if first is None:
             return [], iter(())
-        bucket = self.of(first[1].n_tokens)
-        alike = [
+        bucket = self.bucket_for(first[1].n_tokens)
+        of_bucket: list[Ranked] = [
             ((request.arrived_s,), request)
-            for _, request in reading
-            if self.of(request.n_tokens) is bucket
+            for _, request in prefills
+            if self.bucket_for(request.n_tokens) is bucket
         ]
-        return sorted(alike, key=_rank_of), bucket.line.walk(view)
-
-
-def _low(bucket: Bucket) -> int:
-    return bucket.low
-
-
-def _rank_of(entry: Ranked) -> Key:
-    return entry[0]
+        return sorted(of_bucket, key=by_rank), bucket.queue.walk(view)

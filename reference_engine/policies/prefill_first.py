@@ -1,4 +1,4 @@
-"""Prompts before decodes: a step is either all prompts or all decodes."""
+"""Prefill-first batching: each step computes either prompts or decodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from reference_engine.state.plan import Plan, View
 
 
 class PrefillFirst(Policy):
-    """While a waiting request's whole prompt fits `max_num_batched_tokens`, a sequence slot and KV
-    room, a step reads prompts and nobody decodes; only when none can be taken do all running
-    requests get their next token. TTFT is the lowest there is until saturation; every prompt that
-    arrives stops everybody's stream for as long as it takes to read.
+    """While the whole prompt of the next waiting request fits `max_num_batched_tokens`, a sequence
+    slot and the KV memory, a step computes prompts and no decodes. Otherwise the step computes one
+    token of every running request. TTFT is the lowest of all modes until saturation, but each
+    arriving prompt stops every stream for the time of its prefill.
 
-    `max_num_batched_tokens` None is the longer of 2 048 and the context. A prompt longer than the
-    engine's largest step is read in several, one after the other, before anybody decodes.
-    `watermark` is the share of KV blocks an admission leaves free. The last admitted is preempted
-    first.
+    `max_num_batched_tokens` limits the prompt tokens of a step (None: the larger of 2 048 and the
+    context length), `max_num_seqs` the running requests. A prompt longer than the engine's largest
+    step is prefilled in consecutive steps before the next decode. Admissions leave the share
+    `watermark` of the KV blocks free. The last admitted request is preempted first.
 
     Source: vLLM v0 `scheduler._schedule_prefills`/`_schedule_running` (as in Sarathi-Serve's
     `vllm_scheduler.py`).
@@ -34,11 +34,11 @@ class PrefillFirst(Policy):
     watermark: float = Field(default=0.01, ge=0, lt=1)
 
     def plan(self, view: View) -> Plan:
+        # Each running request needs a token in a decode step.
         most_seqs = min(self.max_num_seqs, view.limits.max_step_tokens)
         tokens = self.max_num_batched_tokens or max(2048, view.limits.max_model_len)
-        room = StepBudget(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
-        room.resume()
-        causes, rest = admit_in_order(room, view.waiting, is_whole=True)
-        if room.items:
-            return Plan(tuple(room.items), causes=causes, rest=rest)
-        return Plan(decode_all=True, causes=causes, rest=rest)
+        budget = StepBudget(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
+        budget.continue_prefills()
+        causes, rest = admit_in_order(budget, view.waiting, is_whole=True)
+        is_decode = not budget.items
+        return Plan(tuple(budget.items), decode_all=is_decode, causes=causes, rest=rest)

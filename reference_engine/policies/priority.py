@@ -1,39 +1,49 @@
-"""Class, age, length and deadline as one score, each from nought to about one."""
+"""Priority batching: age, length, class and deadline as terms of a score, each from 0 to 1."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator
+from math import inf, log10
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds
-from reference_engine.policies.base import Policy
-from reference_engine.policies.scored_queue import ScoredQueue
-from reference_engine.policies.scores import Scores, Weights
-from reference_engine.policies.sharing import Blocked, causes_of, displace, share_out
-from reference_engine.policies.sorted_queue import Key, Patience
-from reference_engine.policies.step_budget import StepBudget
-from reference_engine.state.cost_model import StepShape
-from reference_engine.state.plan import Plan, Preemption, View
+from reference_engine.policies.ranked import BlockedRequest, plan_by_rank, prefill_s
+from reference_engine.policies.sorted_queue import (
+    Key,
+    OverdueQueue,
+    ScoredQueue,
+    ScoreSegment,
+    ranked_prefills,
+)
+from reference_engine.policies.step_budget import TokenBudgetPolicy
+from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
 
+_MOST_WAITING = 3.0  # TTFT SLOs
+_N_RECENT = 512  # arrivals
 
-class Priority(Policy):
+
+class Priority(TokenBudgetPolicy):
     """All decodes, then prompts in order of
 
         score = wait_weight · min(waited / TTFT SLO, 3) + length_weight · (1 − rank)
               + class_weight / (1 + 2^priority) + deadline_weight · urgency
 
-    highest first. `rank` is the share of the last 512 arrivals predicted to answer shorter;
-    `priority` counts as in vLLM, the lower the earlier; urgency rises from 0, `deadline_horizon`
-    before the deadline, to 1 at it. Requests that name no TTFT SLO have `ttft_slo`; SLOs are
-    taken in ten steps per decade. With the default weights three SLOs of waiting outweigh all the
-    rest, but only so much: whoever waited `starvation` goes before all who came later.
+    highest first. `rank` is the share of the last 512 arrivals with a shorter predicted output. A
+    lower `priority` goes first, as in vLLM. `urgency` rises from 0, `deadline_horizon` (seconds)
+    before the request's deadline, to 1 at the deadline. Requests without a TTFT SLO get `ttft_slo`
+    (seconds); SLOs are rounded to ten steps per decade. With the default weights, three SLOs of
+    waiting outweigh all other terms, but waiting counts no more than that: a request that has
+    waited `starvation` (seconds) goes before all that arrived later.
 
-    With `preemptive`, a blocked request displaces the running ones of the lowest score, where
-    recomputing what those had (seconds, by the cost model) is less than the difference of scores
-    is worth in seconds of waiting. A running request's age is what it waited for its admission.
+    With `preemptive`, a blocked request preempts the decoding requests with the lowest scores, if
+    recomputing them takes less time (by the cost model) than the waiting time that the difference
+    of the scores is worth. The age of a running request is its wait before its first admission.
+    `token_budget`, `max_num_seqs` and `watermark` are as in `chunked`.
 
     `weighted_naive` is the same idea without the normalisation.
     """
@@ -42,9 +52,6 @@ class Priority(Policy):
     is_aged: ClassVar[bool] = True
     is_work_conserving: ClassVar[bool] = True
 
-    token_budget: int = Field(default=2048, ge=1)
-    max_num_seqs: int = Field(default=256, ge=1)
-    watermark: float = Field(default=0.01, ge=0, lt=1)
     wait_weight: float = Field(default=1.0, ge=0)
     length_weight: float = Field(default=1.0, ge=0)
     class_weight: float = Field(default=1.0, ge=0)
@@ -55,49 +62,42 @@ class Priority(Policy):
     preemptive: bool = False
 
     _scores: Scores = PrivateAttr()
-    _lanes: ScoredQueue = PrivateAttr()
-    _patience: Patience = PrivateAttr(default_factory=Patience)
-    _displaced: dict[str, list[str]] = PrivateAttr(default_factory=dict)
+    _queue: ScoredQueue = PrivateAttr()
+    _overdue: OverdueQueue = PrivateAttr(default_factory=OverdueQueue)
+    _preempted_for: dict[str, list[str]] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: object) -> None:
-        self._scores = Scores(
-            Weights(
-                self.wait_weight,
-                self.length_weight,
-                self.class_weight,
-                self.deadline_weight,
-                self.ttft_slo,
-                self.deadline_horizon,
-            )
-        )
-        self._lanes = ScoredQueue(self._scores.stretch)
+        self._scores = Scores(self)
+        self._queue = ScoredQueue(self._scores.segment)
 
     def on_arrival(self, request: Request, view: View) -> None:
-        self._scores.enter(request, view.predictor.predict(request).mean)
-        self._lanes.put(request, view.now_s)
-        self._patience.put(request, request.arrived_s + self.starvation)
+        self._scores.put(request, view.predictor.predict(request).mean)
+        self._queue.put(request, view.now_s)
+        self._overdue.put(request, request.arrived_s + self.starvation)
 
     def on_finish(self, request: Request, view: View) -> None:
-        self._lanes.drop(request.id)
-        self._patience.drop(request.id)
+        self._queue.drop(request.id)
+        self._overdue.drop(request.id)
         self._scores.drop(request.id)
-        self._displaced.pop(request.id, None)
+        self._preempted_for.pop(request.id, None)
 
     def plan(self, view: View) -> Plan:
-        room = StepBudget.beside_decodes(
+        scores, now_s = self._scores, view.now_s
+
+        def rank(request: Request) -> Key:
+            return self._overdue.rank(request.id, (-scores.running(request, now_s),), now_s)
+
+        self._queue.refile(view)
+        plan = plan_by_rank(
+            self.budget_after_decodes(view),
             view,
-            tokens=self.token_budget,
-            max_num_seqs=self.max_num_seqs,
-            watermark=self.watermark,
+            ranked_prefills(view, rank),
+            self._overdue.overdue_first(self._queue.walk(view), view),
+            self.candidates if self.preemptive else None,
         )
-        blocked = share_out(room, self._reading(view), self._waiting(view))
-        causes, rest = causes_of(blocked)
-        preempt: tuple[Preemption, ...] = ()
-        if self.preemptive and blocked is not None and blocked.is_full:
-            preempt = displace(view, room, blocked, self._lower(view, blocked))
-            for victim in preempt:
-                self._displaced.setdefault(victim.by, []).append(victim.request_id)
-        return Plan(tuple(room.items), decode_all=True, preempt=preempt, causes=causes, rest=rest)
+        for victim in plan.preempt:
+            self._preempted_for.setdefault(victim.by, []).append(victim.request_id)
+        return plan
 
     def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
         scores, now_s = self._scores, view.now_s
@@ -107,51 +107,110 @@ class Priority(Policy):
 
     def explain(self, request_id: str, view: View) -> dict[str, Any]:
         request, scores = view.find(request_id), self._scores
-        if request is None or request_id not in self._patience:
+        if request is None or request_id not in self._overdue:
             return {}
         score = scores.running if view.is_running(request_id) else scores.waiting
         return {
             "score": score(request, view.now_s),
             "of_length_and_class": scores.of_length_and_class(request_id),
-            "overdue_in_s": self._patience.until_s(request_id) - view.now_s,
-            "displaced": list(self._displaced.get(request_id, ())),
+            "overdue_in_s": self._overdue.overdue_s(request_id) - view.now_s,
+            "displaced": list(self._preempted_for.get(request_id, ())),
         }
 
-    def _waiting(self, view: View) -> Iterator[tuple[Key, Request]]:
-        """The overdue ones, then by score."""
-        patience, lanes = self._patience, self._lanes
-        for key, request in patience.walk(view):
-            yield (0.0, *key), request
-        lanes.turn(view)
-        for key, request in lanes.walk(view):
-            if patience.until_s(request.id) > view.now_s:
-                yield (1.0, *key), request
-
-    def _reading(self, view: View) -> list[tuple[Key, Request]]:
-        """The running ones that still read their prompt, as the waiting ones are ranked."""
-        scores, patience, now_s = self._scores, self._patience, view.now_s
-        ranked: list[tuple[Key, Request]] = []
-        for request in view.prefilling:
-            until_s = patience.until_s(request.id)
-            is_overdue = until_s <= now_s
-            rank = (0.0, until_s) if is_overdue else (1.0, -scores.running(request, now_s))
-            ranked.append((rank, request))
-        return sorted(ranked, key=lambda entry: entry[0])
-
-    def _lower(self, view: View, blocked: Blocked) -> Iterator[Request]:
-        """Decoding requests that are worth displacing for the blocked one, lowest score first."""
-        now_s, head, scores, patience = view.now_s, blocked.request, self._scores, self._patience
+    def candidates(self, view: View, blocked: BlockedRequest) -> Iterator[Request]:
+        """Decoding requests that are worth preempting for `blocked`, lowest score first."""
+        now_s, head, scores, overdue = view.now_s, blocked.request, self._scores, self._overdue
         own = scores.waiting(head, now_s)
         lower = []
         for request in view.decoding:
             score = scores.running(request, now_s)
-            if score < own and patience.until_s(request.id) > now_s:
+            if score < own and overdue.overdue_s(request.id) > now_s:
                 lower.append((score, request.id, request))
         for score, _, request in sorted(lower):
-            if _recompute_s(request, view) < scores.worth_s(own - score, head):
+            if prefill_s(request.n_tokens, view.cost) < scores.worth_s(own - score, head):
                 yield request
 
 
-def _recompute_s(request: Request, view: View) -> float:
-    n = request.n_tokens
-    return view.cost.estimate(StepShape(1, n, n * n / 2))
+class Scores:
+    """The scores of live requests with a policy's weights (formula: see `Priority`).
+
+    The length and class terms are fixed at arrival. The other two make the score a continuous,
+    piecewise linear function of time.
+    """
+
+    def __init__(self, weights: Priority) -> None:
+        self._weights = weights
+        self._fixed: dict[str, float] = {}
+        self._recent: deque[float] = deque()  # predicted outputs of the last arrivals, tokens
+        self._by_size: list[float] = []  # `_recent`, sorted
+
+    def put(self, request: Request, predicted_tokens: float) -> None:
+        """Fix the length and class terms of a request, given its predicted output."""
+        rank, weights = self._rank(predicted_tokens), self._weights
+        class_ = 1 / (1 + 2.0 ** max(-64, min(64, request.priority)))
+        self._fixed[request.id] = weights.length_weight * (1 - rank) + weights.class_weight * class_
+
+    def drop(self, request_id: str) -> None:
+        self._fixed.pop(request_id, None)
+
+    def of_length_and_class(self, request_id: str) -> float:
+        return self._fixed[request_id]
+
+    def slo_s(self, request: Request) -> float:
+        """The TTFT SLO in which waiting is measured, rounded to ten steps per decade so that the
+        scores have few different slopes."""
+        slo_s = request.ttft_slo_s or self._weights.ttft_slo
+        return float(10.0 ** (round(10 * log10(slo_s)) / 10))
+
+    def segment(self, request: Request, now_s: float) -> ScoreSegment:
+        """The linear piece of a waiting request's score that begins at `now_s`."""
+        weights, fixed = self._weights, self._fixed[request.id]
+        slo_s = self.slo_s(request)
+        capped_s = request.arrived_s + _MOST_WAITING * slo_s
+        if now_s < capped_s:
+            slope = weights.wait_weight / slo_s
+            at_0, until_s = fixed - slope * request.arrived_s, capped_s
+        else:
+            at_0, slope, until_s = fixed + _MOST_WAITING * weights.wait_weight, 0.0, inf
+        deadline_s = request.deadline_s
+        if deadline_s is None:
+            return ScoreSegment(at_0, slope, until_s)
+        near_s = deadline_s - weights.deadline_horizon
+        if now_s < near_s:
+            return ScoreSegment(at_0, slope, min(until_s, near_s))
+        if now_s >= deadline_s:
+            return ScoreSegment(at_0 + weights.deadline_weight, slope, until_s)
+        rise = weights.deadline_weight / weights.deadline_horizon
+        return ScoreSegment(at_0 - rise * near_s, slope + rise, min(until_s, deadline_s))
+
+    def waiting(self, request: Request, now_s: float) -> float:
+        """The score of a waiting request."""
+        at_0, slope, _ = self.segment(request, now_s)
+        return at_0 + slope * now_s
+
+    def running(self, request: Request, now_s: float) -> float:
+        """The score of a running request: its age stopped at its first admission."""
+        weights, deadline_s = self._weights, request.deadline_s
+        scheduled_s = now_s if request.scheduled_s is None else request.scheduled_s
+        waited = (scheduled_s - request.arrived_s) / self.slo_s(request)
+        score = self._fixed[request.id] + weights.wait_weight * min(_MOST_WAITING, waited)
+        if deadline_s is None:
+            return score
+        urgency = 1 - (deadline_s - now_s) / weights.deadline_horizon
+        return score + weights.deadline_weight * max(0.0, min(1.0, urgency))
+
+    def worth_s(self, difference: float, request: Request) -> float:
+        """Seconds of waiting that raise the score of `request` by `difference`; infinity if waiting
+        has no weight."""
+        wait = self._weights.wait_weight
+        return difference / wait * self.slo_s(request) if wait else inf
+
+    def _rank(self, n_tokens: float) -> float:
+        """The share of the recent arrivals that were predicted to be shorter; 0.5 without any."""
+        recent, by_size = self._recent, self._by_size
+        rank = bisect_left(by_size, n_tokens) / len(by_size) if by_size else 0.5
+        if len(recent) == _N_RECENT:
+            del by_size[bisect_left(by_size, recent.popleft())]
+        recent.append(n_tokens)
+        insort(by_size, n_tokens)
+        return rank

@@ -1,28 +1,40 @@
-"""Requests in an order of a policy's own, kept as they come and go.
+"""Queues of waiting requests that stay sorted as requests come and go.
 
-A policy may not look at every waiting request in every step. It files each once, when it arrives,
-under a key that stays true while the request waits; scores that grow with the time waited are such
-keys wherever all of them grow at one rate, because then their order never changes.
+Sorting the whole queue in every step is too slow with thousands of waiting requests. A policy files
+each request once, on arrival, under a key that stays valid while the request waits. A score that
+grows with the time waited is such a key if all scores grow at the same rate, because their order
+then never changes. `ScoredQueue` sorts scores that grow at different rates.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush, merge
 from math import inf
+from operator import itemgetter
+from typing import NamedTuple
 
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
 Key = tuple[float, ...]  # lowest first
+Ranked = tuple[Key, Request]
+
+by_rank = itemgetter(0)
+
+
+def ranked_prefills(view: View, rank: Callable[[Request], Key]) -> list[Ranked]:
+    """The running requests in prefill with their ranks, lowest rank first."""
+    return sorted(((rank(request), request) for request in view.prefilling), key=by_rank)
 
 
 class SortedQueue:
-    """Requests by key, lowest first, equal keys in the order in which they were put here.
+    """Requests by key, lowest first, equal keys in the order of filing.
 
-    Nobody tells a policy that a request was admitted; such a one is dropped when a walk comes to
-    it. A step costs as many entries as it looks at; coming and going costs a binary search and
-    moving the pointers behind (10 µs at 100 000 entries).
+    No hook reports an admission to the policy, so an admitted request stays filed until a walk
+    reaches and drops it. A step costs as many entries as it visits. Filing and dropping cost a
+    binary search and a shift of the entries behind (10 µs at 100 000 entries).
     """
 
     __slots__ = ("_entries", "_n_put", "_places")
@@ -39,27 +51,27 @@ class SortedQueue:
         return request_id in self._places
 
     def put(self, request: Request, key: Key) -> None:
-        """File it, or file it anew under another key."""
+        """File a request, or move it to another key."""
         self.drop(request.id)
         self._n_put += 1
         self._places[request.id] = key, self._n_put
         insort(self._entries, (key, self._n_put, request))
 
     def drop(self, request_id: str) -> bool:
-        """Take it out; False when it is not here."""
+        """Remove a request; False when it is not filed."""
         place = self._places.pop(request_id, None)
         if place is None:
             return False
-        # A tuple sorts before those it is a prefix of.
+        # A tuple sorts just before the tuples it is a prefix of: requests are never compared.
         del self._entries[bisect_left(self._entries, place)]
         return True
 
-    def entries(self) -> Iterator[tuple[Key, Request]]:
-        """Everything filed, in order, whether it still waits or not."""
+    def entries(self) -> Iterator[Ranked]:
+        """All filed requests in order, including admitted requests that no walk has dropped yet."""
         return ((key, request) for key, _, request in self._entries)
 
-    def walk(self, view: View) -> Iterator[tuple[Key, Request]]:
-        """Those that wait, in order. Nothing may be put or dropped during a walk."""
+    def walk(self, view: View) -> Iterator[Ranked]:
+        """The waiting requests in order. Do not call `put` or `drop` during a walk."""
         i, entries = 0, self._entries
         while i < len(entries):
             key, _, request = entries[i]
@@ -69,117 +81,117 @@ class SortedQueue:
             else:
                 del entries[i], self._places[request.id]
 
-    def first(self, view: View) -> tuple[Key, Request] | None:
-        """The first that waits."""
-        entries = self._entries
-        while entries:
-            key, _, request = entries[0]
-            if view.is_waiting(request.id):
-                return key, request
-            del entries[0], self._places[request.id]
-        return None
+    def first(self, view: View) -> Ranked | None:
+        """The first waiting request with its key."""
+        return next(self.walk(view), None)
 
 
-class Patience:
-    """Until when each request waits its turn. After that instant it is overdue: it comes before
-    all that are not, and after those overdue before it. So nobody who came later overtakes it any
-    more, which is the bound on waiting of every policy that uses this."""
+class OverdueQueue:
+    """Requests by the instant at which each becomes overdue.
 
-    __slots__ = ("_instants", "_line")
+    An overdue request goes before all that are not, and after those that became overdue earlier.
+    This bounds the wait under every policy that uses the queue.
+    """
+
+    __slots__ = ("_instants", "_queue")
 
     def __init__(self) -> None:
-        self._line = SortedQueue()
+        self._queue = SortedQueue()
         self._instants: dict[str, float] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._instants
 
-    def put(self, request: Request, until_s: float) -> None:
-        """`until_s` is an instant; infinity is for ever."""
-        self._instants[request.id] = until_s
-        if until_s < inf:
-            self._line.put(request, (until_s,))
+    def put(self, request: Request, overdue_s: float) -> None:
+        """File a request, overdue from the instant `overdue_s` on (infinity: never)."""
+        self._instants[request.id] = overdue_s
+        if overdue_s < inf:
+            self._queue.put(request, (overdue_s,))
 
     def drop(self, request_id: str) -> None:
         self._instants.pop(request_id, None)
-        self._line.drop(request_id)
+        self._queue.drop(request_id)
 
-    def until_s(self, request_id: str) -> float:
-        """The instant at which it gets overdue."""
+    def overdue_s(self, request_id: str) -> float:
+        """The instant at which a filed request becomes overdue."""
         return self._instants[request_id]
 
-    def walk(self, view: View) -> Iterator[tuple[Key, Request]]:
-        """The overdue ones, longest first."""
-        for key, request in self._line.walk(view):
-            if key[0] > view.now_s:
-                return
-            yield key, request
+    def rank(self, request_id: str, key: Key, now_s: float) -> Key:
+        """The rank of a filed request: its overdue instant, or `key` while it is not overdue."""
+        overdue_s = self._instants[request_id]
+        return (0.0, overdue_s) if overdue_s <= now_s else (1.0, *key)
 
-
-class Ranking:
-    """Live requests by rank: the overdue ones first, then by the key they were filed under."""
-
-    __slots__ = ("_keys", "_line", "patience")
-
-    def __init__(self) -> None:
-        self.patience = Patience()
-        self._line = SortedQueue()
-        self._keys: dict[str, Key] = {}
-
-    def __contains__(self, request_id: str) -> bool:
-        """Whether it was ever filed, and is not over."""
-        return request_id in self._keys
-
-    def put(self, request: Request, key: Key, overdue_s: float = inf) -> None:
-        """File it under `key`, overdue from the instant `overdue_s` on."""
-        self._keys[request.id] = key
-        self._line.put(request, key)
-        self.patience.put(request, overdue_s)
-
-    def move(self, request_id: str, key: Key) -> None:
-        """Another key for a running request, which is in no line."""
-        self._keys[request_id] = key
-
-    def drop(self, request_id: str) -> None:
-        self._keys.pop(request_id, None)
-        self._line.drop(request_id)
-        self.patience.drop(request_id)
-
-    def key(self, request_id: str) -> Key:
-        """The key it was filed under."""
-        return self._keys[request_id]
-
-    def is_overdue(self, request_id: str, now_s: float) -> bool:
-        return self.patience.until_s(request_id) <= now_s
-
-    def rank(self, request_id: str, now_s: float) -> Key:
-        """What it is ordered by at this instant, waiting or running."""
-        until_s = self.patience.until_s(request_id)
-        return (0.0, until_s) if until_s <= now_s else (1.0, *self._keys[request_id])
-
-    def waiting(self, view: View) -> Iterator[tuple[Key, Request]]:
-        """Those that wait, with their ranks."""
-        now_s, patience = view.now_s, self.patience
-        for key, request in patience.walk(view):
+    def overdue_first(self, others: Iterator[Ranked], view: View) -> Iterator[Ranked]:
+        """The overdue waiting requests, longest overdue first, then the rest of `others`; with
+        ranks as by `rank`."""
+        now_s, instants = view.now_s, self._instants
+        for key, request in self._queue.walk(view):
+            if key[0] > now_s:
+                break
             yield (0.0, *key), request
-        for key, request in self._line.walk(view):
-            if patience.until_s(request.id) > now_s:
+        for key, request in others:
+            if instants[request.id] > now_s:
                 yield (1.0, *key), request
 
-    def reading(self, view: View) -> list[tuple[Key, Request]]:
-        """The running ones that still read their prompt, with their ranks, in order."""
-        now_s = view.now_s
-        ranked = [(self.rank(request.id, now_s), request) for request in view.prefilling]
-        ranked.sort(key=_rank_of)
-        return ranked
 
-    def worse(self, view: View, request: Request) -> list[str]:
-        """Running requests that rank after this one, the last one first."""
-        now_s = view.now_s
-        own = self.rank(request.id, now_s)
-        ranked = [(self.rank(other.id, now_s), other.id) for other in view.running]
-        return [other_id for rank, other_id in sorted(ranked, reverse=True) if rank > own]
+class ScoreSegment(NamedTuple):
+    """A linear piece of a score: `at_0 + slope · t` until the instant `until_s`."""
+
+    at_0: float
+    slope: float
+    until_s: float = inf
 
 
-def _rank_of(entry: tuple[Key, Request]) -> Key:
-    return entry[0]
+class ScoredQueue:
+    """Waiting requests by scores that are piecewise linear in time, highest score first.
+
+    Scores of equal slope never change their order, so each slope has a sorted lane and a walk
+    merges the lanes. When a score changes its slope (a term reaches its cap, a deadline comes
+    near), `refile` moves the request to the lane of the new slope. `segment(request, t)` is the
+    piece of the score that is valid at the instant t.
+    """
+
+    __slots__ = ("_filed", "_lanes", "_n_filed", "_segment", "_slope_changes")
+
+    def __init__(self, segment: Callable[[Request, float], ScoreSegment]) -> None:
+        self._segment = segment
+        self._lanes: dict[float, SortedQueue] = {}  # by slope
+        self._filed: dict[str, tuple[float, int]] = {}  # slope, number of the last filing
+        self._slope_changes: list[
+            tuple[float, int, Request]
+        ] = []  # a heap; earlier filings are void
+        self._n_filed = 0
+
+    def put(self, request: Request, now_s: float) -> None:
+        """File a request by its score at `now_s`."""
+        self.drop(request.id)
+        at_0, slope, until_s = self._segment(request, now_s)
+        self._n_filed += 1
+        self._filed[request.id] = slope, self._n_filed
+        self._lanes.setdefault(slope, SortedQueue()).put(request, (-at_0,))
+        if until_s < inf:
+            heappush(self._slope_changes, (until_s, self._n_filed, request))
+
+    def drop(self, request_id: str) -> None:
+        slope, _ = self._filed.pop(request_id, (0.0, 0))
+        lane = self._lanes.get(slope)
+        if lane is not None and lane.drop(request_id) and not lane:
+            del self._lanes[slope]
+
+    def refile(self, view: View) -> None:
+        """Move requests whose score has changed slope to their new lanes. Call before `walk`."""
+        while self._slope_changes and self._slope_changes[0][0] <= view.now_s:
+            _, n_filed, request = heappop(self._slope_changes)
+            _, n_last = self._filed.get(request.id, (0.0, 0))
+            if n_filed == n_last and view.is_waiting(request.id):
+                self.put(request, view.now_s)
+
+    def walk(self, view: View) -> Iterator[Ranked]:
+        """The waiting requests with their negated scores of now, lowest first."""
+        lanes = (self._walk(slope, lane, view) for slope, lane in self._lanes.items())
+        return merge(*lanes, key=by_rank)
+
+    def _walk(self, slope: float, lane: SortedQueue, view: View) -> Iterator[Ranked]:
+        grown = slope * view.now_s
+        for key, request in lane.walk(view):
+            yield (key[0] - grown,), request

@@ -1,4 +1,4 @@
-"""Steps of one exact size: decodes first, prompts split so that the sum is the budget."""
+"""Dynamic SplitFuse: steps of a constant size, with prompts split to fill them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reference_engine.policies.base import Policy
-from reference_engine.policies.step_budget import StepBudget, admit_in_order
-from reference_engine.state.cost_model import NO_PADDING, Padding
+from reference_engine.policies.step_budget import TokenBudgetPolicy, admit_in_order
+from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Plan, View
 
 
-class SplitFuse(Policy):
-    """Every step computes exactly `token_budget` tokens while there is that much to compute: one
-    for each decode, the rest from prompts, long or short, cut where the budget ends. `pad: budget`
-    fills what is missing with work for nobody, as an engine with one captured step size does; its
-    steps then all take the same time.
-
-    `watermark` is the share of KV blocks an admission leaves free.
+class SplitFuse(TokenBudgetPolicy):
+    """Each step computes exactly `token_budget` tokens while there is that much to compute: one
+    token of every decoding request, the rest from prompts, long or short, split where the budget
+    ends. `pad: budget` fills an incomplete step with padding, as an engine with a single captured
+    step size does; all steps then take the same time. `max_num_seqs` limits the running requests;
+    admissions leave the share `watermark` of the KV blocks free.
 
     Source: DeepSpeed-FastGen (arXiv 2401.08671) §3.2 Dynamic SplitFuse.
     """
@@ -27,19 +25,12 @@ class SplitFuse(Policy):
     is_in_order: ClassVar[bool] = True
 
     token_budget: int = Field(default=512, ge=1)
-    max_num_seqs: int = Field(default=256, ge=1)
-    watermark: float = Field(default=0.01, ge=0, lt=1)
     pad: Literal["none", "budget"] = "none"
 
     def plan(self, view: View) -> Plan:
-        room = StepBudget.beside_decodes(
-            view,
-            tokens=self.token_budget,
-            max_num_seqs=self.max_num_seqs,
-            watermark=self.watermark,
-        )
-        room.resume()
-        causes, rest = admit_in_order(room, view.waiting)
-        left = max(0, room.tokens) if self.pad == "budget" else 0
-        padding = Padding(prefill_tokens=left) if left else NO_PADDING
-        return Plan(tuple(room.items), decode_all=True, causes=causes, rest=rest, padding=padding)
+        budget = self.budget_after_decodes(view)
+        budget.continue_prefills()
+        causes, rest = admit_in_order(budget, view.waiting)
+        n_left = max(0, budget.tokens) if self.pad == "budget" else 0
+        padding = Padding(prefill_tokens=n_left)
+        return Plan(tuple(budget.items), decode_all=True, causes=causes, rest=rest, padding=padding)

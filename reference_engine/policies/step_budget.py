@@ -1,26 +1,30 @@
-"""What one step can still give while a plan is made: sequence slots, tokens and KV blocks."""
+"""Budget of one step: the sequence slots, tokens and KV blocks that a plan can still give out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
-from typing import Self
 
+from pydantic import Field
+
+from reference_engine.policies.base import Policy
 from reference_engine.state.plan import Cause, Item, View, Why
 from reference_engine.state.sequence import Request
 
-NO_SLOT, NO_BUDGET = Cause(Why.no_seq_slot), Cause(Why.no_token_budget)
+Causes = tuple[tuple[str, Cause], ...]
+
+NO_SLOT, NO_TOKENS = Cause(Why.no_seq_slot), Cause(Why.no_token_budget)
 
 
 class Reserve(StrEnum):
-    """How much KV room an admission takes at once. What is not reserved is taken block by block,
-    and may have to be taken from others by preempting them.
+    """KV room that an admission takes at once. Room beyond it is taken block by block as the
+    request grows, if need be by preempting other requests.
 
-    `watermark`: this step's tokens, guarded by a share of the pool that admissions leave free
-    (vLLM). `prompt`: the whole prompt. `predicted`: the prompt and the 90th percentile of the
-    predicted output. `max`: the prompt and all it may generate, so that nothing is ever preempted
-    (Orca).
+    `watermark`: room for this step's tokens; admissions leave a share of the pool free (vLLM).
+    `prompt`: the whole prompt. `predicted`: the prompt and the 90th percentile of the predicted
+    output. `max`: the prompt and all output the request may generate, so that nothing is ever
+    preempted (Orca).
     """
 
     watermark = "watermark"
@@ -30,7 +34,7 @@ class Reserve(StrEnum):
 
 
 def reserved_tokens(request: Request, reserve: Reserve, view: View) -> int:
-    """Tokens to ask KV room for at admission, prompt and output; 0 asks for the step's only."""
+    """Tokens, prompt and output, to reserve KV room for at admission; 0: only this step's."""
     if reserve is Reserve.watermark:
         return 0
     if reserve is Reserve.prompt:
@@ -41,13 +45,14 @@ def reserved_tokens(request: Request, reserve: Reserve, view: View) -> int:
 
 
 class StepBudget:
-    """Counts down as a plan gives; `items` is what was given so far, `admitted` whom of the
-    waiting requests it went to.
+    """Slots, tokens and KV blocks that are left while a plan is made. `items` are the grants so
+    far, and `admitted` the requests admitted by them.
 
-    `tokens` is what the step may compute in all, `max_num_seqs` how many may run. An admission
-    leaves `watermark` of the KV blocks free for the running ones to grow into, unless nothing
-    else is scheduled: then it would guard nobody and could block for ever. `spare` is that many
-    blocks. With `is_padded` every row of prompt tokens costs as much as the longest of them.
+    The step computes at most `tokens`, and at most `max_num_seqs` requests run. An admission leaves
+    the share `watermark` of all KV blocks free for running requests to grow into (`spare_blocks`),
+    unless nothing else is scheduled: it would then protect no request and could block for ever.
+    With `is_padded`, each prefill row costs as many tokens as the longest row. With
+    `is_after_decodes`, a token for each decoding request is set aside first.
     """
 
     def __init__(
@@ -56,50 +61,34 @@ class StepBudget:
         *,
         tokens: int,
         max_num_seqs: int,
-        watermark: float = 0.0,
+        watermark: float,
         is_padded: bool = False,
+        is_after_decodes: bool = False,
     ) -> None:
+        if is_after_decodes:  # with more requests than tokens, some of them could not decode
+            max_num_seqs = min(max_num_seqs, tokens)
         self.items: list[Item] = []
         self.admitted: list[Request] = []
         self.tokens = min(tokens, view.limits.max_step_tokens)
         self.slots = min(max_num_seqs, view.limits.max_num_seqs) - len(view.running)
         self.blocks = view.kv.n_free
-        self.spare = watermark * view.kv.n_blocks
+        self.spare_blocks = watermark * view.kv.n_blocks
         self._view, self._is_padded = view, is_padded
-        self._is_busy = False
-
-    @classmethod
-    def beside_decodes(
-        cls,
-        view: View,
-        *,
-        tokens: int,
-        max_num_seqs: int,
-        watermark: float = 0.0,
-        is_padded: bool = False,
-    ) -> Self:
-        """What is left after one token for each decoding request. No more may run than the step
-        has tokens, or some of them could not decode."""
-        room = cls(
-            view,
-            tokens=tokens,
-            max_num_seqs=min(max_num_seqs, tokens),
-            watermark=watermark,
-            is_padded=is_padded,
-        )
-        room.decode_all()
-        return room
+        self._is_busy = False  # whether the step computes anything yet
+        if is_after_decodes:
+            self.decode_all()
 
     def decode_all(self) -> None:
-        """Set aside one token for each decoding request."""
+        """Set aside a token, and its KV block if it needs a new block, for each decoding
+        request."""
         n_decoding = len(self._view.decoding)
         self.tokens -= n_decoding
         self.blocks -= self._view.decode_blocks
         self._is_busy = self._is_busy or n_decoding > 0
 
-    def resume(self, most: int = 0) -> None:
-        """Give running requests that still read their prompt what there is, in order of admission,
-        at most `most` tokens each (0: no cap)."""
+    def continue_prefills(self, most: int = 0) -> None:
+        """Give tokens to the running requests in prefill, in order of admission, at most `most`
+        each (0: no cap). Free blocks do not limit them; the core preempts to make room."""
         for request in self._view.prefilling:
             n_tokens = min(len(request.tokens) - request.n_computed, self.tokens)
             n_tokens = min(n_tokens, most or n_tokens)
@@ -107,20 +96,18 @@ class StepBudget:
                 self.blocks -= self._view.kv.missing(request, n_tokens)
                 self._give(Item(request.id, n_tokens))
 
-    def proceed(self, request: Request, most: int = 0) -> None:
-        """Give a running request that still reads its prompt what there is, at most `most` tokens
-        (0: no cap), as far as the free KV blocks reach."""
+    def continue_prefill(self, request: Request) -> None:
+        """Give tokens to a running request in prefill, as many as the free KV blocks hold."""
         n_room = max(0, self.blocks) * self._view.kv.block_tokens
         n_room += request.n_room - request.n_computed
-        n_tokens = min(len(request.tokens) - request.n_computed, n_room)
-        n_tokens = self._within(min(n_tokens, most or n_tokens))
+        n_tokens = self._fitting(min(len(request.tokens) - request.n_computed, n_room))
         if n_tokens > 0:
             self.blocks -= self._view.kv.missing(request, n_tokens)
             self._give(Item(request.id, n_tokens))
 
-    def proceed_anyhow(self) -> None:
-        """Where nothing could be given, the prompt that was admitted first goes on, at others'
-        expense: nobody can displace it, so that it ends."""
+    def force_first_prefill(self) -> None:
+        """If nothing is scheduled yet, continue the prompt that was admitted first, by preempting
+        others if need be. That prompt is never preempted itself, so it will finish."""
         if not self._is_busy:
             for request in islice(self._view.prefilling, 1):
                 n_tokens = len(request.tokens) - request.n_computed
@@ -134,40 +121,41 @@ class StepBudget:
         is_whole: bool = False,
         reserve: Reserve = Reserve.watermark,
     ) -> Cause | None:
-        """Take a waiting request into the step with as many tokens as there are, at most `most`
-        (0: no cap); or the cause why not.
+        """Take a waiting request into the step with all tokens that are left, at most `most` (0: no
+        cap). Returns the cause when it cannot be admitted.
 
-        `is_whole`: a prompt is cut only where no other one shares the step, because it is then
-        longer than any step it could get.
+        With `is_whole`, a prompt is split only if it is the first item of the step: it is then
+        longer than any step.
         """
         view = self._view
-        if self.blocks < 0:  # running requests must already give way
+        if self.blocks < 0:  # running requests need more blocks than are free
             return Cause(Why.no_kv_blocks)
         if self.slots <= 0:
             return NO_SLOT
         if self.tokens <= 0:
-            return NO_BUDGET
-        wanted = view.to_compute(request)
-        n_tokens = self._within(min(wanted, most or wanted))
-        if not n_tokens or (is_whole and n_tokens < wanted and self.items):
-            return NO_BUDGET
-        room = reserved_tokens(request, reserve, view)
-        n_blocks = view.kv.missing_to_admit(request, n_tokens, room)
-        if n_blocks + (self.spare if self._is_busy else 0) > self.blocks:
+            return NO_TOKENS
+        n_missing = view.to_compute(request)
+        n_tokens = self._fitting(min(n_missing, most or n_missing))
+        if not n_tokens or (is_whole and n_tokens < n_missing and self.items):
+            return NO_TOKENS
+        n_reserved = reserved_tokens(request, reserve, view)
+        n_blocks = view.kv.missing_to_admit(request, n_tokens, n_reserved)
+        if n_blocks + (self.spare_blocks if self._is_busy else 0) > self.blocks:
             return Cause(Why.no_kv_blocks, have=self.blocks, want=n_blocks)
         self.slots, self.blocks = self.slots - 1, self.blocks - n_blocks
         self.admitted.append(request)
-        self._give(Item(request.id, n_tokens, room))
+        self._give(Item(request.id, n_tokens, n_reserved))
         return None
 
     @property
     def padding_tokens(self) -> int:
-        """Tokens that rows of prompts are shorter than the longest of them."""
+        """Tokens that the prefill rows lack to the longest of them, summed."""
         lengths = [item.n_tokens for item in self.items]
         return len(lengths) * max(lengths, default=0) - sum(lengths)
 
-    def _within(self, n_tokens: int) -> int:
-        """As many of `n_tokens` as may be given to one more row."""
+    def _fitting(self, n_tokens: int) -> int:
+        """How many of `n_tokens` fit in another row. A padded row fits whole or not at all, unless
+        it is the first."""
         if not self._is_padded or not self.items:
             return min(n_tokens, self.tokens)
         lengths = [item.n_tokens for item in self.items]
@@ -180,26 +168,46 @@ class StepBudget:
         self._is_busy = True
 
 
-Causes = tuple[tuple[str, Cause], ...]
+class TokenBudgetPolicy(Policy):
+    """A mode with a fixed token budget per step.
+
+    A step computes at most `token_budget` tokens, and at most `max_num_seqs` requests run. An
+    admission leaves the share `watermark` of the KV blocks free.
+    """
+
+    token_budget: int = Field(default=2048, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
+    watermark: float = Field(default=0.01, ge=0, lt=1)
+
+    def budget_after_decodes(self, view: View, *, is_padded: bool = False) -> StepBudget:
+        return StepBudget(
+            view,
+            tokens=self.token_budget,
+            max_num_seqs=self.max_num_seqs,
+            watermark=self.watermark,
+            is_padded=is_padded,
+            is_after_decodes=True,
+        )
 
 
 def admit_in_order(
-    room: StepBudget,
+    budget: StepBudget,
     candidates: Iterable[Request],
     *,
     most: int = 0,
     is_whole: bool = False,
     reserve: Reserve = Reserve.watermark,
 ) -> tuple[Causes, Cause]:
-    """Admit candidates until the first that cannot be; (`Plan.causes`, `Plan.rest`) for the others.
+    """Admit candidates up to the first that cannot be admitted; returns `Plan.causes` and
+    `Plan.rest` for those left out.
 
-    Nobody overtakes: when the head lacks KV blocks, all others wait behind it.
+    No request overtakes another: when the head lacks KV blocks, all others wait behind it.
     """
     for request in candidates:
-        cause = room.admit(request, most=most, is_whole=is_whole, reserve=reserve)
+        cause = budget.admit(request, most=most, is_whole=is_whole, reserve=reserve)
         if cause is None:
             continue
-        if cause.why is Why.no_kv_blocks and room.blocks >= 0:
+        if cause.why is Why.no_kv_blocks and budget.blocks >= 0:
             return ((request.id, cause),), Cause(Why.behind, request.id)
         return (), cause
-    return (), NO_BUDGET
+    return (), NO_TOKENS

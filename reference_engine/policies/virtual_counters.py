@@ -1,12 +1,13 @@
-"""Virtual token counters: what each tenant was served, and whose turn it is.
+"""Virtual token counters: the service of each tenant, and the tenant with the least.
 
-Counters only grow while a tenant is served, so that a heap of old values finds the least served
-one: a value that grew meanwhile is put back at its new place.
+A counter only grows while its tenant is served. So the heap may hold outdated, lower values: an
+outdated entry is put back with its new value when it reaches the top.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
 from reference_engine.policies.budgets import Budget, TokenBucket
@@ -14,62 +15,61 @@ from reference_engine.policies.sorted_queue import SortedQueue
 from reference_engine.state.plan import View
 from reference_engine.state.sequence import Request
 
-_MOST_IDLE = 4096  # tenants come from clients; the one longest idle is forgotten
+_MOST_IDLE = 4096  # clients choose the tenant names; the tenant that is idle longest is forgotten
 
 
-class Flow:
-    """Requests of a tenant that are paid from one budget, first come first served."""
+@dataclass(slots=True, eq=False)
+class BudgetQueue:
+    """The waiting requests that share a budget of a tenant, first come first served."""
 
-    __slots__ = ("blocked_until_s", "bucket", "budget", "line", "name")
-
-    def __init__(self, name: str, budget: Budget | None, now_s: float) -> None:
-        self.name, self.budget = name, budget
-        self.bucket: TokenBucket | None = None if budget is None else budget.bucket(now_s)
-        self.line = SortedQueue()
-        self.blocked_until_s: float | None = None
+    name: str
+    budget: Budget | None
+    bucket: TokenBucket | None  # None without a budget
+    requests: SortedQueue = field(default_factory=SortedQueue)
+    blocked_until_s: float | None = None  # instant at which the bucket can pay the head
 
 
+@dataclass(slots=True, eq=False)
 class TenantCounter:
-    """`counter` is what it was served, divided by `weight`. It is active while it waits and its
-    budget lets it."""
+    """The service a tenant has received, divided by its `weight`. A tenant is active while it has a
+    request that waits and can be paid."""
 
-    __slots__ = ("counter", "flows", "is_active", "n_live", "name", "weight")
-
-    def __init__(self, name: str, weight: float) -> None:
-        self.name, self.weight = name, weight
-        self.counter = 0.0
-        self.flows: dict[str, Flow] = {}
-        self.is_active = False
-        self.n_live = 0
+    name: str
+    weight: float
+    counter: float = 0.0
+    queues: dict[str, BudgetQueue] = field(default_factory=dict)
+    is_active: bool = False
+    n_live: int = 0
 
     def serve(self, cost: float) -> None:
         self.counter += cost / self.weight
 
-    def head(self, view: View) -> tuple[Flow, Request] | None:
-        """The first come of its flows that are not blocked."""
+    def head(self, view: View) -> tuple[BudgetQueue, Request] | None:
+        """The oldest waiting request of the tenant's queues that are not blocked, with its
+        queue."""
         heads = [
-            (first[0], flow.name, flow, first[1])
-            for flow in self.flows.values()
-            if flow.blocked_until_s is None and (first := flow.line.first(view)) is not None
+            (first[0], queue.name, queue, first[1])
+            for queue in self.queues.values()
+            if queue.blocked_until_s is None and (first := queue.requests.first(view)) is not None
         ]
         if not heads:
             return None
-        _, _, flow, request = min(heads)
-        return flow, request
+        _, _, queue, request = min(heads)
+        return queue, request
 
 
 class VirtualCounters:
-    """The tenants, and among the active ones the order of their counters."""
+    """All tenants, with the active tenants in order of their counters."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         self._weights = weights
         self._tenants: dict[str, TenantCounter] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
-        self._heap: list[tuple[float, str]] = []  # active ones; counters may have grown since
+        self._heap: list[tuple[float, str]] = []  # active tenants; counters may be outdated
         self._last_left = 0.0
 
-    def of(self, name: str) -> TenantCounter:
-        """The tenant; a new one has been served nothing."""
+    def tenant(self, name: str) -> TenantCounter:
+        """The tenant of this name, added without any service if it is new."""
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = TenantCounter(name, self._weights.get(name, 1.0))
@@ -77,23 +77,24 @@ class VirtualCounters:
         return tenant
 
     def find(self, name: str) -> TenantCounter | None:
-        """The tenant, if anything of it was seen."""
+        """The tenant, or None if there is none of this name."""
         return self._tenants.get(name)
 
     def enter(self, tenant: TenantCounter) -> None:
-        """One more of its requests is live."""
+        """Add a live request of the tenant."""
         tenant.n_live += 1
         self._idle.pop(tenant.name, None)
 
     def leave(self, tenant: TenantCounter) -> None:
-        """One of its requests is over."""
+        """Remove a live request of the tenant."""
         tenant.n_live -= 1
         if tenant.n_live == 0:
             self._rest(tenant)
 
     def activate(self, tenant: TenantCounter, *, is_lifted: bool = True) -> None:
-        """It has something to serve. Time without is not credited: its counter is lifted to the
-        least of the active ones, or, without any, to that of the last one to leave."""
+        """Make the tenant active. Idle time earns no credit: with `is_lifted`, its counter is
+        raised to the lowest of the active tenants or, without any, to that of the tenant that was
+        active last."""
         if tenant.is_active:
             return
         if is_lifted:
@@ -104,7 +105,7 @@ class VirtualCounters:
         heappush(self._heap, (tenant.counter, tenant.name))
 
     def deactivate_least(self) -> None:
-        """The least served active tenant has nothing to serve, or not now."""
+        """Make the least served active tenant inactive."""
         _, name = heappop(self._heap)
         tenant = self._tenants[name]
         tenant.is_active = False
@@ -113,7 +114,7 @@ class VirtualCounters:
             self._rest(tenant)
 
     def least(self) -> TenantCounter | None:
-        """The least served of the active tenants; of equals the first by name."""
+        """The least served active tenant; among equals the first by name."""
         heap = self._heap
         while heap:
             counter, name = heap[0]
@@ -124,7 +125,7 @@ class VirtualCounters:
         return None
 
     def refund(self, tenant: TenantCounter, cost: float) -> None:
-        """Take back what was charged for an admission that did not come about."""
+        """Take back a charge. The counter falls, so its heap entry is corrected at once."""
         tenant.serve(-cost)
         heap = self._heap
         for i, (_, name) in enumerate(heap):
@@ -134,7 +135,7 @@ class VirtualCounters:
                 return
 
     def _rest(self, tenant: TenantCounter) -> None:
-        """Nothing of it is live. Remembered, unless too many others rested since."""
+        """Remember a tenant without live requests, until too many others have become idle."""
         self._idle[tenant.name] = None
         if len(self._idle) > _MOST_IDLE:
             name, _ = self._idle.popitem(last=False)

@@ -1,14 +1,13 @@
-"""The property suite for batching policies: `check_policy(MyPolicy)`.
+"""Property checks for batching policies: `check_policy(MyPolicy)`.
 
-Every policy is tried on the same random workloads in virtual time; what it does wrong is told with
-the rule, the step, and the fewest requests that show it.
+Every policy runs the same random workloads in virtual time. A fault is reported with the broken
+rule, the step, and the smallest workload that still shows it.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -17,19 +16,18 @@ from loadgen.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
-from reference_engine.policy_testing.policy_traffic import WorkloadClient
 from reference_engine.policy_testing.policy_workloads import (
     Workload,
+    WorkloadClient,
     flood,
-    smaller,
-    total_tokens,
+    smaller_workloads,
     workloads,
 )
 from reference_engine.policy_testing.watched_policy import (
     PolicyFault,
     WatchedPolicy,
-    check_accounting,
-    claims,
+    check_invariants,
+    has_claim,
 )
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import SimulationStuck, Simulator
@@ -39,17 +37,17 @@ from reference_engine.state.plan import Plan
 FORBIDDEN = frozenset(
     {"time", "datetime", "random", "secrets", "os", "asyncio", "socket", "threading", "torch"}
 )
-"""What a policy's file may not import: with a clock, chance or the network it could not be
-replayed."""
-_PATIENCE_S = 60.0  # of an aged policy that does not say
-_STEPS_PER_TOKEN = 4  # beyond that a policy is going in circles
-_MOST_SHRINKS = 150
+"""Modules that a policy's file may not import: a run that depends on a clock, random numbers or the
+network cannot be replayed."""
+_STARVATION_S = 60.0  # of an aged policy without a field `starvation`
+_STEPS_PER_TOKEN = 4  # a policy that needs more makes no progress
+_MOST_TRIALS = 150  # to find a smaller workload
 _PREFIX = "~"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyReport:
-    """What was checked, for the curious."""
+    """The rules that a policy was found to keep, and the size of the check."""
 
     policy: str
     rules: tuple[str, ...]
@@ -64,67 +62,69 @@ class PolicyReport:
 def check_policy(
     policy: type[Policy] | Policy, *, n_workloads: int = 40, seed: int = 0
 ) -> PolicyReport:
-    """Try a policy (a class with defaults, or an instance) on everything a policy must stand.
+    """Check a policy (a class with default parameters, or an instance) on random workloads.
 
-    - *plans*: within the engine's limits, about requests that are there
-    - *progress*: every request ends, and nothing waits for ever
+    - *plans*: plans are valid: within the engine's limits, and about live requests
+    - *progress*: every request ends, and no request waits for ever
     - *read-only*: planning changes neither requests nor the queue
-    - *no oracle*: it never looks at how long an answer will be
-    - *no leak*: at the end every KV block is free again, cancelled requests included
-    - *determinism*: the same workload makes the same plans
-    - *work conservation*, where `is_work_conserving` claims it: no idle step while work fits
-    - *aging*, where `is_aged` claims it: nobody waits much longer than `starvation` (s)
+    - *no oracle*: the policy never reads how long an answer will be
+    - *no leak*: all KV blocks are free at the end, those of cancelled requests included
+    - *determinism*: equal workloads give equal plans
+    - *work conservation*, if claimed by `is_work_conserving`: no idle step while a request fits
+    - *aging*, if claimed by `is_aged`: no request waits much longer than `starvation` (seconds)
 
     Raises PolicyFault at the first broken rule.
     """
-    chosen = policy() if isinstance(policy, type) else policy
-    _check_imports(chosen)
+    checked = policy() if isinstance(policy, type) else policy
+    _check_imports(checked)
     rules = ["plans", "progress", "read-only", "no oracle", "no leak", "determinism"]
     n_steps = 0
     for workload in workloads(n_workloads, seed):
-        n_steps += _tried(chosen, workload, _run_twice)
-    if claims(chosen, "is_work_conserving"):
+        n_steps += _try_workload(checked, workload)
+    if has_claim(checked, "is_work_conserving"):
         rules.append("work conservation")
-    if claims(chosen, "is_aged"):
+    if has_claim(checked, "is_aged"):
         rules.append("aging")
-        n_steps += _check_aging(chosen)
-    return PolicyReport(chosen.kind, tuple(rules), n_workloads, n_steps)
+        n_steps += _check_aging(checked)
+    return PolicyReport(checked.kind, tuple(rules), n_workloads, n_steps)
 
 
-def _tried(policy: Policy, workload: Workload, trial: Callable[[Policy, Workload], int]) -> int:
-    """Steps of a trial; a fault is told with the smallest workload that still shows it."""
+def _try_workload(policy: Policy, workload: Workload) -> int:
+    """The number of steps that a workload takes. A fault is raised again with the smallest workload
+    found that breaks the same rule."""
     try:
-        return trial(policy, workload)
+        return _run_twice(policy, workload)
     except PolicyFault as first:
-        shown, worst = workload, first
-    n_tries, candidates = 0, smaller(shown)
-    while n_tries < _MOST_SHRINKS and (candidate := next(candidates, None)) is not None:
-        n_tries += 1
+        smallest, fault = workload, first
+    n_trials, candidates = 0, smaller_workloads(smallest)
+    while n_trials < _MOST_TRIALS and (candidate := next(candidates, None)) is not None:
+        n_trials += 1
         try:
-            trial(policy, candidate)
-        except PolicyFault as fault:
-            if fault.rule == worst.rule:
-                shown, worst, candidates = candidate, fault, smaller(candidate)
-    told = PolicyFault(worst.rule, f"{worst.what}\n\nwith {shown}")
-    raise told from worst.__cause__
+            _run_twice(policy, candidate)
+        except PolicyFault as next_fault:
+            if next_fault.rule == fault.rule:
+                smallest, fault = candidate, next_fault
+                candidates = smaller_workloads(candidate)
+    raise PolicyFault(fault.rule, f"{fault.detail}\n\nwith {smallest}") from fault.__cause__
 
 
 def _run_twice(policy: Policy, workload: Workload) -> int:
-    """Once more with other ids in the same order: a set of ids then comes in another order."""
+    """Run a workload twice and compare the plans. The second run has other ids, which sort alike: a
+    policy that iterates over a set of ids then sees another order."""
     first, second = _run(policy, workload), _run(policy, workload.renamed(_PREFIX))
-    for number, (one, other) in enumerate(zip(first.plans, second.plans, strict=False)):
-        if _decisions(one) != _decisions(other):
+    for number, (plan, again) in enumerate(zip(first.plans, second.plans, strict=False)):
+        if _decisions(plan) != _decisions(again):
             raise PolicyFault(
                 "determinism",
-                f"the same workload again made another plan in step {number}:\n  {one}\n  {other}\n"
-                "Keep what a policy remembers in pydantic PrivateAttrs, order sets before use, and "
-                "take time only from view.now_s",
+                f"the same workload gave two different plans in step {number}:\n  {plan}\n"
+                f"  {again}\nKeep the state of a policy in pydantic PrivateAttrs, sort sets before "
+                "use, and read the time from view.now_s only",
             )
     return len(first.plans)
 
 
 def _decisions(plan: Plan) -> tuple[object, ...]:
-    """What a plan does to whom, under the ids of the first run."""
+    """The contents of a plan, under the ids of the first run."""
 
     def name(request_id: str) -> str:
         return request_id.removeprefix(_PREFIX)
@@ -140,7 +140,7 @@ def _decisions(plan: Plan) -> tuple[object, ...]:
 
 
 def _run(policy: Policy, workload: Workload) -> WatchedPolicy:
-    watched = WatchedPolicy(policy, 200 + _STEPS_PER_TOKEN * total_tokens(workload.asks))
+    watched = WatchedPolicy(policy, 200 + _STEPS_PER_TOKEN * workload.n_tokens)
     clock = VirtualClock()
     pool = KvPool(workload.n_blocks)
     state = EngineState(
@@ -156,54 +156,54 @@ def _run(policy: Policy, workload: Workload) -> WatchedPolicy:
         Simulator(state, Simulated(workload.cost, clock.advance), clock).run(client)
     except SimulationStuck as stuck:
         raise PolicyFault("progress", str(stuck)) from None
-    check_accounting(state)
+    check_invariants(state)
     if pool.n_free != pool.n_blocks:
         raise PolicyFault("no leak", f"{pool.n_blocks - pool.n_free} KV blocks are never freed")
     return watched
 
 
 def _check_aging(policy: Policy) -> int:
-    patience_s = float(getattr(policy, "starvation", _PATIENCE_S))
-    workload = flood(patience_s)
+    starvation_s = float(getattr(policy, "starvation", _STARVATION_S))
+    workload = flood(starvation_s)
     watched = _run(policy, workload)
     victim = watched.requests["victim"]
-    assert victim.scheduled_s is not None, "a run that ended scheduled everybody"
-    older = sum(
+    assert victim.scheduled_s is not None, "a finished run has scheduled all requests"
+    n_older = sum(
         1
         for request in watched.requests.values()
         if request.arrived_s < victim.arrived_s and (request.scheduled_s or 0.0) > victim.arrived_s
     )
-    step_s = workload.cost.step_s
-    allowed_s = patience_s + (100 + 3 * older) * step_s
+    limit_s = starvation_s + (100 + 3 * n_older) * workload.cost.step_s
     waited_s = victim.scheduled_s - victim.arrived_s
-    if waited_s > allowed_s:
+    if waited_s > limit_s:
         raise PolicyFault(
             "aging",
-            f"it claims is_aged, with a patience of {patience_s:g} s, and let a long unimportant "
-            f"request wait {waited_s:.3g} s behind short urgent ones at 1.3 times the engine's "
-            f"capacity; {allowed_s:.3g} s were allowed ({older} requests were older)",
+            f"it claims is_aged with starvation {starvation_s:g} s, but a long request of low "
+            f"priority waited {waited_s:.3g} s behind short urgent requests at 1.3 times the  "
+            f"capacity (limit {limit_s:.3g} s, with {n_older} older requests)",
         )
     return len(watched.plans)
 
 
 def _check_imports(policy: Policy) -> None:
-    """Look at the file a policy is defined in; one typed into a prompt has none."""
+    """Check the imports of the file that defines a policy; a policy from a prompt has no file."""
     try:
         path = Path(inspect.getfile(type(policy)))
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, TypeError, SyntaxError):
         return
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
         for name in names:
             if name.split(".")[0] in FORBIDDEN:
-                assert isinstance(node, ast.Import | ast.ImportFrom)
                 raise PolicyFault(
                     "determinism",
-                    f"{path.name}:{node.lineno} imports {name}; a policy takes time from "
-                    "view.now_s and has no chance in it, so that a run can be replayed",
+                    f"{path.name}:{node.lineno} imports {name}; a policy may not use clocks, "
+                    "random numbers or the network, or its runs could not be replayed "
+                    "(the time is view.now_s)",
                 )

@@ -1,7 +1,7 @@
-"""A policy seen from outside: what it is asked goes through, and what it does wrong is a fault.
+"""Wrapper of a policy that passes all calls on and raises a fault when the policy breaks a rule.
 
-The core would refuse much of it as well; here it is told with the rule it breaks and with what ran
-and waited at that moment.
+The core would reject much of this as well; here the fault names the rule and lists the running and
+waiting requests.
 """
 
 from __future__ import annotations
@@ -9,45 +9,53 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
-from reference_engine.state.plan import Plan, PlanError, View, check_plan
+from reference_engine.state.plan import NoProgress, Plan, PlanError, View, check_plan
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
 
-_SECRET = ("oracle_output_tokens", "_n_last", "_n_milestone")  # how long an answer will be
+# Fields that depend on the true length of the answer.
+_ORACLE = ("oracle_output_tokens", "_n_last", "_n_milestone")
+# Fields that a policy must not change; `n_blocks` is added.
+_FIELDS = (
+    "id", "n_computed", "n_tokens", "max_tokens", "min_tokens", "arrived_s", "priority", "tenant",
+    "ttft_slo_s", "tpot_slo_s", "deadline_s", "state.name",
+)  # fmt: skip
+_read_fields = attrgetter(*_FIELDS)
 
 
 class PolicyFault(AssertionError):
-    """A policy breaks a rule. `rule` names it; the message says where and with which requests."""
+    """A policy breaks a rule. `rule` names the rule; the message adds the step and the requests."""
 
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule, self.what = rule, what
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
+        self.rule, self.detail = rule, detail
 
 
 @dataclass
 class PolicyWatch:
-    """Whether the policy is at work, and what it looked at that it should not have."""
+    """Whether the policy's code is running, and its reads of forbidden fields."""
 
-    is_policy: bool = False
-    looked_at: list[str] = field(default_factory=list)
+    is_active: bool = False
+    oracle_reads: list[str] = field(default_factory=list)
 
 
 class WatchedPolicy:
-    """A policy seen from outside: passes everything on, and checks it on the way."""
+    """A policy with checks around its methods. Keeps its plans, and the requests of the
+    workload."""
 
     def __init__(self, policy: Policy, most_steps: int) -> None:
         self._policy, self._most_steps = policy.fresh(), most_steps
         self.watch = PolicyWatch()
         self.requests: dict[str, Request] = {}
         self.plans: list[Plan] = []
-        self._is_conserving = claims(policy, "is_work_conserving")
+        self._is_conserving = has_claim(policy, "is_work_conserving")
 
     def fresh(self) -> WatchedPolicy:
         return self
@@ -60,16 +68,13 @@ class WatchedPolicy:
             raise PolicyFault(
                 "progress", f"not done after {len(self.plans)} steps: {_situation(view)}"
             )
-        before = _fingerprint(view)
-        with self._at_work("plan", view):
-            plan = self._policy.plan(view)
-        self._check_unchanged("plan", before, view)
+        plan = self._call("plan", view, view)
         if not isinstance(plan, Plan):
-            raise PolicyFault("plans", f"plan() answered {plan!r}, not a Plan")
+            raise PolicyFault("plans", f"plan() returned {plan!r}, not a Plan")
         try:
             check_plan(plan, view)
         except PlanError as error:
-            rule = "progress" if type(error).__name__ == "NoProgress" else "plans"
+            rule = "progress" if isinstance(error, NoProgress) else "plans"
             raise PolicyFault(rule, f"{error}; {_situation(view)}") from None
         self.plans.append(plan)
         if self._is_conserving:
@@ -77,130 +82,115 @@ class WatchedPolicy:
         return plan
 
     def on_arrival(self, request: Request, view: View) -> None:
-        self._hook("on_arrival", view, request, view)
+        self._call("on_arrival", view, request, view)
 
     def on_requeue(self, request: Request, view: View) -> None:
-        self._hook("on_requeue", view, request, view)
+        self._call("on_requeue", view, request, view)
 
     def on_finish(self, request: Request, view: View) -> None:
-        self._hook("on_finish", view, request, view)
+        self._call("on_finish", view, request, view)
 
     def on_step_end(self, record: StepRecord, view: View) -> None:
-        self._hook("on_step_end", view, record, view)
+        self._call("on_step_end", view, record, view)
 
     def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
+        return list(self._call("victims", view, view, request, need_blocks))
+
+    def _call(self, method: str, view: View, *arguments: object) -> Any:
+        """Call a method of the policy and return its result.
+
+        Raises PolicyFault if the method raises, reads the true length of an answer, or changes the
+        engine.
+        """
         before = _fingerprint(view)
-        with self._at_work("victims", view):
-            named = list(self._policy.victims(view, request, need_blocks))
-        self._check_unchanged("victims", before, view)
-        return named
-
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
-        with self._at_work("explain", view):
-            return self._policy.explain(request_id, view)
-
-    def _hook(self, name: str, view: View, *arguments: object) -> None:
-        before = _fingerprint(view)
-        with self._at_work(name, view):
-            getattr(self._policy, name)(*arguments)
-        self._check_unchanged(name, before, view)
-
-    @contextmanager
-    def _at_work(self, name: str, view: View) -> Iterator[None]:
-        self.watch.is_policy = True
+        self.watch.is_active = True
         try:
-            yield
-        except PolicyFault:
-            raise
-        except (
-            Exception
-        ) as error:  # somebody else's code: whatever it raises is told, with its place
+            result = getattr(self._policy, method)(*arguments)
+            if isinstance(result, Iterator):  # a generator must run while it is watched
+                result = list(result)
+        except Exception as error:  # foreign code: report whatever it raises, with its place
             where = traceback.extract_tb(error.__traceback__)[-1]
             raise PolicyFault(
                 "plans",
-                f"{name}() raised {type(error).__name__}: {error} "
+                f"{method}() raised {type(error).__name__}: {error} "
                 f"({Path(where.filename).name}:{where.lineno}); {_situation(view)}",
             ) from error
         finally:
-            self.watch.is_policy = False
-        if self.watch.looked_at:
+            self.watch.is_active = False
+        if self.watch.oracle_reads:
             raise PolicyFault(
                 "no oracle",
-                f"{name}() reads {self.watch.looked_at[0]}: how long an answer will be is known to "
-                "nobody; view.predictor.predict(request) is what can be known",
+                f"{method}() reads {self.watch.oracle_reads[0]}: the length of an answer is "
+                "unknown until it ends; use view.predictor.predict(request)",
             )
-
-    def _check_unchanged(self, name: str, before: tuple[Any, ...], view: View) -> None:
         after = _fingerprint(view)
-        if after == before:
-            return
-        changed = next(
-            (
-                f"{old[0]}: {key} was {was!r}, is {now!r}"
-                for old, new in zip(before[1:], after[1:], strict=False)
-                for key, was, now in zip(("id", *_FIELDS), old, new, strict=True)
-                if was != now
-            ),
-            "the queue, the batch or the KV",
-        )
-        raise PolicyFault(
-            "read-only", f"{name}() changed {changed}; a policy proposes, the core does"
-        )
+        if after != before:
+            raise PolicyFault(
+                "read-only",
+                f"{method}() changed {_difference(before, after)}; a policy only proposes, in its "
+                "plan",
+            )
+        return result
 
 
-def sealed(watch: PolicyWatch) -> type[Request]:
-    """A Request that notes when a policy looks at how long its answer will be."""
+def watched_request_type(watch: PolicyWatch) -> type[Request]:
+    """A subclass of Request that records in `watch` when a policy reads how long the answer will
+    be."""
 
     def guarded(name: str) -> property:
         slot = Request.__dict__[name]
 
         def read(request: Request) -> Any:
-            if watch.is_policy:
-                watch.looked_at.append(f"request.{name} ({_reader()})")
+            if watch.is_active:
+                watch.oracle_reads.append(f"request.{name} ({_reader()})")
             return slot.__get__(request)
 
         return property(read, slot.__set__)
 
-    return type("Request", (Request,), {"__slots__": (), **{n: guarded(n) for n in _SECRET}})
+    return type("Request", (Request,), {"__slots__": (), **{n: guarded(n) for n in _ORACLE}})
 
 
 def _reader() -> str:
-    """`my_policy.py:31`, the line that reads a secret."""
+    """The file and line that reads a guarded field, e.g. `my_policy.py:31`."""
     frame = sys._getframe(2)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def check_accounting(state: EngineState) -> None:
-    """The engine's own invariants; where they do not hold, a policy reached behind the view."""
+def check_invariants(state: EngineState) -> None:
+    """Check the engine's own invariants, which break when a policy changes private state of the
+    engine."""
     try:
         state.check()
     except AssertionError as error:
-        raise PolicyFault("no leak", f"the engine's books no longer agree: {error}") from error
+        raise PolicyFault("no leak", f"the engine's state is inconsistent: {error}") from error
 
 
-def claims(policy: Policy, name: str) -> bool:
+def has_claim(policy: Policy, name: str) -> bool:
     return bool(getattr(type(policy), name, False))
 
 
-_FIELDS = (
-    "n_computed", "n_tokens", "max_tokens", "min_tokens", "arrived_s", "priority", "tenant",
-    "ttft_slo_s", "tpot_slo_s", "deadline_s", "state", "n_blocks",
-)  # fmt: skip
-
-
 def _fingerprint(view: View) -> tuple[Any, ...]:
-    """Everything a policy might be tempted to change."""
+    """The free blocks, and the fields of every request that a policy must not change."""
     rows = [
-        (r.id, r.n_computed, len(r.tokens), r.max_tokens, r.min_tokens, r.arrived_s, r.priority,
-         r.tenant, r.ttft_slo_s, r.tpot_slo_s, r.deadline_s, r.state.name, len(r.blocks))
+        (*_read_fields(request), len(request.blocks))
         for requests in (view.running, view.waiting)
-        for r in requests
-    ]  # fmt: skip
+        for request in requests
+    ]
     return (view.kv.n_free, *rows)
 
 
+def _difference(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
+    """The first field that differs between two fingerprints."""
+    for old, new in zip(before[1:], after[1:], strict=False):
+        for name, was, now in zip((*_FIELDS, "n_blocks"), old, new, strict=True):
+            if was != now:
+                return f"{old[0]}: {name} was {was!r}, is {now!r}"
+    return "the queue, the batch or the KV"
+
+
 def _check_busy(plan: Plan, view: View) -> None:
-    """No idle step while a running request could go on or a waiting one fits."""
+    """Raises PolicyFault for an idle step while a running request could continue or a waiting
+    request fits."""
     held = {*plan.hold, *(preemption.request_id for preemption in plan.preempt)}
     if plan.items or (plan.decode_all and any(r.id not in held for r in view.decoding)):
         return
@@ -210,17 +200,18 @@ def _check_busy(plan: Plan, view: View) -> None:
     if fitting:
         raise PolicyFault(
             "work conservation",
-            f"it claims is_work_conserving and idles at {view.now_s:g} s although "
-            f"{', '.join(fitting[:5])} could go on; {_situation(view)}",
+            f"it claims is_work_conserving but is idle at {view.now_s:g} s although "
+            f"{', '.join(fitting[:5])} could run; {_situation(view)}",
         )
 
 
 def _situation(view: View) -> str:
     def listed(requests: Iterable[Request]) -> str:
         words = [f"{r.id} ({view.to_compute(r)} to compute)" for r in requests]
-        return ", ".join(words[:8]) + (f", … {len(words) - 8} more" if len(words) > 8 else "")
+        more = f", … {len(words) - 8} more" if len(words) > 8 else ""
+        return ", ".join(words[:8]) + more or "none"
 
     return (
-        f"at {view.now_s:g} s run: {listed(view.running) or 'none'}; wait: "
-        f"{listed(view.waiting) or 'none'}; {view.kv.n_free} of {view.kv.n_blocks} KV blocks free"
+        f"at {view.now_s:g} s running: {listed(view.running)}; waiting: {listed(view.waiting)}; "
+        f"{view.kv.n_free} of {view.kv.n_blocks} KV blocks free"
     )

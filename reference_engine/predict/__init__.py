@@ -1,1 +1,1 @@
-"""How long an answer will be: learned from the answers before it, without looking at a model."""
+"""Prediction of answer lengths from earlier answers, without a model."""

@@ -1,7 +1,7 @@
-"""Token counts in bins of constant relative width, and the survival function over them.
+"""Token counts in bins of constant relative width, and the survival function over the bins.
 
-Counts below 16 have a bin of their own; above, each octave has eight, so a bin is at most 1/8 of
-its count wide. The last bin is "as long as allowed": answers that ended at their `max_tokens`.
+Each count below 16 has its own bin. Above, each octave has eight bins, so a bin is at most 1/8 of
+its count wide. The last bin holds answers that ended at their `max_tokens`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from reference_engine.state.predictor import LengthDist
 
-Shares = NDArray[np.float64]  # of answers per bin, sum 1
+Shares = NDArray[np.float64]  # of answers per bin, [N_BINS], sum 1
 
-_HALF = 8  # bins per octave
+_PER_OCTAVE = 8
 _N_OCTAVES = 20
-_HAIR = 1e-13  # sums of shares that should be equal differ by less
+_TOLERANCE = 1e-13  # equal sums of shares differ by less, from rounding
 LONGEST = 16 << _N_OCTAVES  # tokens; longer answers count as unlimited
-UNLIMITED = _HALF * (_N_OCTAVES + 2)  # index of the last bin
+UNLIMITED = _PER_OCTAVE * (_N_OCTAVES + 2)  # index of the last bin
 N_BINS = UNLIMITED + 1
 
 
@@ -28,22 +28,22 @@ def bin_of(n_tokens: int) -> int:
     if n_tokens >= LONGEST:
         return UNLIMITED
     shift = max(0, n_tokens.bit_length() - 4)
-    return _HALF * shift + (n_tokens >> shift)
+    return _PER_OCTAVE * shift + (n_tokens >> shift)
 
 
 def _edges() -> list[int]:
-    """First count of each bin but the last, which begins at LONGEST."""
-    small = list(range(2 * _HALF))
-    large = [(_HALF + i) << s for s in range(1, _N_OCTAVES + 1) for i in range(_HALF)]
+    small = list(range(2 * _PER_OCTAVE))
+    large = [(_PER_OCTAVE + i) << s for s in range(1, _N_OCTAVES + 1) for i in range(_PER_OCTAVE)]
     return [*small, *large, LONGEST]
 
 
-EDGES = _edges()
+EDGES = _edges()  # the first count of each bin
 _WIDTHS = np.diff(np.array(EDGES, dtype=np.float64))  # [UNLIMITED], tokens
 
 
 class Survival:
-    """P(L ≥ x) of a length L, from shares per bin; counts within a bin are equally likely.
+    """P(L ≥ x) of a length L in tokens, from shares per bin. The counts within a bin are equally
+    likely.
 
     `_at[i]` is P(L ≥ EDGES[i]) and `_below[i]` the sum of P(L ≥ m) over m = 1 … EDGES[i].
     """
@@ -61,15 +61,16 @@ class Survival:
         self._falling: list[float] = (-at).tolist()
 
     def remaining(self, n_output: int, max_tokens: int) -> LengthDist:
-        """min(L, max_tokens) − n_output, given L > n_output."""
+        """The distribution of min(L, max_tokens) − n_output, given L > n_output. If that has
+        probability 0, all three figures are max_tokens − n_output. Never below 1."""
         most = max(1, max_tokens - n_output)
         tail = self.at_least(n_output + 1)
         if tail <= 0.0:
             return LengthDist(float(most), float(most), float(most))
         mean = (self.sum_to(max_tokens) - self.sum_to(n_output)) / tail
         q50, q90 = (
-            float(min(most, max(1, self._first_below(tail * left) - n_output)))
-            for left in (0.5, 0.1)
+            float(min(most, max(1, self._quantile(tail * above) - n_output)))
+            for above in (0.5, 0.1)
         )
         return LengthDist(min(float(most), max(1.0, mean)), q50, q90)
 
@@ -82,7 +83,7 @@ class Survival:
         return self._at[i] - (self._at[i] - self._at[i + 1]) * (n_tokens - EDGES[i]) / width
 
     def sum_to(self, n_tokens: int) -> float:
-        """The sum of P(L ≥ m) over m = 1 … n_tokens: E[min(L, n_tokens)]."""
+        """The sum of P(L ≥ m) over m = 1 … n_tokens, which is E[min(L, n_tokens)]."""
         i = bin_of(n_tokens)
         if i == UNLIMITED:
             return self._below[-1] + (n_tokens - LONGEST) * self._at[-1]
@@ -90,13 +91,14 @@ class Survival:
         slope = (self._at[i] - self._at[i + 1]) / width
         return self._below[i] + t * self._at[i] - slope * t * (t + 1) / 2
 
-    def _first_below(self, mass: float) -> int:
-        """The smallest n with P(L > n) ≤ mass."""
-        mass += _HAIR
-        i = bisect_left(self._falling, -mass) - 1  # P(L ≥ EDGES[i]) > mass ≥ P(L ≥ EDGES[i + 1])
+    def _quantile(self, above: float) -> int:
+        """The smallest n with P(L > n) ≤ above."""
+        above += _TOLERANCE
+        # P(L ≥ EDGES[i]) > above ≥ P(L ≥ EDGES[i + 1])
+        i = bisect_left(self._falling, -above) - 1
         if i >= UNLIMITED:
             return LONGEST
         fall = self._at[i] - self._at[i + 1]
         width = EDGES[i + 1] - EDGES[i]
-        steps = (self._at[i] - mass) * width / fall
+        steps = (self._at[i] - above) * width / fall
         return EDGES[i] + max(0, -int(-steps // 1) - 1)

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server around the engine: options, engine thread, routes, streams."""
+"""The engine as an HTTP server: wiring, the service around the engine thread, and its routes."""

@@ -1,4 +1,4 @@
-"""From options to an engine: model, KV memory, policy, executor, tokenizer."""
+"""Construction of an engine from options: model, KV memory, policy, executor, tokenizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 from reference_engine.state.tokenizer import Tokenizer, load_tokenizer
 
-_KV_BYTES = 1 << 30
+_KV_BYTES, _KV_BLOCKS = 1 << 30, 4096  # default size of the KV memory: the smaller of both
 _CONTEXT = 4096
 _MAX_NUM_SEQS = 256
 _STEP_TOKENS = 1 << 15
@@ -39,7 +39,7 @@ _STEP_TOKENS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A built engine, not yet running."""
+    """The parts of an engine that is not running yet."""
 
     model: ModelSource
     limits: Limits
@@ -49,26 +49,28 @@ class Engine:
     clock: MonotonicClock
 
     def service(self, outbox: int = 1024, max_queue: int = 10_000) -> Service:
-        """The engine in a thread; needs a running event loop."""
+        """A service with this engine; start it on a running event loop."""
         return Service(self.state, self.executor, self.tokenizer, self.clock, outbox, max_queue)
 
 
 def build(options: ServeOptions) -> Engine:
-    """The engine that `options` describe. Raises UsageError or MissingDependency naming the
+    """Build the engine that `options` describe. Raises UsageError or MissingDependency naming the
     option."""
     model = resolve(options.shape)
     kind = executor_of(options)
-    found = _machine(model, kind)
-    longest = model.config.max_model_len if found is None else SIMULATED_CONTEXT
-    max_model_len = options.max_model_len or min(longest, _CONTEXT if found is None else longest)
+    simulated = None  # or the simulated model and hardware
+    if isinstance(kind, SimulatedExecutor):
+        simulated = machine(model, kind.hardware, kind.kv_dtype)
+    longest = SIMULATED_CONTEXT if simulated else model.config.max_model_len
+    max_model_len = options.max_model_len or (longest if simulated else min(longest, _CONTEXT))
     if max_model_len > longest:
         raise UsageError(
             f"max_model_len: {max_model_len} is above the {longest} positions of '{model.name}'"
         )
     n_blocks = options.kv_blocks or 0
     if not n_blocks and not kind.sizes_itself:
-        n_blocks = _default_blocks(model.config, max_model_len, found)
-    policy = policy_of(options.mode, options, options.policy_args)
+        n_blocks = _default_blocks(model.config, max_model_len, simulated)
+    policy = policy_of(options, options.mode, options.policy_args)
     limits = _limits(options, policy, max_model_len, model.config.vocab_size)
     clock = MonotonicClock()
     tokenizer = load_tokenizer(
@@ -86,55 +88,54 @@ def build(options: ServeOptions) -> Engine:
     )
     executor = delayed(kind.build(site), options.step_delay, clock, site.pause)
     if options.swap_blocks and not executor.caps.can_swap:
-        raise UsageError(f"swap_blocks: the device '{options.device}' cannot swap")
+        raise UsageError(
+            f"swap_blocks: device '{options.device}' cannot swap; set swap_blocks to 0"
+        )
     state = EngineState(
         limits,
         KvPool(executor.caps.n_blocks or n_blocks, prefix_cache=options.prefix_cache),
         clock,
         policy,
-        cost=_cost(model, kind),
+        cost=_cost(model, kind, simulated),
         predictor=QuantilePredictor(),
         log=StepLog(options.log_level),
         host=HostPool(executor.caps.n_host_blocks, executor.caps.copy_s),
         preempt=options.preempt,
         async_depth=options.async_depth,
-        is_strict=False,  # a plan that cannot be is counted, not the end of the server
+        is_strict=False,  # an invalid plan is counted and replaced; the server goes on
     )
     return Engine(model, limits, state, executor, tokenizer, clock)
 
 
 def _limits(options: ServeOptions, policy: Policy, max_model_len: int, vocab_size: int) -> Limits:
+    """The engine's limits, which stay when an operator switches to a mode with larger limits."""
     budget = getattr(policy, "token_budget", None)
     if options.token_budget is not None and budget is None:
         raise UsageError(f"token_budget: the mode '{options.mode}' has none")
-    # A mode chosen later may want more than this one: the engine's limits do not change.
     max_num_seqs = options.max_num_seqs or max(_MAX_NUM_SEQS, getattr(policy, "max_num_seqs", 0))
-    # The mode has its own budget; this is what memory for one step is made for.
+    # The mode applies its own budget; this limit sizes the memory for a step.
     most_tokens = max(budget if isinstance(budget, int) else 0, max_model_len, _STEP_TOKENS)
     return Limits(max_num_seqs, most_tokens + max_num_seqs, max_model_len, vocab_size)
 
 
-def _cost(model: ModelSource, kind: ExecutorKind) -> CostModel | None:
-    """What policies are told that steps cost; None where nobody measured it."""
-    found = _machine(model, kind)
-    if found is not None:
-        return found.cost
+def _cost(
+    model: ModelSource, kind: ExecutorKind, simulated: ModelOnHardware | None
+) -> CostModel | None:
+    """The cost of steps for policies; None without a measurement, as on every GPU."""
+    if simulated is not None:
+        return simulated.cost
     if isinstance(kind, ToyExecutor):
         return StepCost(step_s=kind.step_s)
-    # A GPU sizes its own memory, and nobody measured what its steps cost.
     return None if kind.sizes_itself else CPU_COSTS.get(model.name)
 
 
-def _machine(model: ModelSource, kind: ExecutorKind) -> ModelOnHardware | None:
-    """What is simulated; None where something is computed."""
-    if isinstance(kind, SimulatedExecutor):
-        return machine(model, kind.hardware, kind.kv_dtype)
-    return None
-
-
-def _default_blocks(config: ModelConfig, max_model_len: int, found: ModelOnHardware | None) -> int:
+def _default_blocks(
+    config: ModelConfig, max_model_len: int, simulated: ModelOnHardware | None
+) -> int:
+    """KV blocks: all of a simulated device's memory, else 1 GiB or 4 096 blocks, whichever is less;
+    at least a full context."""
     full = -(-max_model_len // BLOCK_TOKENS)
-    if found is not None:
-        return max(full, found.kv_tokens // BLOCK_TOKENS)
+    if simulated is not None:
+        return max(full, simulated.kv_tokens // BLOCK_TOKENS)
     affordable = _KV_BYTES // (config.kv_bytes_per_token() * BLOCK_TOKENS)
-    return max(full, min(4096, affordable))
+    return max(full, min(_KV_BLOCKS, affordable))

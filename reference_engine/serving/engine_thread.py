@@ -1,11 +1,11 @@
 """The thread that owns the engine: `EngineState`, detokenizers and stop strings.
 
-Loop → engine is a deque of callables and a wake-up. Engine → loop is one `call_soon_threadsafe` per
-step with everything the step produced, because one per token would be tens of thousands of wake-ups
-a second, and one for all that arrived between two steps. Nothing else is shared, except what never
-changes and single numbers.
+The event loop sends callables through a deque and wakes the thread. The thread sends all tokens of
+a step in a single `call_soon_threadsafe`, because a call per token would wake the loop tens of
+thousands of times a second; the requests admitted or refused between two steps go in another call.
+Otherwise the two share only constants and single numbers.
 
-An exception in the thread ends it: it is logged and told to the loop, which fails every stream.
+An exception in the thread ends it: it is logged and passed to the loop, which fails every stream.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import NamedTuple
 from loadgen.clock import Clock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Launching
-from reference_engine.metrics.metrics import EngineMetrics
+from reference_engine.metrics.metrics import DepartureRate, EngineMetrics
 from reference_engine.serving.active_request import ActiveRequest
-from reference_engine.serving.departures import Departures
 from reference_engine.serving.streams import Sink, StreamDelta
 from reference_engine.state.admission import AdmissionError
 from reference_engine.state.sequence import Request, State
@@ -31,24 +30,24 @@ from reference_engine.state.step_tokens import StepTokens
 
 log = logging.getLogger(__name__)
 
-# Idle for so long, the engine checks its books: a leaked block is a bug to be told, not to be kept.
+# Idle time before the engine checks its own state, so that a leaked block fails loudly.
 _CHECK_AFTER_S = 1.0
 
 Deltas = list[tuple[Sink, StreamDelta]]
-Verdict = tuple[Sink, AdmissionError | None]  # taken, or why not
+Admission = tuple[Sink, AdmissionError | None]  # None: admitted
 
 
 class Listener(NamedTuple):
-    """Where the thread's news go, all called on the loop: who was taken or refused, the deltas of a
-    step, and what ended the thread."""
+    """Callbacks of the thread, all called on the loop: for requests admitted or refused, for the
+    deltas of a step, and for the error that ended the thread."""
 
-    on_verdicts: Callable[[list[Verdict]], None]
+    on_admissions: Callable[[list[Admission]], None]
     on_deltas: Callable[[Deltas], None]
     on_failure: Callable[[str], None]
 
 
 class EngineThread:
-    """Steps `state` on `executor` as long as there is work; sleeps otherwise."""
+    """Steps `state` on `executor` while there is work, and sleeps otherwise."""
 
     def __init__(
         self, state: EngineState, executor: Executor, clock: Clock, metrics: EngineMetrics
@@ -56,14 +55,14 @@ class EngineThread:
         self._state, self._executor, self._clock = state, executor, clock
         self._metrics = metrics
         self._is_launching = state.async_depth > 0 and isinstance(executor, Launching)
-        self.departures = Departures()
+        self.departures = DepartureRate()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._is_stopped = False
         self._live: dict[str, ActiveRequest] = {}
-        self._n_stopping = 0  # of them: those that their text may end
-        self._untold: StepTokens | None = None
-        self._verdicts: list[Verdict] = []
+        self._n_stopping = 0  # of `_live`: requests that a stop string may end
+        self._unpublished: StepTokens | None = None
+        self._admissions: list[Admission] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # --- called on the loop
@@ -73,13 +72,13 @@ class EngineThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End after the running step; jobs that are posted already are done before."""
+        """End the thread after the running step and the jobs posted so far."""
         self._is_stopped = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
 
     def post(self, job: Callable[[], None]) -> None:
-        """Do `job` in the engine thread, between two steps."""
+        """Run `job` in the engine thread, between two steps."""
         self._inbox.append(job)
         self._wake.set()
 
@@ -89,11 +88,11 @@ class EngineThread:
         try:
             self._state.admit(live.request)
         except AdmissionError as error:
-            self._verdicts.append((live.stream, error))
+            self._admissions.append((live.stream, error))
             return
         self._live[live.request.id] = live
         self._n_stopping += live.may_stop
-        self._verdicts.append((live.stream, None))
+        self._admissions.append((live.stream, None))
 
     def cancel(self, request_id: str) -> None:
         self._forget(request_id)
@@ -102,7 +101,7 @@ class EngineThread:
             self._on_finish(request)
 
     def check(self) -> bool:
-        """Look through the engine's books until somebody comes; False if somebody did."""
+        """Check the engine's state until a job is posted; False if a job was."""
         return all(not self._wake.is_set() for _ in self._state.checks())
 
     # --- the thread
@@ -111,10 +110,10 @@ class EngineThread:
         is_checked = True
         try:
             while not self._is_stopped:
-                # Cleared before the inbox is read: a job posted in between costs one idle turn,
-                # one posted after it is seen by the wait below.
+                # Cleared before the inbox is read. A job posted in between only costs an empty turn
+                # of this loop; cleared afterwards, the job would wait until the next job comes.
                 self._wake.clear()
-                self._work_off_inbox()
+                self._run_jobs()
                 if self._state.has_work:
                     self._step()
                     is_checked = False
@@ -122,51 +121,35 @@ class EngineThread:
                     is_checked = self.check()
                 idle_s = self._idle_s()
                 if idle_s != 0.0:
-                    self._tell()
+                    self._publish()
                 self._wake.wait(idle_s)
-            self._work_off_inbox()
-        except BaseException as error:  # the thread's boundary: recorded, and told to every stream
+            self._run_jobs()
+        except BaseException as error:  # the thread's boundary: logged, and every stream fails
             log.exception("the engine thread failed")
             failure = f"the engine failed: {type(error).__name__}: {error}"
             try:
-                self._tell()  # what was computed before stands
+                self._publish()  # tokens computed before the failure are valid
             finally:
                 self._loop.call_soon_threadsafe(self._listener.on_failure, failure)
 
     def _step(self) -> None:
-        """Tokens are told while the next step runs, if that is about to begin and needs no word of
-        theirs: no time passes between two steps for it."""
-        events = step(self._state, self._executor, self._tell)
-        self._tell()  # nothing ran by itself
-        self._untold = events
+        """Compute a step. Its tokens are published while the next step runs, if the next step is
+        already planned and no stop string in the text could change it; publishing then costs no
+        time between steps."""
+        events = step(self._state, self._executor, self._publish)
+        self._publish()  # in case the executor did not call it during the step
+        self._unpublished = events
         if self._n_stopping or not self._is_launching or not self._state.is_ahead:
-            self._tell()
+            self._publish()
 
-    def _tell(self) -> None:
-        events, self._untold = self._untold, None
-        if events is not None:
-            self._publish(events)
-
-    def _work_off_inbox(self) -> None:
-        while self._inbox:
-            self._tell()  # whoever asks, or leaves, finds all told
-            self._inbox.popleft()()
-        if self._verdicts:
-            self._loop.call_soon_threadsafe(self._listener.on_verdicts, self._verdicts)
-            self._verdicts = []
-
-    def _idle_s(self) -> float | None:
-        if not self._state.has_work:
-            return None
-        until_s = self._state.wait_until_s
-        if until_s is None:
-            return 0.0
-        return None if until_s == inf else max(0.0, until_s - self._clock.now_s())
-
-    def _publish(self, events: StepTokens) -> None:
+    def _publish(self) -> None:
+        """Send the tokens of the last step to the loop, unless that is done."""
+        events, self._unpublished = self._unpublished, None
+        if events is None:
+            return
         now_s = self._clock.now_s()
         live_of = self._live.get
-        since: dict[float, int] = {}  # tokens by the instant of the one before; few instants
+        since: dict[float, int] = {}  # tokens by the time of the previous token; few distinct times
         deltas: Deltas = []
         for request, token, finish, logprob in events:
             live = live_of(request.id)
@@ -186,8 +169,25 @@ class EngineThread:
             self._metrics.on_tokens(len(deltas), {now_s - at_s: n for at_s, n in since.items()})
             self._loop.call_soon_threadsafe(self._listener.on_deltas, deltas)
 
+    def _run_jobs(self) -> None:
+        while self._inbox:
+            self._publish()  # a job must not see a request whose last token is unpublished
+            self._inbox.popleft()()
+        if self._admissions:
+            self._loop.call_soon_threadsafe(self._listener.on_admissions, self._admissions)
+            self._admissions = []
+
+    def _idle_s(self) -> float | None:
+        """Time to sleep before the next step; None sleeps until a job is posted."""
+        if not self._state.has_work:
+            return None
+        until_s = self._state.wait_until_s
+        if until_s is None:
+            return 0.0
+        return None if until_s == inf else max(0.0, until_s - self._clock.now_s())
+
     def _finish(self, request: Request, finish: State | None) -> None:
-        if finish is None:  # a stop string: the engine does not know yet
+        if finish is None:  # ended by a stop string, which the engine does not see
             self._state.end(request.id, State.finished_stop)
         self._forget(request.id)
         self._on_finish(request)

@@ -1,4 +1,4 @@
-"""What a server is, apart from what it does."""
+"""The constant properties of a server: its model, limits and version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from reference_engine.serving.wire.wire_errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """What does not change while the server runs; `cache` are settings of the KV memory."""
+    """Properties that do not change while the server runs. `cache` holds the settings of the KV
+    memory; `started_utc` is in Unix seconds."""
 
     model: str
     max_model_len: int
@@ -23,10 +24,10 @@ class ServerIdentity:
     started_utc: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, call: Call) -> None:
-        """Raises WireError (404) for a call to another model."""
+        """Raises WireError (404) if the call names another model."""
         if call.model is not None and call.model != self.model:
             raise WireError(
-                f"the model '{call.model}' is not served here; {nearest(call.model, [self.model])}",
+                f"model '{call.model}' is not served here; {nearest(call.model, [self.model])}",
                 param="model",
                 code="model_not_found",
                 status=404,

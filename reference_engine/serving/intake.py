@@ -1,8 +1,9 @@
-"""From a call to a request of the engine, or to the reason why it can never run."""
+"""Conversion of parsed calls to requests of the engine."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
@@ -14,13 +15,13 @@ from reference_engine.state.tokenizer import Tokenizer
 
 
 class Intake:
-    """Reads only what never changes, so that the event loop may use it while the engine runs."""
+    """Makes requests. Reads only constants, so the event loop may use it while the engine runs."""
 
     def __init__(self, tokenizer: Tokenizer, limits: Limits, kv: KvPool) -> None:
         self._tokenizer, self._limits, self._kv = tokenizer, limits, kv
 
     def request(self, call: Call, request_id: str, arrived_s: float) -> Request:
-        """The request a call asks for. Raises WireError when it would not fit an empty engine."""
+        """The request of a call. Raises WireError if it would not fit into an empty engine."""
         tokens = self._encode(call)
         request = Request(
             id=request_id,
@@ -52,19 +53,19 @@ class Intake:
             assert call.prompt_ids is not None, "a call has messages, a prompt or ids"
             tokens = list(call.prompt_ids)
         vocab = self._limits.vocab_size
-        # A tokenizer of another model may be the culprit; the model would fail on such an id.
+        # Also checked for text: the tokenizer may belong to another model, and the model would
+        # fail on such an id.
         if min(tokens) < 0 or max(tokens) >= vocab:
             bad = next(token for token in tokens if not 0 <= token < vocab)
             raise WireError(f"prompt: token id {bad} is outside 0-{vocab - 1}", param="prompt")
         return tokens
 
     def _room_after(self, n_prompt: int) -> int:
-        in_kv = self._kv.n_blocks * self._kv.block_tokens + 1
+        """Output tokens that fit after a prompt, in the context and in an empty KV pool."""
+        in_kv = self._kv.n_blocks * self._kv.block_tokens + 1  # the last token needs no KV
         return max(1, min(self._limits.max_model_len, in_kv) - n_prompt)
 
 
 def _sampling(call: Call) -> Sampling:
-    how = call.sampling or Sampling()
-    if call.has_seed:
-        return how
-    return Sampling(how.temperature, how.top_p, how.top_k, random.getrandbits(63), how.logprobs)
+    sampling = call.sampling or Sampling()
+    return sampling if call.has_seed else replace(sampling, seed=random.getrandbits(63))

@@ -1,23 +1,23 @@
-"""What can be chosen about a server, and knobs of its mode and its executor by name."""
+"""Options of a server, and the knobs of its mode and executor, which are set by name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.errors import MissingDependency, UsageError, nearest
-from loadgen.registry import Plugin
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
 from reference_engine.executors.delayed import StepDelay, StepDelayOption
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.state.plan import How
 from reference_engine.state.steps import Level
 
-K = TypeVar("K", bound=Plugin)
+M = TypeVar("M", bound=BaseModel)
 
 DEVICES: Mapping[str, str] = {
     "cpu": "torch_cpu",
@@ -30,15 +30,14 @@ DEVICES: Mapping[str, str] = {
 class ServeOptions(BaseModel):
     """The keys of `--engine`, of `slobench serve` and of `python -m reference_engine`.
 
-    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least one full context, and on
-    a GPU what is left of its memory;
-    `max_num_seqs` and `token_budget` None leave it to the mode. With `swap_blocks` of host memory,
-    preempted requests may keep their KV there (`preempt`). `async_depth` 1 plans a step while the
-    one before it is under way. `step_delay` makes every step longer on purpose (`10%`, `2ms`): a
-    fault to try a check with. A reader who falls `outbox_tokens`
-    behind is cut off. So many processes as `fronts` says speak HTTP, 0 is the engine's own; None
-    takes 0 but for a GPU. `policy_args` and `executor_args`
-    are further knobs of the mode and of the executor.
+    `kv_blocks` None takes 1 GiB of KV, at most 4 096 blocks and at least a full context, and on
+    a GPU the memory that is left. `max_num_seqs` and `token_budget` None use the mode's own. With
+    `swap_blocks` of host memory, preempted requests may keep their KV there (`preempt`).
+    `async_depth` 1 plans a step while the previous one runs. `step_delay` (`10%`, `2ms`) makes
+    every step longer, for testing that a check notices. A reader that falls `outbox_tokens` behind
+    is cut off. `http_workers` processes handle HTTP; 0 uses the engine's own process, and None is
+    0 except on a GPU. `policy_args` and `executor_args` are further knobs of the mode and of the
+    executor.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,7 +59,7 @@ class ServeOptions(BaseModel):
     max_queue: int = Field(default=10_000, ge=1)
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
     outbox_tokens: int = Field(default=1024, ge=1)
-    fronts: int | None = Field(default=None, ge=0, le=64)
+    http_workers: int | None = Field(default=None, ge=0, le=64)
     seed: int = Field(default=0, ge=0)
     model_name: str | None = None
     printable: bool = True
@@ -75,20 +74,19 @@ class ServeOptions(BaseModel):
 
 
 _NOT_BY_NAME = ("policy_args", "executor_args", "parent_pid")
+_OLD_NAMES = {"fronts": "http_workers"}  # accepted for one release
 
 
-def choose(given: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
-    """Options from flags and from `key=value` pairs, whose keys may be options, knobs of the mode
-    or knobs of the executor. Raises UsageError naming the key and the nearest known one."""
-    values = dict(given)
+def choose(flags: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
+    """Options from flags and from `key=value` pairs. A key of a pair is an option, a knob of the
+    mode or a knob of the executor. Raises UsageError naming the key and the most similar name."""
+    values = {_OLD_NAMES.get(key, key): value for key, value in flags.items()}
     pairs = [_pair(text) for text in knobs]
     options = [name for name in ServeOptions.model_fields if name not in _NOT_BY_NAME]
     values |= {key: value for key, value in pairs if key in options}
-    shared = ServeOptions.model_fields
-    policy, executor = _kinds(
-        str(values.get("mode", shared["mode"].default)),
-        str(values.get("device", shared["device"].default)),
-    )
+    fields = ServeOptions.model_fields
+    policy = POLICIES.get(str(values.get("mode", fields["mode"].default)))
+    executor = _executor_class(str(values.get("device", fields["device"].default)))
     for key, value in pairs:
         if key in options:
             continue
@@ -97,48 +95,46 @@ def choose(given: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
         elif key in executor.model_fields:
             values.setdefault("executor_args", {})[key] = value
         else:
-            known = {*options, *policy.model_fields, *executor.model_fields}
-            raise UsageError(f"unknown engine option '{key}'; {nearest(key, known)}")
-    try:
-        return ServeOptions.model_validate(values)
-    except ValidationError as error:
-        raise UsageError(first_problem(error, "options", ServeOptions.model_fields)) from None
+            keys = {*options, *policy.model_fields, *executor.model_fields}
+            raise UsageError(f"unknown engine option '{key}'; {nearest(key, keys)}")
+    return _validated(ServeOptions, "options", values)
 
 
-def policy_of(mode: str, options: ServeOptions, knobs: Mapping[str, Any]) -> Policy:
-    """The policy of a mode, with the options that it shares with every mode. Raises UsageError
+def policy_of(options: ServeOptions, mode: str, knobs: Mapping[str, Any]) -> Policy:
+    """The policy of a mode, with the options that are common to all modes. Raises UsageError
     naming the knob."""
     cls = POLICIES.get(mode)
     shared = {"max_num_seqs": options.max_num_seqs, "token_budget": options.token_budget}
-    return _validated(cls, f"mode '{cls.kind}'", shared, knobs)
+    return _validated(cls, f"mode '{cls.kind}'", knobs, shared)
 
 
 def executor_of(options: ServeOptions) -> ExecutorKind:
     """The executor kind of a device. Raises UsageError or MissingDependency."""
     cls = _executor_class(options.device)
     shared = {"threads": options.threads, "seed": options.seed}
-    return _validated(cls, f"device '{options.device}'", shared, options.executor_args)
+    return _validated(cls, f"device '{options.device}'", options.executor_args, shared)
 
 
-def first_problem(error: ValidationError, where: str, known: Iterable[str]) -> str:
-    """One line for the first mistake in a mapping of parameters."""
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key '{key}'; {nearest(key, known)}"
-    return f"{where}: {key}: {problem['msg']}, got {problem['input']!r}"
-
-
-def _validated(cls: type[K], where: str, shared: Mapping[str, Any], given: Mapping[str, Any]) -> K:
-    known = {k: v for k, v in shared.items() if k in cls.model_fields and v is not None}
+def _validated(
+    cls: type[M],
+    source: str,
+    values: Mapping[str, Any],
+    shared: Mapping[str, Any] = MappingProxyType({}),
+) -> M:
+    """An instance from `values`, and from those `shared` values that it has a field for. Raises
+    UsageError with a line about the first invalid value, which begins with `source`."""
+    fields = cls.model_fields
+    applicable = {k: v for k, v in shared.items() if k in fields and v is not None}
     try:
-        return cls.model_validate({**known, **given})
+        return cls.model_validate({**applicable, **values})
     except ValidationError as error:
-        raise UsageError(first_problem(error, where, cls.model_fields)) from error
-
-
-def _kinds(mode: str, device: str) -> tuple[type[Policy], type[ExecutorKind]]:
-    return POLICIES.get(mode), _executor_class(device)
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            text = f"{source}: unknown key '{key}'; {nearest(key, fields)}"
+        else:
+            text = f"{source}: {key}: {problem['msg']}, got {problem['input']!r}"
+        raise UsageError(text) from None
 
 
 def _executor_class(device: str) -> type[ExecutorKind]:
@@ -151,19 +147,21 @@ def _executor_class(device: str) -> type[ExecutorKind]:
             raise
         raise MissingDependency(
             f"device '{device}' needs torch: pip install 'slobench[engine]' "
-            "(or use device=toy, which needs nothing)"
+            "(or use device=toy, which needs no package)"
         ) from error
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    """A key and a value; lists, mappings and null as JSON writes them, the rest is pydantic's to
-    read."""
+    """Key and value of `key=value`. Lists, mappings and null are parsed as JSON; other values stay
+    text, which pydantic converts."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise UsageError(f"--set: expected key=value, got '{text}'")
+    name = key.replace("-", "_")
+    name = _OLD_NAMES.get(name, name)
     if value == "null" or value[:1] in ("[", "{"):
         try:
-            return key.replace("-", "_"), json.loads(value)
+            return name, json.loads(value)
         except ValueError as error:
             raise UsageError(f"--set {key}: {value} is not JSON: {error}") from None
-    return key.replace("-", "_"), value
+    return name, value

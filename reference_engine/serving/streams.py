@@ -1,5 +1,4 @@
-"""The answer to one request, on the event loop's side: where a service puts it, and what a reader
-takes it from."""
+"""The answer to a request on the event loop, between the service and the reader."""
 
 from __future__ import annotations
 
@@ -7,16 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from reference_engine.serving.wire.response import Chosen, TokenUsage
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.forecast import StartForecast
 from reference_engine.state.sequence import Request
 
 
 class StreamDelta(NamedTuple):
-    """What one token (or the end of the request) adds. `n_output` counts all tokens so far;
-    `chosen` is there where logprobs were asked for."""
+    """The text that a token, or the end of the request, adds. `n_output` counts all output tokens
+    so far; `chosen` is set if the request has logprobs."""
 
     text: str
     n_output: int
@@ -24,18 +25,9 @@ class StreamDelta(NamedTuple):
     chosen: Chosen | None = None
 
 
-class StreamBroken(Exception):
-    """The engine failed, the server is leaving, or the reader was cut off: no more deltas will
-    come. `status` is for an answer whose status line is not sent yet."""
-
-    def __init__(self, why: str, status: int = 500) -> None:
-        super().__init__(why)
-        self.status = status
-
-
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """What a reader in another process knows of a request so far; the names are `Request`'s."""
+    """A copy of the fields of `Request` that an HTTP worker needs, under the same names."""
 
     id: str = ""
     n_prompt: int = 0
@@ -49,72 +41,70 @@ class StreamProgress:
 
     @classmethod
     def of(cls, request: Request) -> StreamProgress:
-        return cls(
-            request.id,
-            request.n_prompt,
-            request.n_output,
-            request.n_cached,
-            request.arrived_s,
-            request.scheduled_s,
-            request.first_token_s,
-            request.finished_s,
-            request.forecast,
-        )
+        return cls(*_progress_fields(request))
+
+
+_progress_fields = attrgetter(*StreamProgress.__slots__)
 
 
 def usage(request: Request | StreamProgress, n_output: int, is_over: bool) -> TokenUsage:
-    """Counts so far. Times are known once the answer is over."""
+    """Token counts so far, and the times if the request is over."""
+    instants_s = (request.scheduled_s, request.first_token_s, request.finished_s)
     return TokenUsage(
-        input_tokens=request.n_prompt,
-        output_tokens=n_output,
-        cached_tokens=request.n_cached,
-        queue_s=_since(request, request.scheduled_s) if is_over else None,
-        ttft_s=_since(request, request.first_token_s) if is_over else None,
-        e2e_s=_since(request, request.finished_s) if is_over else None,
+        request.n_prompt,
+        n_output,
+        request.n_cached,
+        *(
+            at_s - request.arrived_s if is_over and at_s is not None else None
+            for at_s in instants_s
+        ),
     )
 
 
 class Sink(Protocol):
-    """Where the answer to one request goes; see `TokenStream`."""
+    """The place where a service puts the answer to a request; `TokenStream` describes the
+    methods."""
 
     request: Request | StreamProgress
     is_over: bool
     is_closed: bool
     is_blocked: bool
-
-    @property
-    def outcome(self) -> str: ...
+    is_broken: bool
 
     def admit(self) -> None: ...
 
     def put(self, delta: StreamDelta) -> int: ...
 
-    def fail(self, why: Exception) -> None: ...
+    def fail(self, error: WireError) -> None: ...
 
     def cut_off(self) -> None: ...
 
 
 class TokenStream:
-    """The answer to one request. Iterate over it for lists of deltas, all that have come since
-    the last; `close` it in any case. Whoever iterates may `hand` deltas on, and sleeps then."""
+    """The answer to a request. Iterating over it yields lists of deltas: all that arrived since the
+    last list. The reader must `close` it in any case.
+
+    A reader that has fetched everything may pass the following deltas to a function (`forward_to`),
+    so that its task sleeps until the function returns False.
+    """
 
     def __init__(
         self, request: Request | StreamProgress, close: Callable[[TokenStream], None]
     ) -> None:
         self.request = request
         self.on_cut_off: Callable[[], None] | None = None
-        self.is_over = self.is_closed = False
-        self.is_blocked = False  # what was fetched last waits for the socket to take it
+        self.is_over = self.is_closed = self.is_broken = False
+        self.is_blocked = False  # the reader waits for the socket to take the last deltas
         self._close = close
         self._deltas: deque[StreamDelta] = deque()
-        self._take: Callable[[StreamDelta], bool] | None = None
+        self._accept: Callable[[StreamDelta], bool] | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
-        self._refusal: Exception | None = None
-        self._broken: Exception | None = None
+        self._refusal: WireError | None = None
+        self._error: WireError | None = None
 
     async def admitted(self) -> None:
-        """Wait until the engine took the request or refused it, which is raised here."""
+        """Wait until the engine admits the request. Raises the error if it refuses the request."""
         await self._settled.wait()
         if self._refusal is not None:
             raise self._refusal
@@ -123,43 +113,39 @@ class TokenStream:
         while not self.is_over or self._deltas:
             await self._ready.wait()
             self._ready.clear()
-            if self._broken is not None:
-                raise self._broken
+            if self._error is not None:
+                raise self._error
             deltas = list(self._deltas)
             self._deltas.clear()
             yield deltas
 
-    def hand(self, take: Callable[[StreamDelta], bool]) -> None:
-        """Give deltas to `take` as they come, at once, instead of waking the reader; from the first
-        that it does not take they are the reader's again. Called by the reader with everything
-        told that it fetched."""
+    def forward_to(self, accept: Callable[[StreamDelta], bool]) -> None:
+        """Pass each new delta to `accept` at once, instead of waking the reader. The first delta
+        for which `accept` returns False, and all later deltas, go to the reader again.
+
+        The reader calls this after it has processed the deltas it fetched. Deltas that arrived in
+        the meantime must stay in order, so with any of them unread nothing is forwarded.
+        """
         if not self._deltas:
-            self._take = take
+            self._accept = accept
 
     def usage(self, n_output: int) -> TokenUsage:
         return usage(self.request, n_output, self.is_over)
 
     def close(self) -> None:
-        """Cancel what is not over: its KV is free before the next plan."""
+        """Cancel the request if it is not over; its KV is free before the next plan."""
         self._close(self)
 
-    @property
-    def outcome(self) -> str:
-        """One word for the log, once the stream is closed."""
-        if self._broken is not None:
-            return "failed"
-        return "ok" if self.is_over else "disconnected"
-
     def admit(self) -> None:
-        """The engine has taken the request."""
+        """Record that the engine has admitted the request."""
         self._settled.set()
 
     def put(self, delta: StreamDelta) -> int:
-        """Hand over a delta; returns how many the reader has not fetched."""
-        if self._take is not None:
-            if self._take(delta):
+        """Add a delta; returns the number of deltas that the reader has not fetched."""
+        if self._accept is not None:
+            if self._accept(delta):
                 return 0
-            self._take = None
+            self._accept = None
         deltas = self._deltas
         if not deltas:
             self._ready.set()
@@ -168,22 +154,18 @@ class TokenStream:
             self.is_over = True
         return len(deltas)
 
-    def fail(self, why: Exception) -> None:
-        """End the stream with an exception, unless it ended by itself."""
+    def fail(self, error: WireError) -> None:
+        """End the stream with an error, unless it is over."""
         if not self.is_over:
-            self._broken = why
+            self._error, self.is_broken = error, True
             if not self._settled.is_set():
-                self._refusal = why
+                self._refusal = error
                 self._settled.set()
             self._ready.set()
 
     def cut_off(self) -> None:
-        """End the stream of a reader who does not keep up, and drop the connection."""
+        """End the stream because its reader is too slow, and drop the connection."""
         self.is_over = False
-        self.fail(StreamBroken("the reader is too slow"))
+        self.fail(WireError("the reader is too slow", status=500))
         if self.on_cut_off is not None:
             self.on_cut_off()
-
-
-def _since(request: Request | StreamProgress, instant_s: float | None) -> float | None:
-    return None if instant_s is None else instant_s - request.arrived_s

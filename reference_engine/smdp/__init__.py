@@ -1,1 +1,1 @@
-"""Decision tables over macro-states of the engine: their states, their files, their look-up."""
+"""Decision tables over macro-states of the engine: the states, the files and the look-up."""

@@ -1,18 +1,20 @@
-"""Decision tables as files: an action for every macro-state, per range of load.
+"""Decision tables: files with an action for every macro-state, per range of load, and the look-up.
 
-A table is written by hand, as rules of which the first that applies decides, or solved, as a list
-of 1 080 actions with the visits it was estimated from. It holds for the cost model it was made
-with, if it names one, and for the loads it names.
+A table is either a list of rules written by hand, of which the first that applies decides, or
+solved: a list of 1 080 actions with the visit counts it was estimated from. It is valid for the
+cost model and the loads it names; without a name, for all.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from hashlib import blake2b
 from importlib import resources
 from itertools import product
+from math import exp
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,16 +22,23 @@ from pydantic import Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
 from loadgen.registry import Block
-from reference_engine.smdp.states import FEATURES, N_STATES, Action
+from reference_engine.smdp.states import FEATURES, N_STATES, Action, MacroState
 from reference_engine.state.cost_model import CostModel
 
 _ACTIONS = tuple(Action)
 _HYSTERESIS = 0.1
 
+FALLBACK = Action.prefill_fcfs
+"""The action where no table is valid."""
+UNVISITED = "unvisited"
+"""The reason for the fallback where the table never saw the state; the step's action ends with
+it."""
+
 
 class Knobs(Block):
-    """What the states and actions mean in tokens: prompts from `long_tokens` on are long; the
-    prompt tokens of a step; `tight_share` of its TTFT SLO left makes a request's slack tight."""
+    """Token counts behind the states and actions. Prompts from `long_tokens` on are long;
+    `*_budget` are the prompt tokens of a step; slack is tight below the share `tight_share` of the
+    TTFT SLO."""
 
     long_tokens: int = Field(default=2048, ge=1)
     short_budget: int = Field(default=512, ge=1)
@@ -39,24 +48,22 @@ class Knobs(Block):
 
 
 class Rule(Block):
-    """Levels of features, all of which must hold, and what to do then. Without `when` it always
-    applies."""
+    """The action `do` for states in which every feature in `when` has a listed level. Without
+    `when` the rule always applies."""
 
     name: str = ""
     when: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     do: Action
 
     @model_validator(mode="after")
-    def _levels_exist(self) -> Self:
+    def _check_levels(self) -> Self:
         for feature, levels in self.when.items():
             if feature not in FEATURES:
                 raise ValueError(f"unknown feature '{feature}'; {nearest(feature, list(FEATURES))}")
             for level in levels:
                 if level not in FEATURES[feature]:
                     known = ", ".join(FEATURES[feature])
-                    raise ValueError(
-                        f"feature '{feature}' has no level '{level}' (it has: {known})"
-                    )
+                    raise ValueError(f"feature '{feature}' has no level '{level}' (known: {known})")
         return self
 
     def applies(self, words: dict[str, str]) -> bool:
@@ -64,10 +71,11 @@ class Rule(Block):
 
 
 class Sheet(Block):
-    """The actions for a range of arrivals per second (None: any), as rules or one per state.
+    """The actions for a range of arrivals per second (None: any), as rules or state by state.
 
-    `visits` counts how often each state was seen in the estimation, 0 is a guess; `q_gap` is how
-    much the action is better than the next best, in the solver's cost."""
+    `visits` counts how often the estimation saw each state (0: the action is a guess). `q_gap` is
+    the advantage of the action over the second best, in the solver's cost.
+    """
 
     load_per_s: tuple[float, float] | None = None
     rules: tuple[Rule, ...] = ()
@@ -76,7 +84,7 @@ class Sheet(Block):
     q_gap: tuple[float, ...] = ()
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_sizes(self) -> Self:
         if bool(self.rules) == bool(self.actions):
             raise ValueError("give either rules or actions")
         if self.rules and self.rules[-1].when:
@@ -93,8 +101,9 @@ class Sheet(Block):
 
 
 class TableFile(Block):
-    """A file of tables. `states` and `actions` are written out, so that a file made for other
-    boxes is refused and not misread. `cost_model` is the digest of the one it was solved with."""
+    """A file of tables. It spells out `states` and `actions`, so that a file made for other
+    macro-states is rejected and not misread. `cost_model` is the digest of the cost model that the
+    tables were solved with."""
 
     schema_: Literal[1] = Field(alias="schema")
     name: str
@@ -106,7 +115,7 @@ class TableFile(Block):
     tables: tuple[Sheet, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _is_ours(self) -> Self:
+    def _check_version(self) -> Self:
         if list(self.states.items()) != list(FEATURES.items()):
             raise ValueError(f"states are not those of this version: {dict(FEATURES)}")
         if self.actions != _ACTIONS:
@@ -116,7 +125,8 @@ class TableFile(Block):
 
 @dataclass(frozen=True, slots=True)
 class DecisionTable:
-    """A sheet made for looking up: one action, visit count and gap per state."""
+    """A sheet in the form for look-ups, with one entry per state. `is_known` is False for states
+    that the estimation never saw."""
 
     load_per_s: tuple[float, float] | None
     actions: Sequence[Action]
@@ -124,7 +134,7 @@ class DecisionTable:
     q_gap: Sequence[float | None]
 
     def covers(self, rate_per_s: float, slack: float = 0.0) -> bool:
-        """Whether it was made for this load, give or take a share of it."""
+        """Whether the table is for this load. `slack` widens its range by a share on both sides."""
         if self.load_per_s is None:
             return True
         low, high = self.load_per_s
@@ -132,30 +142,30 @@ class DecisionTable:
 
 
 def table_of(sheet: Sheet) -> DecisionTable:
-    """Rules spelt out, numbers as actions."""
+    """The table of a sheet: rules are applied to every state, numbers become actions."""
     if sheet.actions:
         actions = [_ACTIONS[number] for number in sheet.actions]
     else:
-        actions = [
-            next(rule.do for rule in sheet.rules if rule.applies(words))
-            for words in (
-                dict(zip(FEATURES, levels, strict=True)) for levels in product(*FEATURES.values())
-            )
-        ]
+        states = product(*FEATURES.values())  # in the order of `MacroState.number`
+        words_of = [dict(zip(FEATURES, levels, strict=True)) for levels in states]
+        actions = [next(r.do for r in sheet.rules if r.applies(words)) for words in words_of]
     is_known = [count > 0 for count in sheet.visits] or [True] * N_STATES
     return DecisionTable(sheet.load_per_s, actions, is_known, sheet.q_gap or [None] * N_STATES)
 
 
 def pick(tables: Sequence[DecisionTable], rate_per_s: float, current: int | None) -> int | None:
-    """The table for a load: the current one until the load is 10 % outside its range, else the
-    first that covers it; None where none does."""
+    """The index of the table for a load: the current one until the load is 10 % outside its range,
+    else the first that covers the load; None where none does."""
     if current is not None and tables[current].covers(rate_per_s, _HYSTERESIS):
         return current
     return next((i for i, table in enumerate(tables) if table.covers(rate_per_s)), None)
 
 
 def load_table(name: str) -> TableFile:
-    """A shipped table by name, or a file. Raises UsageError that names the file and the key."""
+    """A shipped table by name, or a table file by path.
+
+    Raises UsageError that names the file and the key.
+    """
     shipped = resources.files("reference_engine.smdp") / "tables"
     names = sorted(entry.name.removesuffix(".json") for entry in shipped.iterdir())
     if name in names:
@@ -178,7 +188,55 @@ def load_table(name: str) -> TableFile:
 
 
 def digest(cost: CostModel) -> str:
-    """Of a cost model's kind and coefficients; equal models have equal digests."""
+    """A digest of a cost model's kind and coefficients, equal for equal models."""
     fields = asdict(cost) if is_dataclass(cost) else None
     text = json.dumps([type(cost).__name__, fields], sort_keys=True, default=str)
     return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class ArrivalRate:
+    """Arrivals per second. An arrival of t seconds ago has the weight e^(-t/`window_s`)."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s, self._rate, self._at_s = window_s, 0.0, 0.0
+
+    def arrive(self, now_s: float) -> None:
+        self._rate, self._at_s = self.per_s(now_s) + 1 / self._window_s, now_s
+
+    def per_s(self, now_s: float) -> float:
+        return self._rate * exp((self._at_s - now_s) / self._window_s)
+
+
+class Lookup:
+    """Look-up of actions in a file of tables, in the table for the present load. `fallbacks` counts
+    the decisions that no table made, by reason: `unvisited`, `out_of_load`, `other_cost_model`."""
+
+    def __init__(self, file: TableFile, window_s: float) -> None:
+        self.file, self.fallbacks = file, Counter[str]()
+        self.arrival_rate = ArrivalRate(window_s)
+        self._tables = [table_of(sheet) for sheet in file.tables]
+        self._fits_cost: bool | None = None  # None until the first decision names the cost model
+        self._current: int | None = None
+
+    def decide(self, state: MacroState, cost: CostModel, now_s: float) -> tuple[Action, str]:
+        """The action, and the reason if it is the fallback ("" if it is from a table)."""
+        if self._fits_cost is None:
+            self._fits_cost = self.file.cost_model in (None, digest(cost))
+        if not self._fits_cost:
+            return self._fall_back("other_cost_model")
+        self._current = pick(self._tables, self.arrival_rate.per_s(now_s), self._current)
+        table = self.table
+        if table is None:
+            return self._fall_back("out_of_load")
+        if not table.is_known[state.number]:
+            return self._fall_back(UNVISITED)
+        return table.actions[state.number], ""
+
+    @property
+    def table(self) -> DecisionTable | None:
+        """The table of the last decision; None where none covered the load."""
+        return None if self._current is None else self._tables[self._current]
+
+    def _fall_back(self, reason: str) -> tuple[Action, str]:
+        self.fallbacks[reason] += 1
+        return FALLBACK, reason

@@ -1,11 +1,11 @@
-"""Macro-states: everything an engine's queue and memory can be, in 1 080 boxes.
+"""Macro-states: the states of an engine's queue, batch and memory, in 1 080 boxes.
 
     short prompts waiting × long prompts × running × KV memory × slack of the most urgent
     6                     × 3            × 5       × 4         × 3
 
-Five numbers, each found by a bisection, make a mixed-radix index into a list. The boxes cover
-everything once, so that every situation has exactly one entry. They are not a Markov chain (what is
-in a box differs), so what a table solved on them promises must be measured.
+Five levels, each found by bisection, make a mixed-radix index into a table. The boxes do not
+overlap and leave nothing out, so every state of an engine has exactly one entry. They are not a
+Markov chain, because the states in a box differ: the gain of a solved table must be measured.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "kv": ("<50%", "50-80%", "80-95%", "95%+"),
     "slack": ("ok", "tight", "late"),
 }
-"""The features by name, most significant first, and their levels."""
+"""The levels of each feature, the most significant feature first."""
 
 N_STATES = 6 * 3 * 5 * 4 * 3
 
 
 class Action(StrEnum):
-    """What a step does beside decoding. The order is that of the numbers in a table."""
+    """Actions of a step in addition to decoding, in the order of their numbers in a table."""
 
     decode_only = "decode_only"
     prefill_short = "prefill_short"
@@ -41,7 +41,7 @@ class Action(StrEnum):
 
 
 class MacroState(NamedTuple):
-    """Levels of the features, as positions in `FEATURES`."""
+    """The level of each feature, as a position in `FEATURES`."""
 
     queue: int
     long: int
@@ -51,20 +51,20 @@ class MacroState(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Its place in a table, 0 to `N_STATES` - 1."""
+        """The index of the state in a table, 0 to `N_STATES` - 1."""
         queue, long, running, kv, slack = self
         return (((queue * 3 + long) * 5 + running) * 4 + kv) * 3 + slack
 
     def words(self) -> dict[str, str]:
-        """The levels by name."""
+        """The names of the levels, by feature."""
         return {name: levels[at] for (name, levels), at in zip(FEATURES.items(), self, strict=True)}
 
 
 def state_of(
     n_short: int, n_long: int, is_long_at_head: bool, n_running: int, kv_pressure: float, slack: int
 ) -> MacroState:
-    """The box of an engine in which so many short and long prompts wait; `kv_pressure` is the share
-    of KV blocks in use and `slack` a position in `FEATURES["slack"]`."""
+    """The macro-state of an engine with `n_short` short and `n_long` long prompts waiting.
+    `kv_pressure` is the share of KV blocks in use and `slack` a position in `FEATURES["slack"]`."""
     return MacroState(
         bisect_left(_QUEUE_EDGES, n_short),
         2 if is_long_at_head else min(n_long, 1),

@@ -184,4 +184,4 @@ def test_a_killed_worker_is_noticed_at_once_and_costs_only_its_rows(cli, tmp_pat
     (dead,) = {0, 1} - set(run.request_rows["shard"][~lost].tolist())
     assert (run.request_rows["status"][~lost] == Status.ok).all()
     assert np.count_nonzero(lost) == pytest.approx(len(lost) / 2, abs=1)
-    assert f"process {dead} died" in run.manifest.end_reason
+    assert f"worker {dead} died" in run.manifest.end_reason

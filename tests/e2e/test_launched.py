@@ -60,7 +60,7 @@ def test_a_launch_that_fails_shows_and_keeps_what_the_server_said(cli, tmp_path)
     result = cli("run", *FLAGS, "--duration=1s", "--target=local.yaml", "--out=run", cwd=tmp_path)
     assert result.returncode == 3
     assert "did you mean 'nano'?" in result.stderr
-    kept = re.search(r"all that it wrote is in (\S+)", result.stderr)
+    kept = re.search(r"its whole output is in (\S+)", result.stderr)
     assert kept is not None
     assert "nanoo" in (tmp_path / kept[1]).read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["local.yaml", "run.server.log"]

@@ -18,7 +18,7 @@ def test_a_promise_no_engine_could_keep_is_blamed_on_the_requests(cli, tmp_path)
     assert result.returncode == 0, result.stderr
     told = json.loads(cli("simulate", "--misses=run", "--json", cwd=tmp_path).stdout)
     n = told["n_requests"]
-    assert result.stdout.splitlines()[0] == f"{n} of {n} requests missed a promise"
+    assert result.stdout.splitlines()[0] == f"{n} of {n} requests missed an SLO"
     assert 20 < n < 70
     assert {(miss["blame"], miss["promise"]["metric"]) for miss in told["misses"]} == {
         ("request", "ttft")

@@ -10,10 +10,19 @@ pytestmark = pytest.mark.e2e
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "soak.py"
 
 
-@pytest.mark.parametrize("fronts", ["0", "2"])
-def test_nothing_leaks_sticks_or_grows(fronts):
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nothing_leaks_sticks_or_grows(workers):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--requests", "1000", "--seed", "7", "--fronts", fronts],
+        [
+            sys.executable,
+            str(SCRIPT),
+            "--requests",
+            "1000",
+            "--seed",
+            "7",
+            "--http-workers",
+            workers,
+        ],
         capture_output=True,
         text=True,
         timeout=110,

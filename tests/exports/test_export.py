@@ -185,10 +185,13 @@ def test_a_report_can_export_beside_itself(cli, directory, tmp_path):
     [
         (["export", "nowhere", "-f", "csv"], "nowhere: not a run directory"),
         (["report", "nowhere", "--export", "xml"], "--export: unknown export format 'xml'"),
-        (["report", "a", "b", "--export", "csv=x.csv"], "would overwrite itself"),
+        (
+            ["report", "a", "b", "--export", "csv=x.csv"],
+            "would overwrite the file",
+        ),
         (
             ["run", "quickstart", "--target", "mock", "--export", "csv="],
-            "--export csv=: which file",
+            "--export csv=: no file",
         ),
         (
             ["run", "quickstart", "--target", "mock", "--export", "csv=no/where.csv"],

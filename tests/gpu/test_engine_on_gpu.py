@@ -1,4 +1,4 @@
-"""The engine on a device: its tokens by the margin rule, graphs, memory, swap."""
+"""The engine on a GPU: tokens by the margin rule, graphs, memory, swap, telemetry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.reference_engine.margin import shortfalls  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 NANO = resolve("nano").config
-# Spread of logits that rounding may hide: 2⁻⁸ of values up to 4 σ in bfloat16, over two layers.
+# Largest shortfall that rounding explains, in standard deviations of the logits: 2⁻⁸ of values up
+# to 4 σ in bfloat16, over two layers.
 MARGIN = {"float32": 1e-3, "bfloat16": 0.1}
 
 
@@ -48,9 +49,9 @@ def answers(built: Rig) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", list(MARGIN))
 @pytest.mark.parametrize("depth", [0, 1])
-def test_greedy_tokens_are_the_cpu_models_but_for_near_ties(dtype, depth):
-    found = answers(engine(dtype, async_depth=depth))
-    for req, tokens in zip(fresh(), found, strict=True):
+def test_greedy_tokens_are_those_of_the_cpu_model_except_at_near_ties(dtype, depth):
+    outputs = answers(engine(dtype, async_depth=depth))
+    for req, tokens in zip(fresh(), outputs, strict=True):
         assert len(tokens) == req.n_prompt + 24
         short = shortfalls(NANO, getattr(torch, dtype), tokens, req.n_prompt)
         assert max(short) <= MARGIN[dtype], f"{req.id}: {short}"
@@ -66,24 +67,31 @@ def test_graphs_change_no_token():
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
-def test_kv_in_8_bits_and_one_launch_keep_greedy_tokens_near_the_likeliest(kv_dtype, fused):
+def test_kv_in_8_bits_and_fused_attention_keep_greedy_tokens_near_the_likeliest(kv_dtype, fused):
     arguments = {"kv_dtype": kv_dtype, "fused_attention": fused}
-    found = answers(engine("bfloat16", arguments=arguments, token_budget=48))
-    for req, tokens in zip(fresh(), found, strict=True):
+    outputs = answers(engine("bfloat16", arguments=arguments, token_budget=48))
+    for req, tokens in zip(fresh(), outputs, strict=True):
         short = shortfalls(NANO, torch.bfloat16, tokens, req.n_prompt)
         assert max(short) <= 2 * MARGIN["bfloat16"], f"{req.id}: {short}"
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # that it is a prototype
-def test_no_step_waits_for_the_device_before_its_tokens_are_wanted():
-    """Whatever is asked for: torch raises where it would wait."""
-    asks = [Sampling(), Sampling(0.8), Sampling(0.9, 0.95, 50, seed=4), Sampling(logprobs=True)]
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # it is a prototype
+def test_no_launch_waits_for_the_device():
+    """With all kinds of sampling: torch raises where it would wait."""
+    samplings = [
+        Sampling(),
+        Sampling(0.8),
+        Sampling(0.9, 0.95, 50, seed=4),
+        Sampling(logprobs=True),
+    ]
     built = engine("float32", async_depth=1)
-    requests = [request(f"r{i}", range(1, 30 + i), 24, sampling=how) for i, how in enumerate(asks)]
+    requests = [
+        request(f"r{i}", range(1, 30 + i), 24, sampling=how) for i, how in enumerate(samplings)
+    ]
     requests[0].stop_ids, requests[0].min_tokens = frozenset({5, 6}), 12
     built.admit(*requests)
     for _ in range(3):
-        built.step()  # what is compiled and looked up once is behind us
+        built.step()  # compiles kernels and fills caches
     inner: Any = built.executor
     launched = []
 
@@ -118,7 +126,7 @@ def test_tokens_survive_preemption(how, depth):
     assert tight.state.counters.preemptions > 0
 
 
-def test_kv_takes_what_is_left_of_the_share_of_memory():
+def test_kv_gets_the_rest_of_the_memory_share():
     def blocks(share: float) -> int:
         kind = EXECUTORS.build({"kind": "torch_cuda", "memory_share": share, "graphs": False})
         built = kind.build(Site(resolve("110m"), 0, 16, 1024, time.sleep, 0, 32, 1024))
@@ -133,12 +141,12 @@ def test_kv_takes_what_is_left_of_the_share_of_memory():
     assert blocks(0.2) > 1.2 * blocks(0.15)
 
 
-def test_a_gpu_tells_its_telemetry():
+def test_telemetry_is_read_from_the_gpu():
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    from reference_engine.executors.cuda_stream import CudaLane
+    from reference_engine.executors.cuda_stream import CudaStream
     from reference_engine.metrics.gpu import open_gpu
 
-    gpu = open_gpu(CudaLane(torch.device("cuda", 0)).gpu)
+    gpu = open_gpu(CudaStream(torch.device("cuda", 0)).gpu)
     assert gpu is not None
     reading = gpu.read()
     assert reading.name == torch.cuda.get_device_properties(0).name

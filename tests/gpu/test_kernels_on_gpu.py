@@ -1,4 +1,4 @@
-"""Every kernel on a device against its float64 twin, at sizes that models have."""
+"""Every kernel on a GPU against its float64 twin, at the sizes of real models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.reference_engine.kernel_cases import Draw  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 HEADS = [(8, 4, 128), (8, 2, 128), (8, 4, 64), (2, 7, 128), (1, 1, 16)]
-# Attention in float32 is without tensor cores: with 64 or 128 numbers per head, compiling it takes
-# 7 to 15 s a kernel. It is there for exactness; the engine runs `nano` in it, with 16 numbers.
+# Attention in float32 has no tensor cores: with 64 or 128 numbers per head, a kernel takes 7 to 15
+# s to compile. It is tested for exactness only; the engine uses it for `nano`, with 16 numbers.
 LAYOUTS = {torch.bfloat16: HEADS, torch.float16: HEADS[:1], torch.float32: HEADS[-1:]}
 over_layouts = pytest.mark.parametrize(
     ("draw", "heads"),
     [(dtype, heads) for dtype, layouts in LAYOUTS.items() for heads in layouts],
     indirect=["draw"],
-    ids=lambda one: "x".join(map(str, one)) if isinstance(one, tuple) else str(one),
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
 
 

@@ -1,9 +1,9 @@
-"""Compile every kernel for an H100/H200 (sm_90), which needs no GPU, and print what became of it.
+"""Compile every kernel for an H100 or H200 (sm_90), which needs no GPU, and count instructions.
 
-What only the interpreter accepts fails here; and the two attentions must read their memory in
-16-byte pieces, asynchronously, multiply on tensor cores, and keep what they hold in registers, or
-they cannot be fast. Run by `test_kernels.py`; prints one JSON object {kernel: {instruction:
-count}}, and of the attentions the bytes that NVIDIA's assembler spilled.
+Code that only the interpreter accepts fails here. To be fast, attention must read its memory in
+16-byte pieces, asynchronously, multiply on tensor cores, and keep its values in registers. Run by
+`test_kernels.py`; prints a JSON object {kernel: {instruction: count}}, for attention with the bytes
+that NVIDIA's assembler spilled.
 """
 
 from __future__ import annotations
@@ -19,15 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reference_engine.kernels import (
-    chunk_attention,
-    decode_attention,
-    fused_attention,
-    norm,
-    rope,
-    silu,
-    token_sampling,
-)
+from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = (
@@ -43,7 +35,7 @@ B, F, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 
 
 def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> str:
-    """PTX; pointers and strides are multiples of 16, as torch's are."""
+    """The PTX of `fn`, with pointers and strides that are multiples of 16, as torch's are."""
     signature = {name: types.get(name, "constexpr") for name in fn.arg_names}
     attrs = {
         (i,): [["tt.divisibility", 16]]
@@ -56,11 +48,12 @@ def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **option
 
 
 def all_kernels() -> dict[str, str]:
-    """As the 8b shape calls them; with KV in 8 bits what reads and writes it once more."""
-    made = _pointwise()
+    """The PTX of the kernels, as the 8b shape launches them. Kernels that read or write KV come
+    also with KV in 8 bits, with a suffix."""
+    kernels = _pointwise()
     for suffix, kv, largest in (("", B, 0.0), ("_int8", "*i8", 127.0), ("_fp8", "*fp8e4nv", 448.0)):
-        made |= {f"{name}{suffix}": ptx for name, ptx in _over_kv(kv, largest).items()}
-    return made
+        kernels |= {f"{name}{suffix}": ptx for name, ptx in _over_kv(kv, largest).items()}
+    return kernels
 
 
 def _over_kv(kv: str, largest: float) -> dict[str, str]:
@@ -75,28 +68,31 @@ def _over_kv(kv: str, largest: float) -> dict[str, str]:
     keep = {"LARGEST": largest, "SMALLEST": 1e-20, "IS_INT": kv == "*i8"}
     return {
         "decode": compiled(
-            decode_attention._partial,
+            paged_attention.decode_kernel,
             read | parts | {"rows": INT, "contexts": INT},
             heads | {"ROWS": 16, "SPLITS": 4},
             num_warps=4,
             num_stages=3,
         ),
         "chunk": compiled(
-            chunk_attention._kernel,
+            paged_attention.chunk_kernel,
             read | {"tiles": INT},
             heads | {"ROWS": 64},
             num_warps=4,
             num_stages=2,
         ),
         "fused": compiled(
-            fused_attention._kernel,
+            paged_attention.fused_kernel,
             read | parts | behind,
             heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64, "SPLITS": 4},
             num_warps=4,
             num_stages=2,
         ),
         "rope": compiled(
-            rope._kernel, qkv | cache | {"q": B, "eps": "fp32"}, rope_constants | keep, num_warps=1
+            rope.rope_kernel,
+            qkv | cache | {"q": B, "eps": "fp32"},
+            rope_constants | keep,
+            num_warps=1,
         ),
     }
 
@@ -107,18 +103,20 @@ def _pointwise() -> dict[str, str]:
     best = {"best": F, "where": INT}
     return {
         "decode_join": compiled(
-            decode_attention.join, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
+            paged_attention.join_kernel, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
         ),
         "norm": compiled(
-            norm._kernel,
+            pointwise.norm_kernel,
             {"residual": B, "delta": B, "weight": B, "out": B, "eps": "fp32"},
             {"WIDTH": 4096, "BLOCK": 4096, "HAS_DELTA": True},
             num_warps=8,
         ),
-        "silu": compiled(silu._kernel, {"gate_up": B, "out": B}, {"WIDTH": 14336, "BLOCK": 1024}),
-        "sample": compiled(token_sampling._partial, draw | best, {"BLOCK": 4096}, num_warps=8),
+        "silu": compiled(
+            pointwise.silu_kernel, {"gate_up": B, "out": B}, {"WIDTH": 14336, "BLOCK": 1024}
+        ),
+        "sample": compiled(token_sampling.part_kernel, draw | best, {"BLOCK": 4096}, num_warps=8),
         "sample_join": compiled(
-            token_sampling._join,
+            token_sampling.best_kernel,
             best | {"tokens": LONG, "n_parts": "i32"},
             {"BLOCK": 64},
             num_warps=1,
@@ -127,8 +125,8 @@ def _pointwise() -> dict[str, str]:
 
 
 def spilled(ptx: str) -> int:
-    """Bytes, by the first of Triton's own assemblers that knows this version of PTX."""
-    said = ""
+    """Spilled bytes, by the first of Triton's own assemblers that accepts this version of PTX."""
+    error = ""
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory, "kernel.ptx")
         source.write_text(ptx)
@@ -137,17 +135,19 @@ def spilled(ptx: str) -> int:
                 [assembler, "-v", "--gpu-name=sm_90a", source, "-o", Path(directory, "cubin")],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            found = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-            if done.returncode == 0 and found is not None:
-                return int(found[1]) + int(found[2])
-            said = done.stderr
-    raise RuntimeError(said)
+            spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+            if done.returncode == 0 and spills is not None:
+                return int(spills[1]) + int(spills[2])
+            error = done.stderr
+    raise RuntimeError(error)
 
 
 if __name__ == "__main__":
-    made = all_kernels()
-    counts = {name: {word: ptx.count(word) for word in INSTRUCTIONS} for name, ptx in made.items()}
-    for name in made:
+    ptx_of = all_kernels()
+    counts = {
+        name: {word: ptx.count(word) for word in INSTRUCTIONS} for name, ptx in ptx_of.items()
+    }
+    for name, ptx in ptx_of.items():
         if name.startswith(("decode", "chunk", "fused")):
-            counts[name]["spilled"] = spilled(made[name])
+            counts[name]["spilled"] = spilled(ptx)
     print(json.dumps(counts))  # noqa: T201 - read by the test

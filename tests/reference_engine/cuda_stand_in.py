@@ -1,5 +1,5 @@
-"""What stands in for `torch.cuda` where there is no GPU: it computes nothing and says in which
-order it was asked. A graph of it does nothing when it is replayed."""
+"""A stand-in for `torch.cuda` on machines without a GPU: it computes nothing and records the order
+of calls. Its graphs do nothing when they are replayed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ GIB = 1 << 30
 
 
 class StandIn:
-    """A GPU of 8 GiB, of which others hold 1; the largest step took 2 of our 3."""
+    """A GPU of 8 GiB: other programs hold 1, this program 3, and its largest step took 2."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: self.asked.append("replay"))
+        self.calls: list[str] = []
+        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: self.calls.append("replay"))
         self.Event = lambda: SimpleNamespace(
-            record=lambda: self.asked.append("record"),
-            synchronize=lambda: self.asked.append("synchronize"),
+            record=lambda: self.calls.append("record"),
+            synchronize=lambda: self.calls.append("synchronize"),
         )
 
     def Stream(self, device):
-        self.asked.append("a stream")
+        self.calls.append("a stream")
         return SimpleNamespace(name="side", wait_stream=lambda other: self._wait("side", other))
 
     def current_stream(self, device):
@@ -30,16 +30,16 @@ class StandIn:
 
     @contextmanager
     def stream(self, stream) -> Iterator[None]:
-        self.asked.append(f"on {stream.name}")
+        self.calls.append(f"on {stream.name}")
         yield
-        self.asked.append(f"off {stream.name}")
+        self.calls.append(f"off {stream.name}")
 
     @contextmanager
     def graph(self, graph, pool=None, stream=None) -> Iterator[None]:
         where = "" if stream is None else f" on {stream.name}"
-        self.asked.append(f"capture into {pool}{where}")
+        self.calls.append(f"capture into {pool}{where}")
         yield
-        self.asked.append("captured")
+        self.calls.append("captured")
 
     def get_device_properties(self, device):
         return SimpleNamespace(
@@ -47,22 +47,22 @@ class StandIn:
         )
 
     def set_device(self, device) -> None:
-        self.asked.append(f"enter {device}")
+        self.calls.append(f"enter {device}")
 
     def graph_pool_handle(self) -> str:
         return "pool"
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        pass
 
     def empty_cache(self) -> None:
-        self.asked.append("empty the cache")
+        self.calls.append("empty the cache")
 
     def reset_peak_memory_stats(self, device) -> None:
-        self.asked.append("forget the peak")
+        self.calls.append("reset the peak")
 
     def max_memory_allocated(self, device) -> int:
-        self.asked.append("peak")
+        self.calls.append("peak")
         return 2 * GIB
 
     def mem_get_info(self, device) -> tuple[int, int]:
@@ -72,4 +72,4 @@ class StandIn:
         return 3 * GIB
 
     def _wait(self, name, other) -> None:
-        self.asked.append(f"{name} waits for {other.name}")
+        self.calls.append(f"{name} waits for {other.name}")

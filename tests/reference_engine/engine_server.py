@@ -1,5 +1,5 @@
-"""A server in this process, on a real loopback socket, for the tests of the HTTP side: whole, or
-split into an engine and a front, which then share the event loop and nothing else."""
+"""A server in this process, on a real loopback socket, for tests of HTTP: whole, or split into an
+engine and an HTTP worker, which share nothing but the event loop."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from aiohttp import web
 
 from reference_engine.serve import Wired, wire_up
 from reference_engine.serving.build import Engine, build
-from reference_engine.serving.guard import Guard
-from reference_engine.serving.http_workers.engine_messages import Open
-from reference_engine.serving.http_workers.front_link import WorkerLink
-from reference_engine.serving.http_workers.worker_app import HttpWorker
+from reference_engine.serving.guard import Guard, running
+from reference_engine.serving.http_workers.channel import Open
+from reference_engine.serving.http_workers.http_worker import HttpWorker
+from reference_engine.serving.http_workers.worker_link import WorkerLink
 from reference_engine.serving.serve_options import ServeOptions
 from reference_engine.serving.service import Service
 
 
 @dataclass
 class Serving:
-    """A running server and a client session that is pointed at it."""
+    """A running server and a client session for it."""
 
     session: aiohttp.ClientSession
     service: Service
     port: int
 
     async def post(self, path: str, body: object, **headers: str) -> tuple[int, Any]:
-        """Status and JSON of an answer that is not streamed; bytes are sent as they are."""
+        """Status and JSON of a response that is not streamed; a bytes body is sent unchanged."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.session.post(path, data=data, headers=headers) as response:
             return response.status, await response.json()
 
     async def get(self, path: str) -> tuple[int, Any]:
-        return await self.ask("GET", path)
+        return await self.request("GET", path)
 
-    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    async def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         async with self.session.request(method, path, json=body) as response:
             return response.status, await response.json()
 
@@ -65,13 +65,13 @@ class Serving:
         return [item if item == "[DONE]" else json.loads(item) for item in data]
 
     async def idle(self) -> dict[str, Any]:
-        """The engine's sizes once nothing runs or waits; fails if that does not come."""
+        """The engine's sizes after all requests are over; fails if some never are."""
         for _ in range(5000):
             _, sizes = await self.get("/debug/engine")
             if sizes["running"] == sizes["waiting"] == 0:
                 assert sizes["kv_blocks_free"] == sizes["kv_blocks"]
                 return dict(sizes)
-        raise AssertionError(f"the engine does not come to rest: {sizes}")
+        raise AssertionError(f"the engine does not become idle: {sizes}")
 
 
 def toy_engine(**options: Any) -> Engine:
@@ -89,22 +89,22 @@ async def serving(
     is_split: bool | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
-    """The engine (a toy of these `options` by default) behind HTTP until the block ends; split if
-    it is said, here or for a whole module (`both_forms`)."""
+    """Serve the engine (by default a toy with these `options`) until the block ends. `is_split`
+    None is the form of the fixture `both_forms`, else whole."""
     chosen = toy_options(**{"max_body_bytes": 1 << 18, **options})
     engine = engine or build(chosen)
     wired = wire_up(engine, chosen)
     service = wired.service
     service.start()
     listener = socket.socket()
-    # Small, and inherited by every connection: a reader that stops is felt after a few events.
+    # Small, and inherited by every connection: a reader that stops blocks after a few events.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     port = listener.getsockname()[1]
     if Form.is_split if is_split is None else is_split:
         epoch_ns = engine.clock.epoch_ns
-        behind = _front(wired, listener, chosen, api_key, epoch_ns)
+        behind = _split(wired, listener, chosen, api_key, epoch_ns)
     else:
         app = Guard(api_key, chosen.max_body_bytes).app(wired.routes)
         behind = _site(app, lambda runner: web.SockSite(runner, listener))
@@ -117,7 +117,7 @@ async def serving(
 
 
 class Form:
-    """What `serving` does where it is not said."""
+    """The default form of `serving`."""
 
     is_split = False
 
@@ -126,17 +126,13 @@ class Form:
 async def _site(
     app: web.Application, make: Callable[[web.AppRunner], web.BaseSite]
 ) -> AsyncIterator[None]:
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
+    async with running(app, shutdown_s=0.1) as runner:
         await make(runner).start()
         yield
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager
-async def _front(
+async def _split(
     wired: Wired, listener: socket.socket, chosen: ServeOptions, api_key: str | None, epoch_ns: int
 ) -> AsyncIterator[None]:
     with TemporaryDirectory() as directory:
@@ -144,10 +140,10 @@ async def _front(
         app = Guard(None, chosen.max_body_bytes).app(wired.routes)
         async with _site(app, lambda runner: web.UnixSite(runner, path)):
             ours, theirs = socket.socketpair()
-            front = asyncio.create_task(HttpWorker(listener).run(theirs))
+            worker = asyncio.create_task(HttpWorker(listener).run(theirs))
             link = WorkerLink(wired.service, on_lost=lambda: pytest.fail("lost"))
-            what = Open(
-                wired.about,
+            opening = Open(
+                wired.identity,
                 1,
                 epoch_ns,
                 path,
@@ -155,9 +151,9 @@ async def _front(
                 chosen.max_body_bytes,
                 api_key,
             )
-            await link.open(ours, what)
+            await link.open(ours, opening)
             try:
                 yield
             finally:
                 link.close()
-                assert await front
+                assert await worker

@@ -1,5 +1,5 @@
-"""Every Triton kernel against its float64 twin, in Triton's interpreter: run by `test_kernels.py`
-in a process whose environment says so. By hand:
+"""Every Triton kernel against its float64 twin, in Triton's interpreter. `test_kernels.py` runs
+this file in a process with TRITON_INTERPRET=1. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/reference_engine/interpreted_kernels.py
 """

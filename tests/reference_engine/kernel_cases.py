@@ -1,6 +1,7 @@
-"""Random inputs of every kernel, and its twin's answer in float64; for interpreter and GPU.
+"""Random inputs for every kernel, compared with its twin in float64; for the interpreter and a GPU.
 
-Not collected by itself: `test_kernels.py` runs it where Triton interprets, `tests/gpu` on a device.
+Not collected by itself: `interpreted_kernels.py` runs it in Triton's interpreter, `tests/gpu` on a
+device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles
 from reference_engine.model.llama import rotary_tables
 from reference_engine.state.model_config import KvDtype, ModelConfig
 
@@ -22,7 +23,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @dataclass(frozen=True)
 class Paged:
-    """A paged memory with sequences of given contexts, their blocks scattered over it."""
+    """A paged memory with a sequence per context, its blocks scattered over the memory."""
 
     cache: Kv
     tables: torch.Tensor
@@ -41,19 +42,19 @@ class Paged:
         widths = [-(-n // page) for n in contexts]
         n_blocks = sum(widths) + 3
         order = torch.randperm(n_blocks, generator=draw.generator).tolist()
-        # The table has rows of nobody in between, and what is beyond a sequence's blocks is absurd:
-        # a kernel that reads it fails.
+        # The table has unused rows in between, and absurd numbers after the blocks of a sequence:
+        # a kernel that reads either fails.
         tables = torch.full((2 * len(contexts) + 1, max(widths) + 2), 1 << 28, dtype=torch.int32)
         for i, width in enumerate(widths):
             tables[2 * i + 1, :width] = torch.tensor([order.pop() for _ in range(width)])
         rows = torch.arange(len(contexts), dtype=torch.int32) * 2 + 1
-        cache = kept(draw, kv_dtype, n_blocks, 2, n_kv, page, head_dim)
+        cache = random_kv(draw, kv_dtype, n_blocks, 2, n_kv, page, head_dim)
         return cls(cache, tables.to(draw.device), rows.to(draw.device))
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Normal numbers of a seed, on a device, in a dtype."""
+    """Normal random numbers from a seed, on a device, in a dtype."""
 
     generator: torch.Generator
     dtype: torch.dtype
@@ -64,12 +65,12 @@ class Draw:
         return cls(torch.Generator().manual_seed(seed), dtype, device)
 
     def __call__(self, *shape: int) -> torch.Tensor:
-        drawn = torch.randn(*shape, generator=self.generator)
-        return drawn.to(device=self.device, dtype=self.dtype)
+        numbers = torch.randn(*shape, generator=self.generator)
+        return numbers.to(device=self.device, dtype=self.dtype)
 
 
-def kept(draw: Draw, kv_dtype: KvDtype, *shape: int) -> Kv:
-    """Numbers of all sizes that the type has, and scales of their own."""
+def random_kv(draw: Draw, kv_dtype: KvDtype, *shape: int) -> Kv:
+    """Numbers over the range of the dtype, with a scale per vector in 8 bits."""
     wide = torch.randn(*shape, generator=draw.generator)
     if kv_dtype == "auto":
         return Kv(wide.to(draw.device, draw.dtype))
@@ -81,12 +82,12 @@ def kept(draw: Draw, kv_dtype: KvDtype, *shape: int) -> Kv:
     return Kv(numbers.to(draw.device), scales.to(draw.device))
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within the rounding of the dtype, as a share of the largest value."""
-    assert found.shape == expected.shape
-    assert torch.isfinite(found).all()
-    error = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
-    assert error <= TOLERANCE[found.dtype], f"off by {error:.2g} of the largest value"
+def assert_close(output: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal within the rounding of the dtype, as a share of the largest value."""
+    assert output.shape == expected.shape
+    assert torch.isfinite(output).all()
+    error = (output.double() - expected.double()).abs().max() / expected.double().abs().max()
+    assert error <= TOLERANCE[output.dtype], f"off by {error:.2g} of the largest value"
 
 
 def check_norm(draw: Draw, n_rows: int, width: int, has_delta: bool) -> None:
@@ -96,14 +97,14 @@ def check_norm(draw: Draw, n_rows: int, width: int, has_delta: bool) -> None:
     expected = plain.add_rms_norm(
         wide, None if delta is None else delta.double(), weight.double(), 1e-5
     )
-    found = ops("triton").add_rms_norm(residual, delta, weight, 1e-5)
-    close(found, expected)
-    close(residual, wide)
+    output = ops("triton").add_rms_norm(residual, delta, weight, 1e-5)
+    assert_close(output, expected)
+    assert_close(residual, wide)
 
 
 def check_silu(draw: Draw, n_rows: int, width: int) -> None:
     gate_up = draw(n_rows, 2 * width)
-    close(ops("triton").silu_mul(gate_up), plain.silu_mul(gate_up.double()))
+    assert_close(ops("triton").silu_mul(gate_up), plain.silu_mul(gate_up.double()))
 
 
 def check_rope(
@@ -116,7 +117,7 @@ def check_rope(
     has_norm: bool,
     kv_dtype: KvDtype = "auto",
 ) -> None:
-    """8-bit memory may be off from what it should hold by half a step of its format."""
+    """Values in 8 bits may differ from the exact values by half a step of the format."""
     n = len(positions)
     config = ModelConfig(1, 64, n_q, n_kv, head_dim, 8, 8)
     rotary = rotary_tables(config, max(positions) + 1)
@@ -132,15 +133,15 @@ def check_rope(
     expected = plain.rope_write(
         qkv.double(), at, slots, rotary, None if norm is None else norm.double(), 1e-6, wide
     )
-    found = ops("triton").rope_write(qkv, at, slots, rotary, norm, 1e-6, cache)
-    close(found, expected)
+    output = ops("triton").rope_write(qkv, at, slots, rotary, norm, 1e-6, cache)
+    assert_close(output, expected)
     if cache.scales is None:
-        close(cache.numbers, wide.numbers)
+        assert_close(cache.numbers, wide.numbers)
         return
     value = cache.numbers.double() * cache.scales.double().unsqueeze(-1)
     largest = wide.numbers.abs().amax(-1, keepdim=True)
     off = (value - wide.numbers).abs()
-    rounding = 1e-5 * largest  # of what the kernel computes before it is narrowed
+    rounding = 1e-5 * largest  # of the kernel's float32 arithmetic
     if kv_dtype == "int8":
         assert (off <= largest / 127 / 2 + rounding).all(), "off by more than half of 1/127"
     else:
@@ -163,10 +164,10 @@ def check_decode(
     q = draw(len(contexts), n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
     expected = plain.decode_attention(q.double(), paged.cache, paged.tables, paged.rows, lengths, 1)
-    found = ops("triton").decode_attention(
+    output = ops("triton").decode_attention(
         q, paged.cache, paged.tables, paged.rows, lengths, splits
     )
-    close(found, expected)
+    assert_close(output, expected)
 
 
 def check_chunk(
@@ -178,17 +179,17 @@ def check_chunk(
     page: int,
     kv_dtype: KvDtype = "auto",
 ) -> None:
-    """`pieces`: (start, n) of each sequence."""
+    """`pieces` are (start, n) of each sequence."""
     paged = Paged.make([start + n for start, n in pieces], n_kv, head_dim, page, draw, kv_dtype)
-    placed, first = [], 0
+    prompt_pieces, first = [], 0
     for row, (start, n) in zip(paged.rows.tolist(), pieces, strict=True):
-        placed.append(PromptPiece(row, first, n, start))
+        prompt_pieces.append(PromptPiece(row, first, n, start))
         first += n
     q = draw(first, n_kv * group, head_dim)
-    tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
-    whole = Tiles(torch.tensor(placed, dtype=torch.int32))  # uncut: the cut may not matter
+    tiles = Tiles(torch.from_numpy(cut_tiles(prompt_pieces, group)).to(draw.device))
+    whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))  # uncut: tiling must not matter
     expected = plain.chunk_attention(q.double(), paged.cache, paged.tables, whole)
-    close(ops("triton").chunk_attention(q, paged.cache, paged.tables, tiles), expected)
+    assert_close(ops("triton").chunk_attention(q, paged.cache, paged.tables, tiles), expected)
 
 
 def check_fused(
@@ -199,32 +200,32 @@ def check_fused(
     splits: int,
     kv_dtype: KvDtype = "auto",
 ) -> None:
-    """`heads`: KV heads, query heads per KV head, numbers of each. Against the two separate ones,
-    to the bit where they are interpreted, and against the twin."""
+    """`heads` are KV heads, query heads per KV head, and numbers per head. The fused kernel equals
+    the two separate kernels, bit for bit in the interpreter, and is close to the twin."""
     n_kv, group, head_dim = heads
     n = len(contexts)
     ends = [start + n_tokens for start, n_tokens in pieces]
     paged = Paged.make([*contexts, *ends], n_kv, head_dim, 16, draw, kv_dtype)
-    placed, first = [], 0
+    prompt_pieces, first = [], 0
     for row, (start, n_tokens) in zip(paged.rows[n:].tolist(), pieces, strict=True):
-        placed.append(PromptPiece(row, first, n_tokens, start))
+        prompt_pieces.append(PromptPiece(row, first, n_tokens, start))
         first += n_tokens
     q = draw(n + first, n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
-    tiles = Tiles(torch.from_numpy(cut(placed, group)).to(draw.device))
+    tiles = Tiles(torch.from_numpy(cut_tiles(prompt_pieces, group)).to(draw.device))
     reads = (paged.tables, paged.rows[:n], lengths)
-    found = ops("triton").fused_attention(q, paged.cache, *reads, splits, tiles)
+    output = ops("triton").fused_attention(q, paged.cache, *reads, splits, tiles)
     decoded = ops("triton").decode_attention(q[:n], paged.cache, *reads, splits)
     chunks = ops("triton").chunk_attention(q[n:], paged.cache, paged.tables, tiles)
     if draw.device == "cpu":
-        assert torch.equal(found, torch.cat((decoded, chunks)))
-    whole = Tiles(torch.tensor(placed, dtype=torch.int32))
-    close(found, plain.fused_attention(q.double(), paged.cache, *reads, 1, whole))
+        assert torch.equal(output, torch.cat((decoded, chunks)))
+    whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))
+    assert_close(output, plain.fused_attention(q.double(), paged.cache, *reads, 1, whole))
 
 
 def check_sample(draw: Draw, n_rows: int, n_vocab: int) -> None:
     logits = draw(n_rows, n_vocab).float()
-    logits[:, n_vocab // 2] = logits[:, n_vocab // 3]  # a tie, sometimes of the largest
+    logits[:, n_vocab // 2] = logits[:, n_vocab // 3]  # a tie, sometimes between the largest
     temperatures = torch.tensor([0.0, 0.7, 1.3] * n_rows, device=draw.device)[:n_rows]
     bits = torch.randint(-(2**31), 2**31, (n_rows, 2), generator=draw.generator)
     keys = bits.to(draw.device, torch.int32)

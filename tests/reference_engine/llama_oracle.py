@@ -1,5 +1,5 @@
-"""Logits by another hand: `transformers` on the same small random weights, for every family of
-models that the engine computes."""
+"""Logits of `transformers` with the same small random weights, an independent oracle for every
+model family of the engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FAMILIES = {
 PROMPT = [(17 * i * i + 3 * i) % 320 for i in range(70)]
 
 
-def drawn(config: ModelConfig, seed: int = 3) -> Weights:
-    """Random weights whose norms are not all ones, so that a missing one shows."""
+def random_state(config: ModelConfig, seed: int = 3) -> Weights:
+    """Random weights with norms other than 1, so that a missing norm changes the logits."""
     state = random_weights(config, seed)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in state.items():
@@ -32,7 +32,7 @@ def drawn(config: ModelConfig, seed: int = 3) -> Weights:
 
 
 def huggingface_logits(config: ModelConfig, state: Weights, prompt: list[int]) -> torch.Tensor:
-    """[positions, vocabulary]"""
+    """Logits of every position of the prompt, [positions, vocabulary]."""
     import transformers
 
     family = "Qwen3" if config.qk_norm else "Qwen2" if config.qkv_bias else "Llama"

@@ -1,13 +1,13 @@
-"""By how much greedy tokens fall short of the likeliest, by the plain model in float64 on the same
-weights and the same context: the margin rule, under which two engines with rounding of their own
-may differ only where it is a near tie."""
+"""The margin rule for greedy tokens: engines that round differently may choose different tokens
+only at near ties. The shortfall of a token is measured by the plain model in float64 with the same
+weights and the same context."""
 
 from __future__ import annotations
 
 import torch
 
 from reference_engine.kernels.ops import PLAIN
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles
 from reference_engine.model.paged import PagedLlama, PagedStep
 from reference_engine.model.weights import Weights, random_weights, shapes
 from reference_engine.state.model_config import ModelConfig
@@ -16,9 +16,9 @@ from reference_engine.state.model_config import ModelConfig
 def shortfalls(
     config: ModelConfig, dtype: torch.dtype, tokens: list[int], n_prompt: int
 ) -> list[float]:
-    """For each token after the prompt: largest logit − its logit, as a share of the logits'
-    spread (standard deviation); 0 where it is the likeliest. Weights are the random ones of seed
-    0, rounded to `dtype`."""
+    """For each token after the prompt: largest logit − its logit, as a share of the standard
+    deviation of the logits; 0 for the likeliest token. Weights are those of seed 0, rounded to
+    `dtype`."""
     weights = {k: v.to(dtype) for k, v in random_weights(config, 0).items()}
     return Oracle(config, weights, len(tokens)).shortfalls(tokens, n_prompt)
 
@@ -26,9 +26,9 @@ def shortfalls(
 class Oracle:
     """The plain model in float64, on the device of its weights."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, most: int) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, max_model_len: int) -> None:
         wide = {name: tensor.double() for name, tensor in weights.items()}
-        self._config, self._model = config, PagedLlama(config, wide, PLAIN, 16, most)
+        self._config, self._model = config, PagedLlama(config, wide, PLAIN, 16, max_model_len)
 
     @torch.inference_mode()
     def shortfalls(self, tokens: list[int], n_prompt: int) -> list[float]:
@@ -40,24 +40,26 @@ class Oracle:
             torch.tensor(tokens, dtype=torch.int32, device=device), at, at,
             torch.arange(n_blocks, dtype=torch.int32, device=device).view(1, -1),
             0, at[:0], at[:0],
-            Tiles(torch.from_numpy(cut([PromptPiece(0, 0, n, 0)], group)).to(device)),
+            Tiles(torch.from_numpy(cut_tiles([PromptPiece(0, 0, n, 0)], group)).to(device)),
             torch.arange(n_prompt - 1, n - 1, device=device),
         )  # fmt: skip
         out = torch.empty(n, self._config.vocab_size, dtype=torch.float64, device=device)
-        seen = self._model.forward(step, out)
+        logits = self._model.forward(step, out)
         answer = torch.tensor(tokens[n_prompt:], device=device)
-        chosen = seen.gather(1, answer.unsqueeze(1)).squeeze(1)
-        short: list[float] = ((seen.amax(1) - chosen) / seen.std(1)).tolist()
-        return short
+        chosen = logits.gather(1, answer.unsqueeze(1)).squeeze(1)
+        shares: list[float] = ((logits.amax(1) - chosen) / logits.std(1)).tolist()
+        return shares
 
 
 def lively_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> Weights:
-    """Random ones drawn on the device, under which tokens depend on all that is computed: layers
-    add more to the residual stream than the embeddings put there (of a tied head, every token would
-    else be followed by itself), scores differ, norms are not 1 and biases are as large as what
-    they are added to."""
+    """Random weights, drawn on the device, with which tokens depend on every part of the model.
+
+    Layers add more to the residual stream than the embeddings (with a tied head every token would
+    otherwise be followed by itself), scores differ, norms are not 1, and biases are as large as the
+    numbers that they are added to.
+    """
     generator = torch.Generator(device).manual_seed(seed)
 
     def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:

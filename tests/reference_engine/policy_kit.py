@@ -1,4 +1,4 @@
-"""Random traffic played on an engine of some mode, with every plan on record."""
+"""Random traffic on an engine of a given mode, with a record of every plan."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COST = StepCost(step_s=STEP_S, token_s=1e-4)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a client asks, and when."""
+class Arrival:
+    """A request and the instant of its arrival."""
 
     at_s: float
     n_prompt: int
@@ -32,8 +32,8 @@ class Asked:
     deadline_in_s: float | None = None
 
 
-asked = st.builds(
-    Asked,
+arrivals = st.builds(
+    Arrival,
     at_s=st.integers(0, 60).map(lambda n: n / 20),
     n_prompt=st.integers(1, 120),
     n_output=st.integers(1, 30),
@@ -42,12 +42,12 @@ asked = st.builds(
     ttft_slo_s=st.none() | st.sampled_from([0.05, 0.2, 1.0]),
     deadline_in_s=st.none() | st.sampled_from([0.1, 0.5, 2.0]),
 )
-traffic = st.lists(asked, min_size=1, max_size=16).map(lambda a: sorted(a, key=lambda r: r.at_s))
+traffic = st.lists(arrivals, min_size=1, max_size=16).map(lambda a: sorted(a, key=lambda r: r.at_s))
 
 
 @dataclass
 class Moment:
-    """A plan and what it was made for."""
+    """A plan, the state it was made for, and its outcome."""
 
     now_s: float
     plan: Plan
@@ -55,7 +55,7 @@ class Moment:
     n_running: int
     shares: dict[str, int]  # tokens per request, as planned
     admitted: set[str]  # by the core
-    wrote: list[str]  # who got a token
+    wrote: list[str]  # ids of the requests that got a token
     n_preempted: int
 
     @property
@@ -69,25 +69,25 @@ class Moment:
         return [item.request_id for item in self.plan.items if item.request_id in waiting]
 
 
-def ask(engine: Rig, k: int, one: Asked) -> Request:
-    """Admit request `r{k}`, whose prompt is like no other's."""
+def submit(engine: Rig, k: int, arrival: Arrival) -> Request:
+    """Admit request `r{k}`, with a prompt unlike all others."""
     arrived_s = engine.clock.now_s()
     req = request(
         f"r{k}",
-        [(37 * k + i) % 256 for i in range(one.n_prompt)],
-        one.n_output,
+        [(37 * k + i) % 256 for i in range(arrival.n_prompt)],
+        arrival.n_output,
         arrived_s=arrived_s,
-        tenant=one.tenant,
-        priority=one.priority,
-        ttft_slo_s=one.ttft_slo_s,
-        deadline_s=None if one.deadline_in_s is None else arrived_s + one.deadline_in_s,
+        tenant=arrival.tenant,
+        priority=arrival.priority,
+        ttft_slo_s=arrival.ttft_slo_s,
+        deadline_s=None if arrival.deadline_in_s is None else arrived_s + arrival.deadline_in_s,
     )
     engine.admit(req)
     return req
 
 
 def play(
-    policy: str | Policy, coming: Sequence[Asked], *, n_blocks: int = 24, max_num_seqs: int = 6,
+    policy: str | Policy, coming: Sequence[Arrival], *, n_blocks: int = 24, max_num_seqs: int = 6,
     **knobs: Any,
 ) -> list[Moment]:  # fmt: skip
     """Run the traffic to its end in virtual time and check each answer."""
@@ -99,7 +99,7 @@ def play(
     moments: list[Moment] = []
     for _ in range(10_000):
         while len(requests) < len(coming) and coming[len(requests)].at_s <= engine.clock.now_s():
-            requests.append(ask(engine, len(requests), coming[len(requests)]))
+            requests.append(submit(engine, len(requests), coming[len(requests)]))
         if engine.state.has_work:
             moments.append(_step(engine))
         elif len(requests) < len(coming):
@@ -113,7 +113,7 @@ def play(
 
 
 def _step(engine: Rig) -> Moment:
-    """As `core.step`, with a look at the plan."""
+    """As `core.step`, with a record of the plan."""
     state = engine.state
     view = state.view()
     before_s, n_before = view.now_s, state.counters.preemptions

@@ -1,4 +1,4 @@
-"""Chunked prefill by example: who gets how many tokens of a step."""
+"""Chunked prefill by example: the tokens of each request in a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_long_prompt_is_cut_to_the_budget_and_continued():
     assert planned == [{"long": 20}, {"long": 20}, {"long": 10}, {"long": 1}]
 
 
-def test_decodes_keep_running_while_a_long_prompt_is_read():
+def test_decodes_keep_running_during_a_long_prefill():
     engine = rig(token_budget=20)
     engine.admit(request("short", range(5), 10))
     engine.step()
@@ -45,7 +45,7 @@ def test_a_cached_prefix_costs_no_budget():
     assert engine.plan.items == (Item("again", 60 - 48),)
 
 
-def test_no_more_sequences_run_than_asked_for():
+def test_at_most_max_num_seqs_requests_run():
     engine = rig(max_num_seqs=2)
     engine.admit(*(request(name, range(5), 3) for name in "abc"))
     plan = engine.plan
@@ -73,7 +73,7 @@ def test_an_admission_leaves_the_watermark_free():
     assert plan.rest == Cause(Why.behind, "b")
 
 
-def test_nobody_is_admitted_in_a_step_that_has_to_preempt():
+def test_no_request_is_admitted_in_a_step_that_must_preempt():
     engine = rig(n_blocks=4, max_model_len=64)
     engine.admit(request("a", range(16), 30), request("b", range(50, 82), 9))
     engine.step()  # a grows into its second block next, and all four are taken by then
@@ -88,13 +88,13 @@ def test_a_prompt_can_be_capped_per_step():
     assert engine.plan.items == (Item("a", 4), Item("b", 3))
 
 
-def test_the_mode_is_known_by_its_aliases():
+def test_the_mode_has_aliases():
     assert {POLICIES.get(name) for name in ("chunked", "vllm_v1", "sarathi")} == {Chunked}
     with pytest.raises(UnknownKind, match="did you mean 'chunked'"):
         POLICIES.get("chunkd")
 
 
-def test_parameters_out_of_range_and_unknown_ones_are_refused():
+def test_unknown_parameters_and_values_out_of_range_are_rejected():
     with pytest.raises(ValidationError, match="token_budget"):
         POLICIES.build({"kind": "chunked", "token_budget": 0})
     with pytest.raises(ValidationError, match="budget_tokens"):

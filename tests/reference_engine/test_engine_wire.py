@@ -1,4 +1,4 @@
-"""Bodies in and out of the server, by example."""
+"""Request and response bodies of the server, by example."""
 
 from __future__ import annotations
 
@@ -68,34 +68,34 @@ def test_a_full_chat_body_is_read():
     )
 
 
-def test_the_tenant_of_the_header_wins_over_those_of_the_body():
+def test_the_tenant_header_takes_precedence_over_the_body():
     assert parse_chat(chat(user="u", tenant="t"), "h").tenant == "h"
     assert parse_chat(chat(user="u", tenant="t")).tenant == "t"
     assert parse_chat(chat(user="u")).tenant == "u"
     assert parse_completion(completion()).tenant == "default"
 
 
-@pytest.mark.parametrize(("asked", "wanted"), [(None, False), (0, True), (1, True)])
-def test_completions_ask_for_logprobs_with_a_number(asked, wanted):
-    call = parse_completion(completion(logprobs=asked))
-    assert call.logprobs == wanted
+@pytest.mark.parametrize(("value", "expected"), [(None, False), (0, True), (1, True)])
+def test_completions_enable_logprobs_with_a_number(value, expected):
+    call = parse_completion(completion(logprobs=value))
+    assert call.logprobs == expected
     assert call.sampling is not None
-    assert call.sampling.logprobs == wanted
+    assert call.sampling.logprobs == expected
 
 
-@pytest.mark.parametrize("asked", [2, -1, True, "1"])
-def test_logprobs_of_tokens_that_were_not_chosen_are_refused(asked):
+@pytest.mark.parametrize("value", [2, -1, True, "1"])
+def test_logprobs_of_tokens_that_were_not_chosen_are_refused(value):
     with pytest.raises(WireError, match="0 or 1") as caught:
-        parse_completion(completion(logprobs=asked))
+        parse_completion(completion(logprobs=value))
     assert caught.value.param == "logprobs"
 
 
-def test_a_body_of_either_kind_is_told_by_its_messages():
+def test_a_body_with_messages_is_a_chat():
     assert parse_either(chat()).is_chat
     assert not parse_either(completion()).is_chat
 
 
-def test_the_newer_name_of_max_tokens_wins():
+def test_max_completion_tokens_takes_precedence_over_max_tokens():
     assert parse_chat(chat(max_tokens=7, max_completion_tokens=5)).max_tokens == 5
 
 
@@ -106,10 +106,12 @@ def test_defaults_are_those_of_the_api():
     assert parse_chat(chat(top_k=-1)).sampling == Sampling(temperature=1.0, top_k=0)
 
 
-@pytest.mark.parametrize(("asked", "got"), [(1e-46, 0.0), (9.9e-6, 0.0), (1e-5, 1e-5), (2, 2.0)])
-def test_a_temperature_that_no_logit_can_be_divided_by_is_greedy(asked, got):
-    found = parse_chat(chat(temperature=asked, top_k=5)).sampling
-    assert found == Sampling(temperature=got, top_k=5)
+@pytest.mark.parametrize(
+    ("temperature", "expected"), [(1e-46, 0.0), (9.9e-6, 0.0), (1e-5, 1e-5), (2, 2.0)]
+)
+def test_a_temperature_that_would_overflow_is_greedy(temperature, expected):
+    sampling = parse_chat(chat(temperature=temperature, top_k=5)).sampling
+    assert sampling == Sampling(temperature=expected, top_k=5)
 
 
 def test_text_parts_are_joined():
@@ -138,20 +140,20 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
         (chat(messages=[]), "messages", "non-empty list"),
         (chat(messages=["x"]), "messages[0]", "must be an object"),
         (chat(messages=[{"role": "cat", "content": "x"}]), "messages[0].role", "'cat'"),
-        (chat(messages=[{"role": "user"}]), "messages[0].content", "must be text"),
+        (chat(messages=[{"role": "user"}]), "messages[0].content", "must be a string"),
         (
             chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
             "messages[0].content[0]",
-            "parts are supported",
+            "the only supported kind of part",
         ),
-        (chat(n=2), "n", "2 is not supported"),
+        (chat(n=2), "n", "2 is not supported by this engine, which accepts only null or 1"),
         (chat(logprobs=1), "logprobs", "true or false"),
         (chat(logprobs=True, top_logprobs=2), "top_logprobs", "2 is not supported"),
         (chat(ttft_slo_ms=0), "ttft_slo_ms", r"in \(0, 86400000\], got 0"),
         (chat(tpot_slo_ms="50"), "tpot_slo_ms", "got '50'"),
         (chat(deadline_ms=-1), "deadline_ms", "got -1"),
         (chat(tenant="a\nb"), "tenant", "printable"),
-        (chat(tenant="x" * 129), "tenant", "up to 128"),
+        (chat(tenant="x" * 129), "tenant", "up to 128 printable characters, got 'x{99}$"),
         (chat(tools=[{"type": "function"}]), "tools", "not supported"),
         (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
         (chat(frequency_penalty=0.5), "frequency_penalty", "not supported"),
@@ -162,8 +164,9 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
         (chat(temperature=-1), "temperature", r"in \[0, 2\], got -1"),
         (chat(temperature=float("nan")), "temperature", "got nan"),
         (chat(top_p=0), "top_p", r"in \(0, 1\], got 0"),
-        (chat(seed=1.5), "seed", "64 bits, got 1.5"),
-        (chat(stop=["a"] * 5), "stop", "up to 4"),
+        (chat(seed=1.5), "seed", "an integer of at least -9223372036854775808, got 1.5"),
+        (chat(seed=1 << 63), "seed", r"below 2\^63, got 9223372036854775808"),
+        (chat(stop=["a"] * 5), "stop", r"up to 4 non-empty strings, got \['a', 'a'"),
         (chat(stop=[""]), "stop", "non-empty"),
         (chat(stream="yes"), "stream", "true or false"),
         (chat(stream_options=[1]), "stream_options", "an object"),
@@ -182,10 +185,10 @@ def test_a_body_that_cannot_be_served_names_the_field(body, param, words):
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_stream_options_without_a_stream_are_refused_of_both_kinds_of_body():
-    """As vLLM and OpenAI do; nothing asked (null or empty) is nothing wrong."""
-    said: tuple[dict[str, bool | None], ...] = ({}, {"stream": False}, {"stream": None})
-    for stream in said:
+def test_stream_options_need_a_stream():
+    """As with vLLM and OpenAI; null and an empty object are allowed."""
+    unstreamed: tuple[dict[str, bool | None], ...] = ({}, {"stream": False}, {"stream": None})
+    for stream in unstreamed:
         with pytest.raises(WireError) as caught:
             parse_completion(completion(prompt="a", stream_options={"x": 1}, **stream))
         assert (caught.value.status, caught.value.param) == (400, "stream_options")
@@ -195,7 +198,7 @@ def test_stream_options_without_a_stream_are_refused_of_both_kinds_of_body():
 
 @pytest.mark.parametrize("prompt", [None, [], ["a", "b"], [[1], [2]], [1, "a"], [True], 5])
 def test_a_prompt_that_is_not_one_prompt_is_refused(prompt):
-    with pytest.raises(WireError, match="one string or one non-empty list") as caught:
+    with pytest.raises(WireError, match="a string or a non-empty list of token ids") as caught:
         parse_completion(completion(prompt=prompt))
     assert caught.value.param == "prompt"
 
@@ -213,20 +216,20 @@ def test_a_prompt_that_is_not_one_prompt_is_refused(prompt):
         ),
     )
 )
-def test_any_json_is_either_read_or_refused_politely(data):
+def test_any_json_is_parsed_or_refused_with_a_wire_error(data):
     for parse in (parse_chat, parse_completion):
         with suppress(WireError):
             assert isinstance(parse(json.dumps(data).encode()), Call)
 
 
-def test_a_lone_surrogate_is_a_question_mark_and_no_stop():
+def test_a_lone_surrogate_becomes_a_question_mark_and_is_dropped_as_a_stop():
     call = parse_completion(rb'{"prompt": "a\ud800b", "stop": ["\udfff", "c"]}')
     assert (call.prompt, call.stop) == ("a?b", ("c",))
 
 
 @pytest.mark.parametrize("token", [1 << 32, -(1 << 32), 1 << 100])
-def test_an_id_that_no_vocabulary_has_is_refused_at_once(token):
-    with pytest.raises(WireError, match="more than 32 bits") as caught:
+def test_a_token_id_above_32_bits_is_refused(token):
+    with pytest.raises(WireError, match=f"token id {token} is above 32 bits") as caught:
         parse_completion(completion(prompt=[1, token]))
     assert caught.value.param == "prompt"
 
@@ -257,7 +260,7 @@ def test_a_chat_stream_on_the_wire():
         "model": "tiny",
         "object": "chat.completion.chunk",
     }
-    piece = encoder.pieces(5, 0, has_counts=False)
+    piece = encoder.text_writer(5, 0, has_counts=False)
     data = encoder.role() + piece('"é', 1) + encoder.event("", "stop") + encoder.end(USAGE)
     assert events(data) == [
         {
@@ -318,8 +321,8 @@ def test_an_error_has_the_shape_of_the_api():
 
 
 def test_logprobs_on_the_wire():
-    asked = parse_chat(chat(logprobs=True))
-    encoder = Encoder(asked, "chatcmpl-1", "tiny", 3)
+    call = parse_chat(chat(logprobs=True))
+    encoder = Encoder(call, "chatcmpl-1", "tiny", 3)
     first, second = Chosen("é", 0, -0.5), Chosen("", 1, -2.0)
     (event,) = events(encoder.event("é", None, chosen=first))
     entry = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
@@ -327,8 +330,8 @@ def test_logprobs_on_the_wire():
     whole = json.loads(encoder.whole("é", "stop", USAGE, [first, second]))
     assert [token["logprob"] for token in whole["choices"][0]["logprobs"]["content"]] == [-0.5, -2]
 
-    asked = parse_completion(completion(logprobs=0))
-    encoder = Encoder(asked, "cmpl-1", "tiny", 3)
+    call = parse_completion(completion(logprobs=0))
+    encoder = Encoder(call, "cmpl-1", "tiny", 3)
     whole = json.loads(encoder.whole("é", "stop", USAGE, [first, second]))
     assert whole["choices"][0]["logprobs"] == {
         "tokens": ["é", ""],
@@ -349,20 +352,20 @@ ODD_TEXTS = st.text(st.characters(exclude_categories=()), min_size=1)  # lone su
 
 
 @given(ODD_TEXTS, st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
-def test_an_event_of_text_alone_is_the_general_one_said_quickly(text, n_input, n_output, n_cached):
+def test_the_fast_text_event_equals_the_general_event(text, n_input, n_output, n_cached):
     usage = TokenUsage(n_input, n_output, n_cached)
     for call in (parse_chat(chat(stream=True)), parse_completion(completion(stream=True))):
         encoder = Encoder(call, "id-1", "tiny", 3)
         plain, counted = (
-            encoder.pieces(n_input, n_cached, has_counts) for has_counts in (False, True)
+            encoder.text_writer(n_input, n_cached, has_counts) for has_counts in (False, True)
         )
         assert events(plain(text, n_output)) == events(encoder.event(text, None))
         assert events(counted(text, n_output)) == events(encoder.event(text, None, usage))
 
 
-def test_an_event_of_text_alone_to_the_byte():
+def test_the_bytes_of_a_text_event():
     encoder = Encoder(parse_completion(completion(stream=True)), "cmpl-1", "tiny", 3)
-    assert encoder.pieces(5, 2, has_counts=True)('"é\n', 7).decode() == (
+    assert encoder.text_writer(5, 2, has_counts=True)('"é\n', 7).decode() == (
         'data: {"id": "cmpl-1", "created": 3, "model": "tiny", "object": "text_completion",'
         '"choices":[{"index":0,"text":"\\"é\\n","logprobs":null,"finish_reason":null}],'
         '"usage":{"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12, '

@@ -1,4 +1,4 @@
-"""What holds for every batching mode, whatever it is for: random traffic on a small engine."""
+"""Properties of every batching mode under random traffic on a small engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = sorted({POLICIES.get(name).kind for name in POLICIES.names()})  # aliase
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arrival:
     at_s: float
     prompt: list[int]
     max_tokens: int
@@ -27,15 +27,15 @@ class Asked:
 
 
 @st.composite
-def traffic(draw: st.DrawFn) -> list[Asked]:
+def traffic(draw: st.DrawFn) -> list[Arrival]:
     """One to ten requests within a second, in order of time, each of which fits the engine."""
     n = draw(st.integers(1, 10))
-    asked = []
+    arrivals = []
     for k in range(n):
         n_prompt, n_output = draw(st.integers(1, 120)), draw(st.integers(1, 30))
         start = draw(st.sampled_from([0, 0, 7 * k]))  # some prompts begin alike
-        asked.append(
-            Asked(
+        arrivals.append(
+            Arrival(
                 at_s=draw(st.integers(0, 20)) / 20,
                 prompt=[(start + i) % 256 for i in range(n_prompt)],
                 max_tokens=n_output,
@@ -44,30 +44,34 @@ def traffic(draw: st.DrawFn) -> list[Asked]:
                 cancel_after_s=draw(st.none() | st.just(0.1)),
             )
         )
-    return sorted(asked, key=lambda one: one.at_s)
+    return sorted(arrivals, key=lambda arrival: arrival.at_s)
 
 
-def play(mode: str, asked: list[Asked]) -> dict[str, Request]:
+def play(mode: str, arrivals: list[Arrival]) -> dict[str, Request]:
     """Run the traffic to its end in virtual time; the requests by id."""
     engine = rig(
         n_blocks=N_BLOCKS, max_model_len=160, max_num_seqs=8, policy=mode,
         executor_args={"step_s": STEP_S},
     )  # fmt: skip
-    coming = list(enumerate(asked))
+    coming = list(enumerate(arrivals))
     requests: dict[str, Request] = {}
     cancels: list[tuple[float, str]] = []
     for _ in range(5000):
         now_s = engine.clock.now_s()
         while coming and coming[0][1].at_s <= now_s:
-            k, one = coming.pop(0)
+            k, arrival = coming.pop(0)
             name = f"r{k}"
             requests[name] = request(
-                name, one.prompt, one.max_tokens, arrived_s=one.at_s, tenant=one.tenant
+                name,
+                arrival.prompt,
+                arrival.max_tokens,
+                arrived_s=arrival.at_s,
+                tenant=arrival.tenant,
             )
-            requests[name].priority = one.priority
+            requests[name].priority = arrival.priority
             engine.admit(requests[name])
-            if one.cancel_after_s is not None:
-                cancels.append((one.at_s + one.cancel_after_s, name))
+            if arrival.cancel_after_s is not None:
+                cancels.append((arrival.at_s + arrival.cancel_after_s, name))
         for due_s, name in [entry for entry in cancels if entry[0] <= now_s]:
             cancels.remove((due_s, name))
             engine.state.end(name, State.finished_abort)
@@ -83,7 +87,8 @@ def play(mode: str, asked: list[Asked]) -> dict[str, Request]:
 
 
 def _step(engine: Rig) -> None:
-    """One step; where the mode waits on purpose, time passes until it or something else moves."""
+    """One step. If the mode waits on purpose, time advances to the end of the wait, at most by a
+    step."""
     before_s = engine.clock.now_s()
     engine.step()
     until_s = engine.state.wait_until_s
@@ -94,14 +99,16 @@ def _step(engine: Rig) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=25)
-@given(asked=traffic())
-def test_every_request_gets_exactly_the_tokens_of_the_model(mode: str, asked: list[Asked]) -> None:
+@given(arrivals=traffic())
+def test_every_request_gets_exactly_the_tokens_of_the_model(
+    mode: str, arrivals: list[Arrival]
+) -> None:
     """The toy model's tokens depend on the whole context, so a lost, doubled or misplaced token, a
     block shared by mistake or a wrong recomputation after a preemption would show."""
-    requests = play(mode, asked)
-    for k, one in enumerate(asked):
+    requests = play(mode, arrivals)
+    for k, arrival in enumerate(arrivals):
         answered = requests[f"r{k}"]
-        expected = toy_output(one.prompt, one.max_tokens)
+        expected = toy_output(arrival.prompt, arrival.max_tokens)
         output = answered.tokens[answered.n_prompt :]
         if answered.state is State.finished_abort:
             assert output == expected[: len(output)]
@@ -121,11 +128,11 @@ def test_the_modes_in_order_are_the_first_come_first_served_ones():
 
 @pytest.mark.parametrize("mode", IN_ORDER)
 @settings(max_examples=15)
-@given(asked=traffic())
-def test_a_mode_that_says_it_keeps_the_order_starts_nobody_before_who_came_earlier(
-    mode: str, asked: list[Asked]
+@given(arrivals=traffic())
+def test_a_mode_that_claims_the_order_of_arrival_starts_requests_in_it(
+    mode: str, arrivals: list[Arrival]
 ) -> None:
-    requests = play(mode, asked)
+    requests = play(mode, arrivals)
     started = [r for r in requests.values() if r.scheduled_s is not None]
     started.sort(key=lambda r: r.arrival)
     starts_s = [r.scheduled_s or 0.0 for r in started]

@@ -1,4 +1,5 @@
-"""The GPU suite without a GPU: it says so, its sums are right, its server part works."""
+"""The GPU suite without a GPU: the message, the arithmetic, the flags, the time limits and the
+server parts; and the whole suite at a small size."""
 
 from __future__ import annotations
 
@@ -16,16 +17,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu_suite  # noqa: E402
-from rig.gpu_budget import Budget, Over  # noqa: E402
 from rig.gpu_ceilings import Ceilings, Place  # noqa: E402
-from rig.gpu_halves import Half, parts_of_a_gpu  # noqa: E402
+from rig.gpu_experiments import GpuPart, parts_of_a_gpu  # noqa: E402
 from rig.gpu_kernels import chunk_flops, decode_bytes  # noqa: E402
 from rig.gpu_parts import extrapolated_s  # noqa: E402
 from rig.gpu_peer import common_step_s  # noqa: E402
-from rig.gpu_results import Results  # noqa: E402
-from rig.gpu_server import answered, server, tokens_per_s  # noqa: E402
-from rig.gpu_table import markdown  # noqa: E402
-from rig.gpu_tools import sanitized  # noqa: E402
+from rig.gpu_results import Results, markdown  # noqa: E402
+from rig.gpu_server import send_requests, server, tokens_per_s  # noqa: E402
+from rig.gpu_session import Budget, BudgetExceeded  # noqa: E402
+from rig.gpu_tools import sanitizer_result  # noqa: E402
 
 from reference_engine.model.zoo import SHAPES  # noqa: E402
 from tests.reference_engine.cuda_stand_in import StandIn  # noqa: E402
@@ -38,7 +38,9 @@ H200 = Ceilings(4.3e12, 790e12)
     [("0.6b", 1, 1024, 0.30), ("0.6b", 256, 1024, 7.27), ("8b", 32, 1024, 4.49),
      ("8b", 256, 1024, 11.48)],
 )  # fmt: skip
-def test_a_decode_steps_roof_is_its_bytes_over_the_bandwidth(shape, n_rows, context, milliseconds):
+def test_the_least_time_of_a_decode_step_is_its_bytes_over_the_bandwidth(
+    shape, n_rows, context, milliseconds
+):
     roof_s = H200.decode_roof_s(SHAPES[shape], n_rows, context)
     assert roof_s * 1e3 == pytest.approx(milliseconds, abs=0.011)
 
@@ -51,9 +53,9 @@ def test_bytes_and_operations_of_the_attentions():
     assert chunk_flops(config, 3, 10) == 4 * 32 * 128 * 36
 
 
-def test_a_works_roof_is_its_prompts_and_its_decode_steps():
+def test_the_least_time_of_a_workload_is_that_of_its_prompts_and_its_decode_steps():
     config = SHAPES["8b"]
-    # Two at once, then one alone; the third token of each comes with its second step.
+    # Two at once, then the last alone; the third token of each comes with its second step.
     lengths = [(100, 3), (100, 3), (200, 2)]
     pair_s = 2 * H200.decode_roof_s(config, 2, 102)
     alone_s = H200.decode_roof_s(config, 1, 202)
@@ -72,11 +74,11 @@ def test_steps_between_measured_contexts_lie_on_a_line():
     )
 
 
-def test_throughput_is_from_the_first_release_to_the_last_token():
+def test_throughput_counts_from_the_first_scheduled_send_to_the_last_token():
     assert tokens_per_s([[0.0, 0.1, 1.0, 3.0, 10], [2.0, 2.0, 3.0, 6.0, 20]]) == 5.0
 
 
-def test_the_table_says_what_was_missed_and_what_failed():
+def test_the_table_lists_missed_goals_missing_parts_and_failures():
     content = {
         "gpu": {"name": "NVIDIA H200"}, "date": "2030-01-01", "commit": "0" * 40,
         "versions": {"torch": "2.11", "cuda": "13.0"}, "seconds": {"a": 61.4},
@@ -94,7 +96,7 @@ def test_the_table_says_what_was_missed_and_what_failed():
     assert "| chunked | 0 | 250.0 | 250.0 | 250.00 | 250.00 |" in text
 
 
-def test_without_a_gpu_it_says_so_exits_0_and_writes_nothing(tmp_path):
+def test_without_a_gpu_it_prints_a_message_exits_0_and_writes_nothing(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     done = subprocess.run(
@@ -107,7 +109,7 @@ def test_without_a_gpu_it_says_so_exits_0_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--only", "--skip"])
-def test_a_part_that_does_not_exist_is_refused_with_the_nearest(flag, capsys):
+def test_an_unknown_part_is_rejected_with_the_nearest_name(flag, capsys):
     with pytest.raises(SystemExit) as ended:
         gpu_suite.main([flag, "ceilings,kernel"])
     assert ended.value.code == 2
@@ -116,7 +118,7 @@ def test_a_part_that_does_not_exist_is_refused_with_the_nearest(flag, capsys):
     )
 
 
-def test_the_ceilings_cannot_be_left_out(capsys):
+def test_the_ceilings_cannot_be_skipped(capsys):
     with pytest.raises(SystemExit):
         gpu_suite.main(["--skip", "http,ceilings"])
     assert "argument --skip: ceilings are always measured" in capsys.readouterr().err
@@ -124,7 +126,7 @@ def test_the_ceilings_cannot_be_left_out(capsys):
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Every part only says that it ran."""
+    """Every part only records that it ran."""
     ran: list[str] = []
     for name in gpu_suite.PARTS:
         monkeypatch.setitem(
@@ -134,7 +136,7 @@ def parts(monkeypatch):
 
 
 def small_gpu() -> Place:
-    """A GPU to judge and to write a result of, which computes on the CPU."""
+    """A stand-in for a GPU, with goals and results, that computes on the CPU."""
     return Place("cpu", torch.float32, 64, cuda=StandIn())
 
 
@@ -147,54 +149,54 @@ def small_gpu() -> Place:
          ["ceilings", "kernels", "decode_steps", "throughput", "transformers"]),
     ],
 )  # fmt: skip
-def test_some_parts_are_judged_by_measured_ceilings_and_leave_a_partial_result(
+def test_chosen_parts_run_after_the_ceilings_and_leave_a_partial_result(
     flags, chosen, parts, tmp_path
 ):
     assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
     assert parts == chosen
     assert {path.suffixes[-2] for path in tmp_path.glob("gpu-h200*")} == {".partial"}
     (path,) = tmp_path.glob("*.json")
-    found = json.loads(path.read_text())
-    assert found["missing"] == [name for name in gpu_suite.PARTS if name not in chosen]
-    assert list(found["seconds"]) == chosen
+    results = json.loads(path.read_text())
+    assert results["missing"] == [name for name in gpu_suite.PARTS if name not in chosen]
+    assert list(results["seconds"]) == chosen
 
 
 @pytest.mark.parametrize("flags", [[], ["--only", ",".join(reversed(gpu_suite.PARTS))]])
-def test_all_parts_leave_a_result(flags, parts, tmp_path):
+def test_all_parts_leave_a_complete_result(flags, parts, tmp_path):
     assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
     assert parts == list(gpu_suite.PARTS)
     names = {path.name[len("gpu-h200-2026-11-23") :] for path in tmp_path.glob("gpu-h200*")}
     assert names == {".json", ".md"}
 
 
-def test_parts_are_not_begun_after_the_budget_and_the_result_says_so(parts, tmp_path):
+def test_parts_do_not_start_after_the_budget_and_are_recorded_as_failures(parts, tmp_path):
     assert gpu_suite.main(["--budget=-1", "--out", str(tmp_path)], small_gpu()) == 1
     assert parts == []
     (path,) = tmp_path.glob("gpu-h200*.json")
     failures = json.loads(path.read_text())["failures"]
     assert list(failures) == list(gpu_suite.PARTS)
-    assert failures["http"] == "not begun: -1 s were over 1 s ago"
+    assert failures["http"] == "not started: the budget of -1 s was over 1 s ago"
     assert gpu_suite.main(["--budget=-1", "--long", "--out", str(tmp_path)], small_gpu()) == 0
 
 
 def test_each_figure_is_on_disk_before_the_next_is_measured(parts, tmp_path, monkeypatch):
-    """So that a run that is killed loses none."""
-    seen = {}
+    """A run that is killed loses no figure."""
+    on_disk = {}
 
-    def look(session):
-        session.results.keep("answer", 42)
-        session.results.aim("speed", 0.7, 0.6, "of roof", label="9 ms")
+    def measure(session):
+        session.results.add("answer", 42)
+        session.results.add_goal("speed", 0.7, 0.6, "of roof", label="9 ms")
         (path,) = tmp_path.glob("*.partial.json")
-        seen.update(json.loads(path.read_text()))
+        on_disk.update(json.loads(path.read_text()))
 
-    monkeypatch.setitem(gpu_suite.PARTS, "kernels", (look, 60))
+    monkeypatch.setitem(gpu_suite.PARTS, "kernels", (measure, 60))
     gpu_suite.main(["--out", str(tmp_path)], small_gpu())
-    assert seen["answer"] == 42
-    assert seen["goals"][0] == {
+    assert on_disk["answer"] == 42
+    assert on_disk["goals"][0] == {
         "name": "speed", "value": 0.7, "goal": ">= 0.6", "unit": "of roof", "met": True,
         "label": "9 ms",
     }  # fmt: skip
-    assert seen["missing"][0] == "kernels"
+    assert on_disk["missing"][0] == "kernels"
     assert list(tmp_path.glob("*.partial.*")) == []
 
 
@@ -202,20 +204,20 @@ def test_a_part_that_takes_too_long_is_interrupted_and_the_next_one_runs(
     parts, tmp_path, monkeypatch
 ):
     def stuck(session):
-        session.results.keep("before", 1)
+        session.results.add("before", 1)
         subprocess.run(["sleep", "60"], check=False)
 
     monkeypatch.setitem(gpu_suite.PARTS, "kernels", (stuck, 0.05))
     assert gpu_suite.main(["--out", str(tmp_path)], small_gpu()) == 1
     (path,) = tmp_path.glob("*.json")
-    found = json.loads(path.read_text())
-    assert found["failures"] == {"kernels": "interrupted after 0 s"}
-    assert found["before"] == 1
+    results = json.loads(path.read_text())
+    assert results["failures"] == {"kernels": "interrupted after 0 s"}
+    assert results["before"] == 1
     assert parts == [name for name in gpu_suite.PARTS if name != "kernels"]
 
 
-def test_code_that_forgives_every_failure_is_interrupted_all_the_same():
-    def forgiving():
+def test_code_that_catches_every_exception_is_interrupted_too():
+    def catch_all():
         while True:
             try:
                 while True:
@@ -223,18 +225,18 @@ def test_code_that_forgives_every_failure_is_interrupted_all_the_same():
             except Exception:
                 continue
 
-    with pytest.raises(Over, match="interrupted after 0 s"), Budget(0.05).watched(60):
-        forgiving()
+    with pytest.raises(BudgetExceeded, match="interrupted after 0 s"), Budget(0.05).limited(60):
+        catch_all()
 
 
-def test_a_budget_leaves_the_timer_of_others_as_it_was():
+def test_a_budget_restores_the_earlier_timer():
     before = signal.getsignal(signal.SIGALRM)
-    with Budget(60).watched(60):
+    with Budget(60).limited(60):
         assert signal.getsignal(signal.SIGALRM) is not before
     assert signal.getsignal(signal.SIGALRM) is before
 
 
-def test_where_there_is_no_git_the_commit_is_unknown_or_as_told(monkeypatch):
+def test_without_git_the_commit_is_that_of_the_environment_or_unknown(monkeypatch):
     monkeypatch.delenv("SLOBENCH_COMMIT", raising=False)
     monkeypatch.setenv("PATH", "")
     assert Results(small_gpu(), ()).commit == "unknown"
@@ -242,22 +244,22 @@ def test_where_there_is_no_git_the_commit_is_unknown_or_as_told(monkeypatch):
     assert Results(small_gpu(), ()).commit == "abc123"
 
 
-def test_the_sanitizer_is_clean_only_where_tests_passed_under_it():
+def test_the_sanitizer_result_is_clean_only_if_tests_passed():
     clean = "========= ERROR SUMMARY: 0 errors"
-    assert sanitized(0, f"12 passed, 3 skipped in 9s\n{clean}") == "clean: 12 tests"
-    assert sanitized(1, "Device not supported") == "not run: Device not supported"
-    for code, said in [
+    assert sanitizer_result(0, f"12 passed, 3 skipped in 9s\n{clean}") == "clean: 12 tests"
+    assert sanitizer_result(1, "Device not supported") == "not run: Device not supported"
+    for code, output in [
         (5, f"no tests ran in 0.1s\n{clean}"), (0, f"2 skipped in 0.1s\n{clean}"),
         (1, f"1 failed, 11 passed in 9s\n{clean}"), (0, "12 passed\nERROR SUMMARY: 3 errors"),
     ]:  # fmt: skip
         with pytest.raises(RuntimeError, match="exit code"):
-            sanitized(code, said)
+            sanitizer_result(code, output)
 
 
 @pytest.mark.e2e
-def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsys):
-    """All that the suite does on a GPU but for what only a GPU can do, at a 64th of the size. No
-    goal is met for sure, tests/gpu skips itself, and transformers is made missing: exit code 1."""
+def test_the_whole_suite_measures_compares_with_goals_and_writes(tmp_path, monkeypatch, capsys):
+    """The whole suite at a 64th of the size, on a stand-in for a GPU. Goals may be missed,
+    tests/gpu skips itself, and transformers is made to be missing: exit code 1."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU: make gpu-check")
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -269,20 +271,20 @@ def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsy
     out = tmp_path / "results"
     assert gpu_suite.main(["--experiments", "--out", str(out)], small_gpu()) == 1
     (path,) = out.glob("gpu-h200-*.json")
-    found = json.loads(path.read_text())
-    failures = found["failures"]
+    results = json.loads(path.read_text())
+    failures = results["failures"]
     assert set(failures) == {"transformers", "tests"}
     assert failures["tests"] == "RuntimeError: the tests of tests/gpu ended with 5 and 5"
-    assert list(found["seconds"]) == [*gpu_suite.PARTS, "experiments"]
-    assert found["gpu"] == {"name": "NVIDIA H200", "memory_bytes": 8 << 30}
-    assert len(found["kernels"]) == 14
-    assert [(row["shape"], row["rows"]) for row in found["decode_steps"]] == [
+    assert list(results["seconds"]) == [*gpu_suite.PARTS, "experiments"]
+    assert results["gpu"] == {"name": "NVIDIA H200", "memory_bytes": 8 << 30}
+    assert len(results["kernels"]) == 14
+    assert [(row["shape"], row["rows"]) for row in results["decode_steps"]] == [
         ("0.6b", 1), ("0.6b", 32), ("0.6b", 256), ("8b", 1), ("8b", 32), ("8b", 256)
     ]  # fmt: skip
-    assert list(found["modes"]["of"]) == ["static", "continuous", "prefill_first", "chunked"]
-    assert found["sanitizer"] == "clean: 12 tests"
-    assert list(found["experiments"]["attention"]) == ["auto", "fp8", "int8"]
-    assert {goal["name"] for goal in found["goals"]} == {
+    assert list(results["modes"]["of"]) == ["static", "continuous", "prefill_first", "chunked"]
+    assert results["sanitizer"] == "clean: 12 tests"
+    assert list(results["experiments"]["attention"]) == ["auto", "fp8", "int8"]
+    assert {goal["name"] for goal in results["goals"]} == {
         "decode attention, batch 4, context 16", "decode attention, batch 4, context 128",
         "decode step 0.6b, batch 32", "decode step 0.6b, batch 256", "decode step 8b, batch 32",
         "decode step 8b, batch 256", "8b, batch 32, 8 k outputs, extrapolated",
@@ -299,40 +301,42 @@ def test_the_whole_suite_measures_judges_and_writes(tmp_path, monkeypatch, capsy
     assert "Parts of the GPU: not run: No module named 'cuda'" in text
 
 
-class Queue:
-    """A stream that is never done, until it is waited for."""
+class RecordedStream:
+    """A stream whose work is done at the first `query` and is not at later ones, until it is waited
+    for; the calls are recorded."""
 
-    def __init__(self, name: str, asked: list[str]) -> None:
-        self.name, self._asked, self._n = name, asked, 0
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name, self._calls, self._n = name, calls, 0
 
     def query(self) -> bool:
-        self._asked.append(f"is {self.name} done?")
+        self._calls.append(f"is {self.name} done?")
         self._n += 1
-        return self._n == 1  # and is given more to do
+        return self._n == 1
 
     def synchronize(self) -> None:
-        self._asked.append(f"wait for {self.name}")
+        self._calls.append(f"wait for {self.name}")
 
 
-def test_a_half_is_measured_while_the_other_one_works_from_begin_to_end():
+def test_a_part_of_the_gpu_is_measured_while_the_other_works_from_begin_to_end():
     place = small_gpu()
-    asked = place.cuda.asked
-    place.cuda.Stream = lambda device: Queue("whole", asked)
+    calls = place.cuda.calls
+    place.cuda.Stream = lambda device: RecordedStream("whole", calls)
 
     def split(n):
-        return Half(n, Queue("memory", asked)), Half(132 - n, Queue("products", asked))
+        memory, products = (RecordedStream(name, calls) for name in ("memory", "products"))
+        return GpuPart(n, memory), GpuPart(132 - n, products)
 
-    found = parts_of_a_gpu(place, split)
-    assert not isinstance(found, str)
-    assert [row["processors"] for row in found] == [[132, 132], [32, 100], [64, 68], [96, 36]]
-    assert all(row["together"] > 0 for row in found)
-    last = asked[asked.index("is products done?") :]
-    once = ["on products", "off products", "on memory", "off memory", "wait for memory"]
-    # It was done before: given more, it outlasts what is measured.
-    assert last[1:7] == [*once, "is products done?"]
+    rows = parts_of_a_gpu(place, split)
+    assert not isinstance(rows, str)
+    assert [row["processors"] for row in rows] == [[132, 132], [32, 100], [64, 68], [96, 36]]
+    assert all(row["together"] > 0 for row in rows)
+    last = calls[calls.index("is products done?") :]
+    round_of_calls = ["on products", "off products", "on memory", "off memory", "wait for memory"]
+    # The other part was done first: with more work, it outlasts the measured part.
+    assert last[1:7] == [*round_of_calls, "is products done?"]
 
 
-def test_halves_that_a_driver_refuses_are_said_to_be_not_run():
+def test_parts_that_the_driver_refuses_are_recorded_as_not_run():
     def refuse(n):
         raise RuntimeError("cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED")
 
@@ -349,8 +353,8 @@ def test_steps_of_a_peer_are_counted_while_all_rows_decode():
         common_step_s([[1.0, 2.0], [3.0, 4.0]])
 
 
-def test_its_clients_count_the_tokens_of_a_real_server(tmp_path):
+def test_the_clients_count_the_tokens_of_a_real_server(tmp_path):
     with server("nano", Place("cpu", torch.float32, 64), tmp_path / "steps", 4) as url:
-        answers = answered(url, [(0.0, 20, 5), (0.1, 30, 6)])
-    assert sorted(int(answer[4]) for answer in answers) == [5, 6]
-    assert all(at <= sent <= first <= last for at, sent, first, last, _ in answers)
+        timings = send_requests(url, [(0.0, 20, 5), (0.1, 30, 6)])
+    assert sorted(int(timing[4]) for timing in timings) == [5, 6]
+    assert all(at <= sent <= first <= last for at, sent, first, last, _ in timings)

@@ -1,4 +1,5 @@
-"""Kernels and their twins: known answers of the twins here, the kernels in Triton's interpreter."""
+"""Kernels and their twins: the kernels against the twins in Triton's interpreter and compiled for a
+GPU, the twins against literal results."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 INTERPRETED = "tests/reference_engine/interpreted_kernels.py"
 
 
-def test_every_kernel_computes_what_its_twin_does():
-    """In a process of its own: Triton decides at its import whether it interprets."""
+def test_every_kernel_agrees_with_its_twin():
+    """In a process of its own, as Triton chooses its interpreter at import."""
     pytest.importorskip("triton", reason="triton is not installed")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", INTERPRETED],
@@ -54,15 +55,15 @@ def test_every_kernel_compiles_for_hopper_and_reads_in_wide_pieces(tmp_path):
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert len(counts) == 17
-    attentions = {name: found for name, found in counts.items() if "spilled" in found}
+    attentions = {name: count for name, count in counts.items() if "spilled" in count}
     assert len(attentions) == 10
     assert attentions.pop("decode_join")["spilled"] == 0
-    for name, found in attentions.items():
-        assert found["cp.async"] > 0, f"{name}: the loop is not pipelined"
-        assert found["ld.global.b16"] == found["ld.global.b8"] == 0, f"{name}: narrow loads"
-        assert found["spilled"] == 0, name
-        assert (found["mma.sync"] > 0) is name.startswith(("decode", "fused")), name
-        assert (found["wgmma.mma_async"] > 0) is name.startswith(("chunk", "fused")), name
+    for name, count in attentions.items():
+        assert count["cp.async"] > 0, f"{name}: the loop is not pipelined"
+        assert count["ld.global.b16"] == count["ld.global.b8"] == 0, f"{name}: narrow loads"
+        assert count["spilled"] == 0, name
+        assert (count["mma.sync"] > 0) is name.startswith(("decode", "fused")), name
+        assert (count["wgmma.mma_async"] > 0) is name.startswith(("chunk", "fused")), name
     spills = {name: c for name, c in counts.items() if c["st.local"] or c["ld.local"]}
     assert not spills
 
@@ -70,7 +71,7 @@ def test_every_kernel_compiles_for_hopper_and_reads_in_wide_pieces(tmp_path):
 @pytest.mark.parametrize(
     ("n_rows", "n_kv", "expected"), [(1, 8, 32), (32, 8, 2), (256, 8, 1), (33, 8, 1), (1, 132, 2)]
 )
-def test_contexts_are_cut_until_132_processors_have_two_programs_each(n_rows, n_kv, expected):
+def test_contexts_are_split_until_132_processors_have_two_programs_each(n_rows, n_kv, expected):
     assert tiles.splits_for(n_rows, n_kv, 132) == expected
 
 
@@ -78,15 +79,15 @@ def test_contexts_are_cut_until_132_processors_have_two_programs_each(n_rows, n_
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 500)), max_size=5),
     st.sampled_from([1, 2, 3, 4, 7, 64]),
 )
-def test_tiles_cover_every_position_once_and_where_it_is(lengths, group):
+def test_tiles_cover_every_position_once_at_its_place(lengths, group):
     pieces, first = [], 0
     for row, (n, start) in enumerate(lengths):
         pieces.append(tiles.PromptPiece(row, first, n, start))
         first += n
-    table = tiles.cut(pieces, group)
-    seen = {(row, at + i, start + i) for row, at, n, start in table.tolist() for i in range(n)}
-    wanted = {(p.row, p.first + i, p.start + i) for p in pieces for i in range(p.n)}
-    assert seen == wanted
+    table = tiles.cut_tiles(pieces, group)
+    covered = {(row, at + i, start + i) for row, at, n, start in table.tolist() for i in range(n)}
+    expected = {(p.row, p.first + i, p.start + i) for p in pieces for i in range(p.n)}
+    assert covered == expected
     assert sum(table[:, 2]) == first
     assert all(1 <= n <= 64 // group for n in table[:, 2])
     ends = (table[:, 2] + table[:, 3]).tolist()
@@ -104,7 +105,7 @@ def test_attention_of_equal_keys_is_the_mean_of_the_values():
     assert out[0, :, 0].tolist() == pytest.approx([4.2, 4.2])  # (1 + 2 + 3 + 4 + 11) / 5
 
 
-def test_a_position_of_a_prompt_sees_nothing_after_itself():
+def test_a_position_of_a_prompt_attends_to_no_later_position():
     cache = torch.zeros(1, 2, 1, 4, 16)
     cache[0, 1, 0, :, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0])
     tile = tiles.Tiles(torch.tensor([[0, 0, 2, 1]], dtype=torch.int32))
@@ -113,7 +114,7 @@ def test_a_position_of_a_prompt_sees_nothing_after_itself():
     assert out[:, 0, 0].tolist() == pytest.approx([1.5, 2.0])
 
 
-def test_greedy_takes_the_first_of_the_largest_whatever_the_key():
+def test_greedy_returns_the_first_of_equal_logits_for_any_key():
     logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 1.0, 5.0]])
     keys = torch.tensor([[1, 2], [-3, 4]], dtype=torch.int32)
     assert plain.sample(logits, torch.zeros(2), keys).tolist() == [1, 0]
@@ -127,11 +128,11 @@ def test_draws_follow_the_softmax_at_the_temperature():
     keys = torch.randint(-(2**31), 2**31, (n, 2), generator=generator).to(torch.int32)
     drawn = plain.sample(logits, torch.full((n,), 2.0), keys)
     expected = torch.softmax(torch.tensor([0.0, 0.5, 1.0, 2.0]), 0) * n
-    found = torch.bincount(drawn, minlength=4)
-    assert float(((found - expected) ** 2 / expected).sum()) < 30.7
+    counts = torch.bincount(drawn, minlength=4)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 30.7
 
 
-def test_a_row_is_drawn_alike_alone_and_in_company():
+def test_a_draw_does_not_depend_on_the_other_rows():
     generator = torch.Generator().manual_seed(9)
     logits = torch.randn(6, 50, generator=generator)
     keys = torch.randint(0, 2**31, (6, 2), generator=generator).to(torch.int32)

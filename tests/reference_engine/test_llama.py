@@ -1,5 +1,5 @@
-"""The forward pass against independent oracles: transformers, a frozen file of its logits, and
-dense attention written out."""
+"""The forward pass on the CPU against independent oracles: `transformers`, a file of its logits,
+and dense attention written out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.reference_engine.engine_kit import request
 torch = pytest.importorskip("torch", reason="torch is not installed")
 attention = pytest.importorskip("reference_engine.model.attention")
 llama = pytest.importorskip("reference_engine.model.llama")
-paging = pytest.importorskip("reference_engine.model.paging")
 linear = pytest.importorskip("reference_engine.model.linear")
 oracle = pytest.importorskip("tests.reference_engine.llama_oracle")
 
@@ -29,17 +28,17 @@ def model_of(config: ModelConfig, state: dict[str, object]):
 
 
 def last_logits(model, pool: KvPool, req: Request, n_tokens: int):
-    """Compute the next `n_tokens` of a request and return the logits of the last."""
+    """Logits of the last of the next `n_tokens` of a request, which are computed."""
     assert pool.grow(req, n_tokens)
     with torch.inference_mode():
-        step = attention.flatten([Row(req, req.n_computed, n_tokens, True)], model.paging)
+        step = attention.flatten([Row(req, req.n_computed, n_tokens, True)], model.layout)
         logits = model.forward(step)
     req.n_computed += n_tokens
     return logits[0]
 
 
 def all_logits(model, prompt: list[int]):
-    """Logits of every position, one token at a time."""
+    """Logits of every position, computed token by token."""
     pool, req = KvPool(64), request("r", prompt, 1)
     return torch.stack([last_logits(model, pool, req, 1) for _ in prompt])
 
@@ -47,25 +46,25 @@ def all_logits(model, prompt: list[int]):
 @pytest.mark.parametrize("name", list(oracle.FAMILIES))
 def test_logits_equal_those_of_transformers(name):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    state = oracle.drawn(oracle.FAMILIES[name])
+    state = oracle.random_state(oracle.FAMILIES[name])
     ours = all_logits(model_of(oracle.FAMILIES[name], state), oracle.PROMPT)
     expected = oracle.huggingface_logits(oracle.FAMILIES[name], state, oracle.PROMPT)
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", list(oracle.FAMILIES))
-def test_logits_equal_the_frozen_ones_of_transformers(name):
+def test_logits_equal_the_stored_logits_of_transformers(name):
     golden = json.loads(GOLDEN.read_text())[name]
     ours = all_logits(
-        model_of(oracle.FAMILIES[name], oracle.drawn(oracle.FAMILIES[name])), oracle.PROMPT
+        model_of(oracle.FAMILIES[name], oracle.random_state(oracle.FAMILIES[name])), oracle.PROMPT
     )
     for position, expected in golden.items():
         torch.testing.assert_close(ours[int(position)], torch.tensor(expected), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("chunk", [7, 16, 64])
-def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(chunk):
-    model, pool = model_of(oracle.NANO, oracle.drawn(oracle.NANO)), KvPool(64)
+def test_a_prompt_in_chunks_has_the_logits_of_the_whole_prompt(chunk):
+    model, pool = model_of(oracle.NANO, oracle.random_state(oracle.NANO)), KvPool(64)
     whole = last_logits(model, pool, request("whole", oracle.PROMPT, 1), len(oracle.PROMPT))
     req = request("parts", oracle.PROMPT, 1)
     while req.n_remaining:
@@ -74,12 +73,12 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(chunk):
 
 
 @pytest.mark.parametrize(
-    ("most_scores", "groups"),
+    ("max_scores", "groups"),
     [(1, [1, 1, 1]), (4 * 96, [2, 1]), (4 * 335, [2, 1]), (4 * 336, [3])],  # 3, 3 and 7 blocks
 )
-def test_paged_attention_is_dense_attention(most_scores, groups):
-    """Five requests of different lengths in one step, their blocks scattered by churn, against
-    softmax(q·kᵀ)·v written out per request and head; decoding rows in groups."""
+def test_paged_attention_is_dense_attention(max_scores, groups):
+    """Five requests of different lengths in a step, decoding rows in groups, their blocks
+    scattered: compared with softmax(q·kᵀ)·v, written out per request and head."""
     generator = torch.Generator().manual_seed(1)
     n_q, n_kv, dim, pool = 4, 2, 16, KvPool(64, prefix_cache=False)
     cache = torch.zeros(2, n_kv, 64, 16, dim)
@@ -95,11 +94,11 @@ def test_paged_attention_is_dense_attention(most_scores, groups):
         for position, kv in enumerate(dense[name]):
             cache[:, :, req.blocks[position // 16], position % 16] = kv
         rows.append(Row(req, start, n_tokens, True))
-    step = attention.flatten(rows, paging.Paging(n_q, n_kv, 64, 16), most_scores)
+    step = attention.flatten(rows, attention.KvLayout(n_q, n_kv, 64, 16), max_scores)
     assert [decodes.end - decodes.begin for decodes in step.decodes] == groups
     q = torch.randn(len(step.tokens), n_q, dim, generator=generator)
     out = q.clone()
-    attention.attend(out, cache, step, attention.Desk())
+    attention.attend(out, cache, step, attention.ScratchMemory())
     at = 0
     for i in step.order:
         (_, start, n_tokens, _), kv = rows[i], dense[rows[i].request.id]
@@ -114,7 +113,7 @@ def test_paged_attention_is_dense_attention(most_scores, groups):
 
 
 def test_stale_memory_does_not_leak_into_a_new_request():
-    model = model_of(oracle.NANO, oracle.drawn(oracle.NANO))
+    model = model_of(oracle.NANO, oracle.random_state(oracle.NANO))
     fresh = last_logits(model, KvPool(64), request("a", oracle.PROMPT[:20], 1), 20)
     model._cache.fill_(1e4)
     again = last_logits(model, KvPool(64), request("b", oracle.PROMPT[:20], 1), 20)
@@ -123,7 +122,7 @@ def test_stale_memory_does_not_leak_into_a_new_request():
 
 @pytest.mark.parametrize("on_intel", [False, True])
 @pytest.mark.parametrize("shape", [(640, 384), (384, 1024), (128, 128), (1100, 64)])
-def test_a_matrix_gives_the_product_whatever_order_it_is_kept_in(shape, on_intel):
+def test_a_matrix_gives_the_same_product_in_every_memory_order(shape, on_intel):
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(shape, generator=generator)
     matrix = linear.Linear(weight, on_intel)

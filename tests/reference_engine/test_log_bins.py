@@ -26,7 +26,7 @@ def test_a_count_is_in_its_bin_and_the_bin_is_narrow(n):
     assert EDGES[i + 1] - EDGES[i] <= max(1, n / 8)
 
 
-def test_what_is_longer_than_the_bins_is_unlimited():
+def test_counts_beyond_the_bins_are_unlimited():
     assert bin_of(LONGEST) == bin_of(10**12) == UNLIMITED
     assert len(EDGES) == N_BINS
 
@@ -41,30 +41,30 @@ def survival_of(lengths, n_unlimited=0):
 
 @given(LENGTHS, st.integers(0, 3), st.data())
 def test_small_counts_are_exact(lengths, n_unlimited, data):
-    """Below 16 tokens every count has its bin, so the answers are those of the plain list."""
+    """Below 16 tokens every count has its bin, so the figures are those of the plain list."""
     max_tokens = data.draw(st.integers(1, 15))
     n_output = data.draw(st.integers(0, max_tokens - 1))
     longer = [n for n in [*lengths, *[10**9] * n_unlimited] if n > n_output]
-    found = survival_of(lengths, n_unlimited).remaining(n_output, max_tokens)
+    left_dist = survival_of(lengths, n_unlimited).remaining(n_output, max_tokens)
     if not longer:
-        assert found == (max_tokens - n_output,) * 3
+        assert left_dist == (max_tokens - n_output,) * 3
         return
     left = sorted(min(n, max_tokens) - n_output for n in longer)
-    assert found.mean == pytest.approx(sum(left) / len(left))
+    assert left_dist.mean == pytest.approx(sum(left) / len(left))
     # The inverted distribution function: the smallest value that at least p of them do not exceed.
-    assert found.q50 == left[-(-5 * len(left) // 10) - 1]
-    assert found.q90 == left[-(-9 * len(left) // 10) - 1]
+    assert left_dist.q50 == left[-(-5 * len(left) // 10) - 1]
+    assert left_dist.q90 == left[-(-9 * len(left) // 10) - 1]
 
 
 def test_large_counts_are_spread_evenly_over_their_bin():
-    # 16 … 17 is one bin: a mean of 16.5, and nobody above 17.
+    # 16 … 17 is one bin: a mean of 16.5, and none above 17.
     even = survival_of([16])
     assert even.remaining(0, 1000) == (16.5, 16.0, 17.0)
     assert even.remaining(16, 1000) == (1.0, 1.0, 1.0)
     assert even.at_least(17) == 0.5
 
 
-def test_the_longest_bin_counts_to_the_limit_and_beyond_it_all_is_unlimited():
+def test_unlimited_answers_count_up_to_max_tokens():
     # One answer of 4 tokens, one as long as allowed.
     both = survival_of([4], 1)
     assert both.remaining(0, 100) == (52.0, 4.0, 100.0)

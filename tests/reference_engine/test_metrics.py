@@ -10,8 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reference_engine.metrics.exposition import Moment, page
-from reference_engine.metrics.histograms import BoundedNames, Histogram
-from reference_engine.metrics.metrics import EngineMetrics, one_two_five
+from reference_engine.metrics.metrics import DepartureRate, EngineMetrics, Histogram, one_two_five
 from reference_engine.smdp.decision_table import load_table
 from reference_engine.smdp.states import N_STATES
 from reference_engine.state.sequence import State
@@ -63,8 +62,8 @@ def read(text: str):
 
 @pytest.fixture(scope="module")
 def families():
-    """The page after three answers of 3 prompt tokens (the last two with a cached prefix would
-    need 17) and 4, 5 and 6 generated ones, and one client that hung up long before the end."""
+    """The page after three answers to prompts of 3 tokens (too short for the prefix cache) with 4,
+    5 and 6 generated tokens, and a client that disconnected long before the end."""
 
     async def scene():
         async with serving(max_model_len=1024, executor_args={"step_s": 0.002}) as server:
@@ -81,15 +80,15 @@ def families():
 
 
 def value(families, name, **labels):
-    """The one sample of this name and these labels."""
+    """The value of the only sample with this name and these labels."""
     family = next(f for n, f in families.items() if name.startswith(n))
-    found = [
+    values = [
         sample.value
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     ]
-    assert len(found) == 1, (name, labels, found)
-    return found[0]
+    assert len(values) == 1, (name, labels, values)
+    return values[0]
 
 
 def test_names_and_types_are_those_of_vllm(families):
@@ -103,7 +102,7 @@ def test_names_and_types_are_those_of_vllm(families):
     assert families["vllm:cache_config_info"].samples[0].labels["block_size"] == "16"
 
 
-def test_every_series_says_which_model_and_engine(families):
+def test_every_series_has_the_model_and_the_engine_as_labels(families):
     for family in families.values():
         for sample in family.samples:
             assert sample.labels["model_name"] == "nano"
@@ -134,7 +133,7 @@ def test_a_known_workload_is_counted(families):
     assert value(families, "vllm:request_prompt_tokens_sum") == 9
     n_tokens = value(families, "vllm:generation_tokens_total")
     assert n_tokens > 15
-    # Every token but the four first ones has a gap before it.
+    # Every token except the first of each answer has a gap before it.
     assert value(families, "vllm:inter_token_latency_seconds_count") == n_tokens - 4
     assert value(families, "vllm:kv_cache_usage_perc") == 0
     assert value(families, "vllm:num_requests_running") == 0
@@ -169,7 +168,7 @@ def test_preemptions_are_counted():
     assert value(families, "vllm:num_preemptions_total") == n > 0
 
 
-def test_a_failed_engine_still_tells_its_numbers():
+def test_a_failed_engine_still_serves_metrics():
     class Broken:
         caps = toy_engine().executor.caps
 
@@ -219,9 +218,11 @@ def test_sizes_go_up_to_the_context():
     assert one_two_five(1000)[-1] == 1000
 
 
-def test_tenants_beyond_the_first_few_are_others():
-    names = BoundedNames(most=2)
-    assert [names.known(name) for name in "abcab"] == ["a", "b", "other", "a", "b"]
+def test_tenants_beyond_the_first_few_are_counted_as_other():
+    metrics = EngineMetrics(1000, most_tenants=2)
+    for tenant, seconds in zip("abcabd", (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), strict=True):
+        metrics.on_event(StepEvent(0.0, 0, "jump", {"seconds": seconds}, "r", tenant))
+    assert metrics.displaced_s == {("a",): 9.0, ("b",): 18.0, ("other",): 36.0}
 
 
 def test_a_jump_is_charged_to_its_tenant_and_an_operator_is_counted():
@@ -235,9 +236,9 @@ def test_a_jump_is_charged_to_its_tenant_and_an_operator_is_counted():
     assert value(families, "ref:interventions_total", kind="pause_tenant") == 1
 
 
-def test_steps_in_a_state_no_table_saw_and_what_forecasts_missed_are_counted(tmp_path):
-    """A table that never saw anything: every step that it decides is one, and whoever starves is
-    served by the same fallback."""
+def test_unvisited_states_and_forecast_errors_are_counted(tmp_path):
+    """A table without visits: every step that it decides is in an unvisited state. Starving
+    requests use the same fallback but do not count."""
     table = load_table("hand_made").model_dump(mode="json", by_alias=True)
     sheet = {"actions": [0] * N_STATES, "visits": [0] * N_STATES}
     path = tmp_path / "blind.json"
@@ -261,3 +262,24 @@ def test_steps_in_a_state_no_table_saw_and_what_forecasts_missed_are_counted(tmp
     assert value(families, "ref:smdp_unvisited_state_total") == n_steps > 3
     assert value(families, "ref:forecast_error_seconds_sum") == 0.75
     assert value(families, "ref:forecast_error_seconds_count") == 3
+
+
+def test_a_steady_rate_gives_the_wait():
+    departures = DepartureRate()
+    for i in range(1, 2001):
+        departures.add(i * 0.1)
+    assert departures.wait_s(40, 200.0) == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_short_history_gives_the_rate_of_its_own_period():
+    departures = DepartureRate()
+    for i in range(6):
+        departures.add(100.0 + i)
+    assert departures.wait_s(10, 105.0) == pytest.approx(10.0, rel=0.1)
+
+
+def test_without_departures_there_is_no_prediction():
+    departures = DepartureRate()
+    assert departures.wait_s(3, 1.0) is None
+    departures.add(1.0)
+    assert departures.wait_s(3, 2.0) is None

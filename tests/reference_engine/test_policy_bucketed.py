@@ -1,4 +1,4 @@
-"""Buckets of prompt length: how they split, who goes first, and what padding costs."""
+"""Buckets of prompt length: splitting, order of service, and the cost of padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference_engine.policies.length_buckets import Buckets
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Cause, Why
 from tests.reference_engine.engine_kit import Rig, request, rig
-from tests.reference_engine.policy_kit import Asked, play, traffic
+from tests.reference_engine.policy_kit import Arrival, play, traffic
 
 
 def bucketed(n_blocks: int = 256, max_num_seqs: int = 64, **knobs: Any) -> Rig:
@@ -41,25 +41,25 @@ def ranges(buckets: Buckets) -> list[str]:
     return [bucket.name for bucket in buckets.all]
 
 
-def test_buckets_split_in_the_middle_where_the_short_ones_are_and_merge_when_idle():
+def test_buckets_split_at_the_middle_and_merge_when_the_load_falls():
     buckets = Buckets(longest=1023, split_above=2, split_share=0.5)
     reqs = prompts(10, 20, 900)
     for req in reqs[:2]:
         buckets.put(req, 9.0)
-    buckets.adjust(n_reading=0)
-    assert ranges(buckets) == ["0-1024"]  # two are not more than two
+    buckets.adjust(n_prefills=0)
+    assert ranges(buckets) == ["0-1024"]  # split_above is 2
     buckets.put(reqs[2], 9.0)
-    new = buckets.adjust(n_reading=0)
+    new = buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-512", "512-1024"] == [bucket.name for bucket in new]
     assert [len(bucket) for bucket in buckets.all] == [2, 1]
     buckets.put(prompts(1, 2, 3, 30)[3], 9.0)
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-32", "32-64", "64-128", "128-256", "256-512", "512-1024"]
     for req in reqs:
         buckets.drop(req.id)
-    buckets.adjust(n_reading=1)  # one waits and one is read: two are active
+    buckets.adjust(n_prefills=1)  # one waits and one is in prefill: two are active
     assert len(buckets.all) == 6
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-1024"]
 
 
@@ -67,7 +67,7 @@ def test_a_bucket_of_mostly_long_prompts_does_not_split():
     buckets = Buckets(longest=1023, split_above=1, split_share=0.5)
     for req in prompts(10, 900, 950):
         buckets.put(req, 9.0)
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     assert ranges(buckets) == ["0-1024"]
 
 
@@ -77,21 +77,21 @@ def test_a_bucket_of_mostly_long_prompts_does_not_split():
     split_share=st.floats(0.1, 1.0),
     leaving=st.sets(st.integers(0, 29)),
 )
-def test_everybody_is_in_the_one_bucket_of_its_length(lengths, split_above, split_share, leaving):
+def test_each_request_is_in_the_bucket_of_its_length(lengths, split_above, split_share, leaving):
     """Also prompts longer than the range, which belong to its end."""
     buckets = Buckets(1023, split_above, split_share)
     reqs = prompts(*lengths)
     for req in reqs:
         buckets.put(req, 9.0)
-        buckets.adjust(n_reading=0)
+        buckets.adjust(n_prefills=0)
     for k in leaving & set(range(len(reqs))):
         buckets.drop(reqs[k].id)
-    buckets.adjust(n_reading=0)
+    buckets.adjust(n_prefills=0)
     lows = [bucket.low for bucket in buckets.all]
     highs = [bucket.high for bucket in buckets.all]
     assert lows[0] == 0
     assert highs == [*lows[1:], 1024]  # no gap, no overlap
-    held = {req.id: bucket for bucket in buckets.all for _, req in bucket.line.entries()}
+    held = {req.id: bucket for bucket in buckets.all for _, req in bucket.queue.entries()}
     assert held.keys() == {req.id for k, req in enumerate(reqs) if k not in leaving}
     for name, bucket in held.items():
         n_tokens = int(name.split("-")[1])
@@ -130,8 +130,8 @@ def test_budgets_hold_with_padding_counted(
 
 @settings(max_examples=20)
 @given(coming=traffic, wait_ms=st.integers(10, 200), pad=st.sampled_from(["none", "batch_max"]))
-def test_who_waited_too_long_is_overtaken_by_nobody_who_came_later(coming, wait_ms, pad):
-    coming = [Asked(one.at_s, one.n_prompt, one.n_output) for one in coming]
+def test_no_later_arrival_overtakes_an_overdue_request(coming, wait_ms, pad):
+    coming = [Arrival(arrival.at_s, arrival.n_prompt, arrival.n_output) for arrival in coming]
     for moment in play(
         "bucketed", coming, n_blocks=12, max_num_seqs=2, token_budget=48, pad=pad,
         max_bucket_wait=f"{wait_ms}ms",
@@ -141,7 +141,7 @@ def test_who_waited_too_long_is_overtaken_by_nobody_who_came_later(coming, wait_
         planned = moment.planned
         if not (overdue and planned):
             continue
-        assert planned[0] in overdue, "somebody came before an overdue request"
+        assert planned[0] in overdue, "a request was planned before an overdue one"
         if pad == "none" and not set(planned) <= overdue:  # padded: one bucket a step
             assert overdue <= set(planned), "an overdue request was left out for another"
 
@@ -153,7 +153,7 @@ def test_the_same_traffic_gives_the_same_plans(coming):
     assert [moment.plan for moment in first] == [moment.plan for moment in second]
 
 
-def test_short_prompts_overtake_a_long_one_that_is_being_read():
+def test_short_prompts_overtake_a_long_prompt_in_prefill():
     engine = bucketed(token_budget=64)
     engine.admit(*prompts(900))
     engine.step()
@@ -186,7 +186,7 @@ def test_after_max_bucket_wait_a_long_prompt_goes_first():
     assert planned(engine) == {"p0-900": 64}
 
 
-def test_a_padded_step_reads_one_bucket_with_every_row_as_long_as_the_longest():
+def test_a_padded_step_prefills_one_bucket_with_rows_of_equal_length():
     engine = bucketed(token_budget=100, pad="batch_max")
     engine.admit(*prompts(20, 30, 25, 28, 600, 500))
     assert planned(engine) == {"p0-20": 20, "p1-30": 30, "p2-25": 25}  # 4 × 30 would not fit
@@ -194,8 +194,8 @@ def test_a_padded_step_reads_one_bucket_with_every_row_as_long_as_the_longest():
 
 
 def test_buckets_save_padding():
-    """Alternating short and long prompts, all read: in one bucket short rows are padded to long
-    ones, in buckets of like length next to nothing is."""
+    """Alternating short and long prompts: in one bucket short rows are padded to long rows, in
+    buckets of similar length almost nothing is padded."""
     padding = {}
     for split_above in (1, 10_000):
         engine = bucketed(token_budget=512, pad="batch_max", split_above=split_above,
@@ -206,7 +206,7 @@ def test_buckets_save_padding():
     assert padding == {1: 0, 10_000: 10 * 160}
 
 
-def test_a_bucket_waits_until_it_is_full_or_its_oldest_waited_long_enough():
+def test_a_bucket_waits_until_it_is_full_or_its_oldest_request_is_overdue():
     engine = bucketed(min_batch=2, max_bucket_wait="1s", split_share=0.1)
     engine.admit(*prompts(20, 900, 950))
     assert list(planned(engine)) == ["p1-900", "p2-950"]
@@ -221,9 +221,9 @@ def test_a_bucket_waits_until_it_is_full_or_its_oldest_waited_long_enough():
     assert waits[cause] == pytest.approx(1.0)
 
 
-def test_with_nothing_else_to_do_it_waits_on_purpose():
+def test_an_engine_with_only_an_unready_bucket_waits():
     engine = bucketed(min_batch=2, max_bucket_wait="1s")
     engine.admit(*prompts(20))
     assert (engine.plan.items, engine.plan.wait_until_s) == ((), 1.0)
-    engine.state.is_source_closed = True  # nobody else will come
+    engine.state.is_source_closed = True  # no more requests will arrive
     assert planned(engine) == {"p0-20": 20}

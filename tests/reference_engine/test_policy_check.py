@@ -1,4 +1,4 @@
-"""The policy check finds what it says it finds: one deliberately broken policy per rule."""
+"""The policy check: a deliberately broken policy per rule, and correct policies that pass."""
 
 import pytest
 from pydantic import PrivateAttr
@@ -10,7 +10,7 @@ from reference_engine.state.plan import Cause, Item, Plan, Preemption, Why
 
 
 class Simple(Policy):
-    """First come, first served, whole prompts, all decodes: the base of all that is broken."""
+    """First come, first served, whole prompts, all decodes: the base of the broken policies."""
 
     kind = "simple"
     is_work_conserving = True
@@ -122,20 +122,20 @@ class Patient(Shortest):
 
 
 class Remembers(Simple):
-    _seen: dict[str, float] = PrivateAttr(default_factory=dict)
+    _arrived_s: dict[str, float] = PrivateAttr(default_factory=dict)
 
     def on_arrival(self, request, view):
-        self._seen[request.id] = view.now_s
+        self._arrived_s[request.id] = view.now_s
 
     def on_finish(self, request, view):
-        del self._seen[request.id]
+        del self._arrived_s[request.id]
 
     def order(self, view):
-        return sorted(view.waiting, key=lambda r: (r.priority, self._seen[r.id]))
+        return sorted(view.waiting, key=lambda r: (r.priority, self._arrived_s[r.id]))
 
 
 class Forgiver(Simple):
-    """Takes promises back, so that it cannot miss any."""
+    """Removes SLOs, so that it cannot miss any."""
 
     def on_step_end(self, record, view):
         for request in view.waiting:
@@ -143,7 +143,7 @@ class Forgiver(Simple):
 
 
 class Hoarder(Simple):
-    """Takes a block that nobody sees it take."""
+    """Takes a block without the engine's knowledge."""
 
     def on_finish(self, request, view):
         view.kv._references[3] += 1
@@ -159,23 +159,23 @@ class Hoarder(Simple):
         (Circles, "progress", "not done after"),
         (Meddler, "read-only", "on_arrival() changed r"),
         (Forgiver, "read-only", "ttft_slo_s was 0.5, is None"),
-        (Hoarder, "no leak", "the engine's books no longer agree: block 3: "),
+        (Hoarder, "no leak", "the engine's state is inconsistent: block 3: "),
         (Cheat, "no oracle", "plan() reads request.oracle_output_tokens (test_policy_check.py:"),
-        (Fickle, "determinism", "the same workload again made another plan in step"),
-        (Unordered, "determinism", "order sets before use"),
-        (Idler, "work conservation", "claims is_work_conserving and idles at"),
+        (Fickle, "determinism", "the same workload gave two different plans in step"),
+        (Unordered, "determinism", "sort sets before use"),
+        (Idler, "work conservation", "claims is_work_conserving but is idle at"),
         (Clumsy, "plans", "on_finish() raised KeyError: "),
-        (Shortest, "aging", "it claims is_aged, with a patience of 2 s, and let a long"),
+        (Shortest, "aging", "it claims is_aged with starvation 2 s, but a long request"),
     ],
 )
-def test_a_broken_policy_is_found_and_told(policy, rule, message):
+def test_each_broken_policy_raises_a_fault_of_its_rule(policy, rule, message):
     with pytest.raises(PolicyFault) as fault:
         check_policy(policy, n_workloads=12)
     assert fault.value.rule == rule
     assert message in str(fault.value)
 
 
-def test_a_fault_is_told_with_the_fewest_requests_that_show_it():
+def test_a_fault_shows_the_smallest_workload_that_causes_it():
     with pytest.raises(PolicyFault) as fault:
         check_policy(Lazy, n_workloads=12)
     assert "with 3 requests, " in str(fault.value)  # one to run, two to wait
@@ -192,7 +192,7 @@ def test_a_correct_policy_passes(policy):
     assert ("aging" in report.rules) == (policy is Patient)
 
 
-def test_a_policy_that_imports_a_clock_is_refused_before_it_runs(tmp_path):
+def test_a_policy_that_imports_a_clock_is_rejected_before_it_runs(tmp_path):
     from loadgen.plugins import load_plugin
 
     plugin = tmp_path / "clocked.py"

@@ -1,5 +1,5 @@
 """The first-come-first-served modes by example: continuous, orca, prefill_first, split_fuse, and
-chunked with a budget from the promise."""
+chunked with a budget from the TPOT SLO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.reference_engine.engine_kit import request, rig
 
 
 class PerToken:
-    """1 ms a step and 0.1 ms a token: sizes by hand."""
+    """Steps of 1 ms plus 0.1 ms a token, for sizes computed by hand."""
 
     def estimate(self, shape: StepShape) -> float:
         return 1e-3 + 1e-4 * (shape.prefill_tokens + shape.n_decode)
@@ -24,14 +24,14 @@ class PerToken:
 class Short:
     """Every answer is predicted to have 10 tokens, 20 at the 90th percentile."""
 
-    def predict(self, asked: Request) -> LengthDist:
+    def predict(self, request: Request) -> LengthDist:
         return LengthDist(10.0, 10.0, 20.0)
 
-    def observe(self, asked: Request) -> None:
-        """Always the same."""
+    def observe(self, request: Request) -> None:
+        """Predictions do not depend on observations."""
 
 
-def test_continuous_takes_a_whole_prompt_beside_the_decodes() -> None:
+def test_continuous_prefills_a_whole_prompt_with_the_decodes() -> None:
     engine = rig(policy="continuous")
     engine.admit(request("short", range(5), 10))
     engine.step()
@@ -39,7 +39,7 @@ def test_continuous_takes_a_whole_prompt_beside_the_decodes() -> None:
     assert engine.shares == {"short": 1, "long": 500}
 
 
-def test_continuous_lets_the_head_of_the_queue_hold_up_those_behind_it() -> None:
+def test_continuous_admits_no_request_past_a_blocked_head() -> None:
     engine = rig(policy="continuous", n_blocks=10, watermark=0.0)
     engine.admit(request("a", range(64), 9))
     engine.step()
@@ -50,7 +50,7 @@ def test_continuous_lets_the_head_of_the_queue_hold_up_those_behind_it() -> None
     assert plan.rest == Cause(Why.behind, "big")
 
 
-def test_a_prompt_longer_than_a_step_is_read_in_several() -> None:
+def test_a_prompt_longer_than_a_step_is_prefilled_in_several_steps() -> None:
     engine = rig(policy="continuous", max_step_tokens=40)
     engine.admit(request("long", range(100), 1), request("next", range(200, 210), 1))
     shares = [engine.shares]
@@ -69,7 +69,7 @@ def test_orca_reserves_for_all_a_request_may_generate() -> None:
     assert engine.state.counters.preemptions == 0
 
 
-def test_continuous_runs_more_of_the_same_and_pays_with_preemptions() -> None:
+def test_continuous_runs_more_requests_than_orca_and_preempts() -> None:
     engine = rig(policy="continuous", n_blocks=11)
     engine.admit(*(request(f"r{k}", range(20 * k, 20 * k + 16), 33) for k in range(4)))
     assert len(engine.plan.items) == 4
@@ -81,7 +81,9 @@ def test_continuous_runs_more_of_the_same_and_pays_with_preemptions() -> None:
     ("reserve", "n_admitted"),
     [("watermark", 9), ("prompt", 9), ("predicted", 3), ("max", 2)],
 )
-def test_what_an_admission_reserves_decides_how_many_run(reserve: str, n_admitted: int) -> None:
+def test_the_reserve_of_an_admission_limits_the_running_requests(
+    reserve: str, n_admitted: int
+) -> None:
     """Prompts of one block; 16 + 20 tokens are 3 blocks, 16 + 49 − 1 are 4; there are 9."""
     engine = rig(policy="continuous", n_blocks=9, reserve=reserve, watermark=0.0, predictor=Short())
     engine.admit(*(request(f"r{k}", range(20 * k, 20 * k + 16), 49) for k in range(9)))
@@ -126,16 +128,16 @@ def test_split_fuse_steps_have_exactly_the_budget_while_there_is_work(
     engine.admit(*(request(f"r{k}", [k] * n, 20) for k, n in enumerate(prompts)))
     while engine.state.has_work:
         running, waiting = list(engine.state.view().running), list(engine.state.view().waiting)
-        known = sum(one.n_remaining for one in running) + sum(one.n_tokens for one in waiting)
+        left = sum(r.n_remaining for r in running) + sum(r.n_tokens for r in waiting)
         taken = sum(engine.shares.values())
         room_for_more = len(running) < min(budget, 64)
-        if known >= budget and (room_for_more or not waiting):
+        if left >= budget and (room_for_more or not waiting):
             assert taken == budget
         assert taken <= budget
         engine.step()
 
 
-def test_split_fuse_can_fill_a_step_with_work_for_nobody() -> None:
+def test_split_fuse_can_fill_a_step_with_padding() -> None:
     engine = rig(policy="split_fuse", token_budget=32, pad="budget")
     engine.admit(request("a", range(5), 3))
     assert engine.plan.padding.prefill_tokens == 27
@@ -143,7 +145,7 @@ def test_split_fuse_can_fill_a_step_with_work_for_nobody() -> None:
     assert engine.state.counters.padding_tokens == 27 + 31 + 31
 
 
-def test_a_budget_from_the_promise_reads_what_the_cost_model_allows() -> None:
+def test_an_slo_budget_prefills_as_much_as_the_cost_model_allows() -> None:
     """1 ms + 0.1 ms a token within 11 ms: 100 tokens, of which one decodes."""
     engine = rig(token_budget="slo", tpot_slo="11ms", cost=PerToken())
     engine.admit(request("a", range(5), 10))
@@ -152,7 +154,7 @@ def test_a_budget_from_the_promise_reads_what_the_cost_model_allows() -> None:
     assert engine.shares == {"a": 1, "long": 99}
 
 
-def test_a_budget_from_the_promise_follows_the_strictest_request() -> None:
+def test_an_slo_budget_follows_the_strictest_request() -> None:
     engine = rig(token_budget="slo", cost=PerToken())
     lax, strict = request("lax", range(5), 10), request("strict", range(20, 25), 10)
     lax.tpot_slo_s, strict.tpot_slo_s = 0.021, 0.006
@@ -162,7 +164,7 @@ def test_a_budget_from_the_promise_follows_the_strictest_request() -> None:
     assert engine.shares == {"lax": 1, "strict": 1, "long": 48}
 
 
-def test_a_promise_that_cannot_be_kept_still_lets_prompts_be_read() -> None:
+def test_an_slo_that_cannot_be_met_still_lets_prompts_progress() -> None:
     engine = rig(token_budget="slo", tpot_slo="1ms", cost=PerToken())
     engine.admit(request("a", range(5), 10))
     engine.step()
@@ -170,7 +172,7 @@ def test_a_promise_that_cannot_be_kept_still_lets_prompts_be_read() -> None:
     assert engine.shares == {"a": 1, "long": 16}
 
 
-def test_alone_a_prompt_is_read_at_once_whatever_the_promise() -> None:
+def test_a_prompt_without_decodes_is_prefilled_at_once_whatever_the_slo() -> None:
     engine = rig(token_budget="slo", tpot_slo="1ms", cost=PerToken())
     engine.admit(request("long", range(800), 2))
     assert engine.plan.items == (Item("long", 800),)

@@ -1,4 +1,4 @@
-"""Ranking and fair modes under everything an operator and impatient clients do, at random."""
+"""Ranking and fair modes under random actions of operators and impatient clients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def intervene(engine: Rig, draw: Random, live: dict[str, Request]) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("mode", KNOBS)
-def test_nothing_gets_lost_whatever_happens(mode: str, seed: int) -> None:
+def test_no_request_or_block_is_lost_under_random_interventions(mode: str, seed: int) -> None:
     draw = Random(f"{mode} {seed}")
     engine = rig(
         draw.randint(12, 40), 160, draw.randint(1, 6), policy=policy(mode),
@@ -60,16 +60,16 @@ def test_nothing_gets_lost_whatever_happens(mode: str, seed: int) -> None:
         cost=StepCost(step_s=0.01, token_s=1e-4), async_depth=seed % 2, n_host_blocks=30,
     )  # fmt: skip
     live: dict[str, Request] = {}
-    n_asked = 0
+    n_submitted = 0
     for _ in range(5000):
-        if n_asked < N_REQUESTS and draw.random() < 0.3:
+        if n_submitted < N_REQUESTS and draw.random() < 0.3:
             n_prompt, n_output = draw.randint(1, 100), draw.randint(1, 50)
             req = request(
-                f"r{n_asked}", [(n_asked * 7 + i) % 250 for i in range(n_prompt)], n_output,
+                f"r{n_submitted}", [(n_submitted * 7 + i) % 250 for i in range(n_prompt)], n_output,
                 arrived_s=engine.clock.now_s(), tenant=draw.choice("abc"),
                 priority=draw.randint(-2, 2),
             )  # fmt: skip
-            n_asked += 1
+            n_submitted += 1
             with suppress(AdmissionError):  # a hard budget
                 engine.admit(req)
                 live[req.id] = req
@@ -77,7 +77,7 @@ def test_nothing_gets_lost_whatever_happens(mode: str, seed: int) -> None:
         if engine.state.has_work:
             engine.step()
         engine.clock.advance(0.01)
-        if n_asked == N_REQUESTS and all(req.state.is_over for req in live.values()):
+        if n_submitted == N_REQUESTS and all(req.state.is_over for req in live.values()):
             break
     for req in live.values():
         expected = toy_output(req.tokens[: req.n_prompt], req.max_tokens)

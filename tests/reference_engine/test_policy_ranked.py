@@ -14,7 +14,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import Rig, request, rig
-from tests.reference_engine.policy_kit import Asked, play, traffic
+from tests.reference_engine.policy_kit import Arrival, play, traffic
 
 RANKED = ["priority", "weighted_naive", "sjf", "mlfq", "deadline"]
 
@@ -23,8 +23,8 @@ def prompt(n: int) -> list[int]:
     return [n % 256] * n
 
 
-class Told:
-    """A predictor that knows: the answer is as long as the table says, give or take `spread`."""
+class KnownLengths:
+    """A predictor with the true output lengths; `spread` is q90 − q50."""
 
     def __init__(self, spread: float = 0.0, **n_output: int) -> None:
         self.spread, self.n_output = spread, n_output
@@ -34,7 +34,7 @@ class Told:
         return LengthDist(left, left, left + self.spread)
 
     def observe(self, request: Request) -> None:
-        """It knew."""
+        """Nothing to learn."""
 
 
 def admitted_order(engine: Rig) -> list[str]:
@@ -44,7 +44,7 @@ def admitted_order(engine: Rig) -> list[str]:
     return [req.id for req in sorted(waiting, key=lambda req: req.scheduled_s or 0.0)]
 
 
-# --- what holds for each of them
+# --- properties of each of them
 
 
 @pytest.mark.parametrize("mode", RANKED)
@@ -57,7 +57,7 @@ def admitted_order(engine: Rig) -> list[str]:
 )
 def test_budgets_hold_and_nothing_idles(mode, coming, token_budget, max_num_seqs, n_blocks):
     """No step computes more than its budget, and none leaves both slots and blocks unused while a
-    request waits: with nothing running, somebody is always taken in."""
+    request waits: with nothing running, a request is always admitted."""
     for moment in play(
         mode, coming, n_blocks=n_blocks, max_num_seqs=max_num_seqs, token_budget=token_budget
     ):
@@ -77,11 +77,11 @@ def test_the_same_traffic_gives_the_same_plans(mode, coming):
 @pytest.mark.parametrize("mode", ["priority", "sjf", "mlfq", "deadline"])
 @settings(max_examples=20)
 @given(coming=traffic, starvation_ms=st.integers(10, 200))
-def test_who_waited_too_long_is_overtaken_by_nobody_who_came_later(mode, coming, starvation_ms):
+def test_no_later_arrival_overtakes_an_overdue_request(mode, coming, starvation_ms):
     """The bound on waiting: after `starvation`, a request waits for those only that were overdue
     before it. (Requests with a TTFT SLO of their own are overdue earlier in sjf.)"""
     starvation_s = starvation_ms / 1e3
-    coming = [Asked(a.at_s, a.n_prompt, a.n_output, a.tenant, a.priority) for a in coming]
+    coming = [Arrival(a.at_s, a.n_prompt, a.n_output, a.tenant, a.priority) for a in coming]
     since: dict[str, float] = {}
     for moment in play(
         mode, coming, n_blocks=12, max_num_seqs=2, token_budget=48, starvation=f"{starvation_ms}ms"
@@ -94,7 +94,7 @@ def test_who_waited_too_long_is_overtaken_by_nobody_who_came_later(mode, coming,
         planned = moment.planned
         if overdue and planned:
             n_first = sum(name in overdue for name in planned)
-            assert set(planned[:n_first]) <= overdue, "somebody came before an overdue request"
+            assert set(planned[:n_first]) <= overdue, "a request was planned before an overdue one"
             if len(planned) > n_first:
                 assert overdue <= set(planned), "an overdue request was left out for another"
         if mode == "mlfq":
@@ -106,7 +106,7 @@ def test_who_waited_too_long_is_overtaken_by_nobody_who_came_later(mode, coming,
 # --- sjf
 
 
-def sjf(predictor: Told, n_blocks: int = 64, max_num_seqs: int = 1, **knobs: Any) -> Rig:
+def sjf(predictor: KnownLengths, n_blocks: int = 64, max_num_seqs: int = 1, **knobs: Any) -> Rig:
     return rig(
         n_blocks, 512, max_num_seqs, policy="sjf", predictor=predictor,
         executor_args={"step_s": 0.01}, **knobs,
@@ -114,14 +114,14 @@ def sjf(predictor: Told, n_blocks: int = 64, max_num_seqs: int = 1, **knobs: Any
 
 
 def test_sjf_takes_the_shortest_answer_first():
-    engine = sjf(Told(a=30, b=10, c=20))
+    engine = sjf(KnownLengths(a=30, b=10, c=20))
     engine.admit(*(request(name, prompt(5), 40) for name in "abc"))
     assert admitted_order(engine) == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize(("kappa", "order"), [(0.0, ["wild", "tame"]), (1.0, ["tame", "wild"])])
 def test_sjf_counts_an_uncertain_job_as_longer(kappa, order):
-    class Unsure(Told):
+    class Unsure(KnownLengths):
         def predict(self, request):
             return LengthDist(20, 20, 60 if request.id == "wild" else 25)
 
@@ -130,11 +130,11 @@ def test_sjf_counts_an_uncertain_job_as_longer(kappa, order):
     assert admitted_order(engine) == order
 
 
-def test_sjf_counts_reading_as_work():
-    engine = sjf(Told(long=10, short=20))
+def test_sjf_counts_prompt_tokens_as_work():
+    engine = sjf(KnownLengths(long=10, short=20))
     engine.admit(request("long", prompt(400), 10), request("short", prompt(5), 20))
     assert admitted_order(engine) == ["short", "long"]  # 10 + 400 / 5 > 20 + 5 / 5
-    engine = sjf(Told(long=10, short=20), prompt_weight=0)
+    engine = sjf(KnownLengths(long=10, short=20), prompt_weight=0)
     engine.admit(request("long", prompt(400), 10), request("short", prompt(5), 20))
     assert admitted_order(engine) == ["long", "short"]
 
@@ -142,7 +142,7 @@ def test_sjf_counts_reading_as_work():
 def test_sjf_ages_by_tokens_per_second():
     """With 20 tokens a second, a second of waiting makes up for 20 tokens and no more."""
     for n_later, first in [(11, "later"), (13, "early")]:
-        engine = sjf(Told(early=32, later=n_later), prompt_weight=0, starvation="1h")
+        engine = sjf(KnownLengths(early=32, later=n_later), prompt_weight=0, starvation="1h")
         engine.clock.advance(1.0)
         engine.admit(
             request("early", prompt(5), 40, arrived_s=0.0),
@@ -152,8 +152,8 @@ def test_sjf_ages_by_tokens_per_second():
 
 
 @pytest.mark.parametrize(("n_written", "gives_way"), [(70, ["long"]), (81, [])])
-def test_a_long_job_gives_way_until_most_of_it_is_written(n_written, gives_way):
-    engine = sjf(Told(long=100, peer=99, short=2), max_num_seqs=2, starvation="1h")
+def test_a_long_job_is_preempted_until_most_of_it_is_generated(n_written, gives_way):
+    engine = sjf(KnownLengths(long=100, peer=99, short=2), max_num_seqs=2, starvation="1h")
     long = request("long", prompt(5), 100)
     engine.admit(long, request("peer", prompt(5), 99))
     while long.n_output < n_written:
@@ -164,20 +164,20 @@ def test_a_long_job_gives_way_until_most_of_it_is_written(n_written, gives_way):
     engine.drain()
 
 
-def test_a_job_does_not_give_way_for_less_than_reading_it_again_costs():
-    told = Told(long=30, peer=30, short=2)
+def test_a_job_is_not_preempted_for_less_than_its_recomputation_costs():
+    predictor = KnownLengths(long=30, peer=30, short=2)
     for n_prompt, gives_way in [(20, ["long"]), (200, [])]:
-        engine = sjf(told, max_num_seqs=2, starvation="1h")
+        engine = sjf(predictor, max_num_seqs=2, starvation="1h")
         engine.admit(request("long", prompt(n_prompt), 30), request("peer", prompt(300), 30))
         engine.step()
         engine.admit(request("short", prompt(5), 2))
         assert [entry.request_id for entry in engine.plan.preempt] == gives_way
 
 
-def test_an_overrun_answer_is_predicted_anew():
-    """Wrong about `long` (10 instead of 60), the prediction moves on as it writes."""
+def test_an_answer_longer_than_predicted_is_predicted_again():
+    """`long` writes 60 tokens instead of the predicted 10: the prediction moves with its output."""
 
-    class Learning(Told):
+    class Learning(KnownLengths):
         def predict(self, request):
             left = 10.0 if request.n_output < 10 else 50.0
             return LengthDist(left, left, left)
@@ -221,7 +221,7 @@ def test_the_score_is_the_sum_of_its_terms():
     assert score(engine, "casual") == pytest.approx(0 + 0 + 1 / 3 + 0)  # longer than all so far
 
 
-def test_waiting_is_measured_in_ones_own_slo():
+def test_waiting_is_measured_in_the_slo_of_the_request():
     engine = priority(length_weight=0)
     engine.admit(
         request("patient", prompt(5), 4, arrived_s=0.0, ttft_slo_s=10.0),
@@ -250,7 +250,7 @@ def test_preemption_must_be_worth_the_recomputation(step_s, displaced):
     engine.drain()
 
 
-def test_without_preemptive_nobody_is_displaced():
+def test_without_preemptive_no_request_is_preempted():
     engine = priority(length_weight=0)
     engine.admit(*(request(f"low{k}", prompt(5), 9, priority=9) for k in range(2)))
     engine.step()
@@ -294,8 +294,8 @@ def test_the_earliest_deadline_goes_first():
     assert admitted_order(engine) == ["last_token", "slo", "none"]
 
 
-def test_what_cannot_be_kept_goes_behind_what_can():
-    """Reading takes 1 s per 100 tokens: `lost` can never be in time, `hopeful` until 0.5 s."""
+def test_requests_that_cannot_meet_their_deadline_go_behind_those_that_can():
+    """A prefill takes 1 s per 100 tokens: `lost` can never meet its SLO, `hopeful` until 0.5 s."""
     engine = deadline(StepCost(token_s=0.01), max_num_seqs=1)
     engine.admit(
         request("lost", prompt(300), 1, ttft_slo_s=2.0),
@@ -311,8 +311,8 @@ def test_what_cannot_be_kept_goes_behind_what_can():
     assert admitted_order(engine) == ["calm", "lost", "hopeful"]  # then in order of arrival
 
 
-def test_prompts_being_read_count_as_ahead():
-    """`big` takes another 2 s, so that a promise of 1 s behind it is lost at once."""
+def test_prompts_in_prefill_delay_the_start():
+    """`big` takes another 2 s, so an SLO of 1.5 s behind it cannot be met."""
     engine = rig(
         64, 512, 4, policy="deadline", cost=StepCost(token_s=0.01), token_budget=100,
         executor_args={"step_s": 1.0},
@@ -324,8 +324,8 @@ def test_prompts_being_read_count_as_ahead():
     assert not engine.policy.explain("small", engine.state.view())["can_be_kept"]
 
 
-def test_the_last_token_takes_writing_as_well():
-    """9 tokens after the first at 0.1 s a step: started after 1 s, the 2 s deadline is lost."""
+def test_a_deadline_for_the_last_token_includes_the_decodes():
+    """9 tokens after the first at 0.1 s a step: a start after 1 s misses the 2 s deadline."""
     engine = deadline(StepCost(step_s=0.1))
     engine.admit(request("a", prompt(5), 9, deadline_s=2.05))
     engine.clock.advance(1.0)
@@ -350,7 +350,7 @@ def level(engine: Rig, name: str) -> int:
     return value
 
 
-def test_a_long_prompt_skips_the_levels_it_could_not_be_read_in():
+def test_a_long_prompt_skips_levels_with_too_short_a_quantum():
     engine = mlfq(cost=StepCost(token_s=1e-3))  # quanta 10, 20, 40, 80 ms
     engine.admit(*(request(f"p{n}", prompt(n), 1) for n in (5, 10, 11, 40, 41, 80)))
     assert [level(engine, f"p{n}") for n in (5, 10, 11, 40, 41, 80)] == [0, 0, 1, 2, 3, 3]
@@ -368,7 +368,7 @@ def test_a_request_goes_down_a_level_as_it_uses_up_its_quanta():
     assert seen[-1] == 3
 
 
-def test_new_requests_displace_those_on_lower_levels_and_equals_wait():
+def test_new_requests_preempt_lower_levels_and_wait_for_equal_ones():
     engine = mlfq(base_quantum="30ms", starvation="1h")
     engine.admit(request("old", prompt(5), 90), request("older", prompt(5), 90))
     engine.step()
@@ -387,7 +387,7 @@ def test_without_preempt_levels_only_order_the_queue():
     assert engine.state.counters.preemptions == 0
 
 
-def test_who_starved_starts_again_at_the_top():
+def test_a_starved_request_starts_again_at_the_top():
     engine = mlfq(max_num_seqs=1, cost=StepCost(token_s=1e-3), starvation="500ms")
     engine.admit(request("runs", prompt(4), 60), request("big", prompt(100), 20))
     assert level(engine, "big") == 4
@@ -398,6 +398,6 @@ def test_who_starved_starts_again_at_the_top():
     engine.drain()
 
 
-def test_levels_that_no_number_can_hold_are_refused():
+def test_quanta_beyond_the_range_of_floats_are_rejected():
     with pytest.raises(ValidationError):
         Mlfq(ratio=1e308)

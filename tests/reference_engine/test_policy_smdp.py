@@ -1,4 +1,4 @@
-"""The table policy: boxes, files, what the hand-made table does, and what happens without one."""
+"""The table policy: macro-states, table files, the hand-made table, actions and fallbacks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from reference_engine.smdp.decision_table import digest, load_table, pick, table_of
-from reference_engine.smdp.lookup import ArrivalRate
+from reference_engine.smdp.decision_table import ArrivalRate, digest, load_table, pick, table_of
 from reference_engine.smdp.states import FEATURES, N_STATES, Action, MacroState, state_of
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import Cause, Why
@@ -73,7 +72,7 @@ def test_the_boxes_are_numbered_without_gap():
 
 
 @pytest.mark.parametrize(
-    ("seen", "words"),
+    ("numbers", "words"),
     [
         ((0, 0, False, 0, 0.0, 0), ("0", "none", "0", "<50%", "ok")),
         ((1, 0, False, 1, 0.49, 1), ("1-2", "none", "1-8", "<50%", "tight")),
@@ -83,8 +82,8 @@ def test_the_boxes_are_numbered_without_gap():
         ((33, 0, False, 129, 1.0, 0), ("33+", "none", "129+", "95%+", "ok")),
     ],
 )
-def test_edges_of_the_boxes(seen, words):
-    assert tuple(state_of(*seen).words().values()) == words
+def test_edges_of_the_boxes(numbers, words):
+    assert tuple(state_of(*numbers).words().values()) == words
 
 
 # --- files
@@ -107,7 +106,7 @@ def test_the_hand_made_table_goes_d_c_b_a_else():
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("{", "not JSON"),
         (file_with(actions=[0] * 7), "7 entries, there are 1080"),
@@ -123,15 +122,15 @@ def test_the_hand_made_table_goes_d_c_b_a_else():
         (file_with(rules=[{"do": "wait"}]) | {"actions": ["wait"]}, "not those of this version"),
     ],
 )
-def test_a_file_that_is_not_a_table_is_refused_by_name_and_key(tmp_path, content, says):
+def test_an_invalid_table_file_is_rejected_with_its_name_and_key(tmp_path, content, message):
     path = written(tmp_path, content)
     with pytest.raises(UsageError) as caught:
         load_table(path)
     assert path in str(caught.value)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_missing_table_lists_those_there_are():
+def test_an_unknown_table_name_lists_the_shipped_tables():
     with pytest.raises(UsageError, match="hand_made"):
         load_table("handmade")
 
@@ -148,15 +147,15 @@ def test_the_load_chooses_a_table_and_keeps_it_for_a_while(tmp_path):
     assert [pick(tables, rate, 1) for rate in (9.1, 8.9)] == [1, 0]
 
 
-def test_the_pace_is_that_of_the_arrivals():
-    pace = ArrivalRate(window_s=10.0)
+def test_the_arrival_rate_follows_the_arrivals():
+    rate = ArrivalRate(window_s=10.0)
     for k in range(400):
-        pace.arrive(k / 8)
-    assert pace.per_s(50.0) == pytest.approx(8, rel=0.02)
-    assert pace.per_s(80.0) == pytest.approx(8 / 20.1, rel=0.02)  # e³ less after three windows
+        rate.arrive(k / 8)
+    assert rate.per_s(50.0) == pytest.approx(8, rel=0.02)
+    assert rate.per_s(80.0) == pytest.approx(8 / 20.1, rel=0.02)  # e³ less after three windows
 
 
-def test_without_a_word_for_it_the_table_steps_aside(tmp_path):
+def test_where_no_table_is_valid_prompts_are_first_come_first_served(tmp_path):
     """An unvisited state, another load, another cost model: first come first served, counted."""
     visits = [1] * N_STATES
     visits[state_of(1, 0, False, 0, 0.0, 0).number] = 0
@@ -191,11 +190,11 @@ def test_without_a_word_for_it_the_table_steps_aside(tmp_path):
 
 
 def acting(tmp_path: Path, number: int, **knobs: Any) -> Rig:
-    """An engine whose table always says the same."""
+    """An engine with the same action for every state."""
     return smdp(table=written(tmp_path, file_with(actions=[number] * N_STATES)), **knobs)
 
 
-def test_reading_first_come_first_served_or_short_first_within_a_budget(tmp_path):
+def test_prefill_actions_choose_the_order_and_the_budget(tmp_path):
     for number, shares in [
         (FCFS, {"p0-3000": 512}),
         (BIG, {"p0-3000": 2048}),
@@ -206,7 +205,7 @@ def test_reading_first_come_first_served_or_short_first_within_a_budget(tmp_path
         assert planned(engine) == shares
 
 
-def test_short_prompts_overtake_a_long_one_being_read(tmp_path):
+def test_short_prompts_overtake_a_long_prompt_in_prefill(tmp_path):
     engine = acting(tmp_path, SHORT)
     engine.admit(*prompts(3000))
     engine.step()
@@ -214,7 +213,7 @@ def test_short_prompts_overtake_a_long_one_being_read(tmp_path):
     assert planned(engine) == {"p1-400": 400, "p0-3000": 112}
 
 
-def test_decode_only_admits_nobody_while_something_decodes(tmp_path):
+def test_decode_only_admits_no_request_while_requests_decode(tmp_path):
     engine = acting(tmp_path, DECODE)
     engine.admit(*prompts(10, max_tokens=3))
     assert engine.plan.action == "prefill_fcfs: nothing decodes"
@@ -227,7 +226,7 @@ def test_decode_only_admits_nobody_while_something_decodes(tmp_path):
     assert dict(account.waits)[Cause(Why.smdp_wait)] == pytest.approx(0.02)
 
 
-def test_waiting_ends_when_it_took_too_long_or_nobody_else_comes(tmp_path):
+def test_waiting_ends_after_max_wait_or_when_no_more_will_arrive(tmp_path):
     engine = acting(tmp_path, WAIT, max_wait="30ms")
     engine.admit(*prompts(10))
     assert (engine.plan.items, engine.plan.wait_until_s) == ((), 0.03)
@@ -239,7 +238,7 @@ def test_waiting_ends_when_it_took_too_long_or_nobody_else_comes(tmp_path):
     assert planned(engine) == {"p0-10": 10}
 
 
-def test_who_starves_is_served_whatever_the_table_says(tmp_path):
+def test_a_starving_request_is_served_whatever_the_table_says(tmp_path):
     engine = acting(tmp_path, DECODE, starvation="2s")
     engine.admit(*prompts(10, max_tokens=900))
     engine.step()
@@ -272,8 +271,8 @@ def test_slack_is_that_of_the_most_urgent():
     actions=st.lists(st.integers(0, 4), min_size=N_STATES, max_size=N_STATES),
     max_num_seqs=st.integers(1, 6),
 )
-def test_any_table_answers_everybody(tmp_path_factory, coming, actions, max_num_seqs):
-    """Even one of random actions, on a small memory."""
+def test_every_request_ends_under_any_table(tmp_path_factory, coming, actions, max_num_seqs):
+    """A table of random actions on a small KV memory."""
     table = written(tmp_path_factory.mktemp("tables"), file_with(actions=actions))
     for moment in play(
         "smdp_table", coming, n_blocks=12, max_num_seqs=max_num_seqs, table=table

@@ -1,4 +1,4 @@
-"""Tokens shared among tenants: the bound of VTC, idleness without credit, budgets."""
+"""Fair sharing among tenants: the bound of VTC, no credit for idle time, budgets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reference_engine.state.plan import Cause, Why
 from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig
-from tests.reference_engine.policy_kit import Asked, Moment, play, traffic
+from tests.reference_engine.policy_kit import Arrival, Moment, play, traffic
 
 
 def fair(n_blocks: int = 64, max_num_seqs: int = 1, **knobs: Any) -> Rig:
@@ -48,11 +48,11 @@ def order(engine: Rig) -> list[str]:
 # --- fairness
 
 
-def widest_gap(moments: list[Moment], coming: list[Asked]) -> int:
-    """The most that tenant a was served more than b, or less, between two instants while both had
-    something waiting: 1 per prompt token, at first admission, and 2 per token written."""
-    difference, seen, charged = 0, [0], set[str]()
-    sign = {f"r{k}": 1 if one.tenant == "a" else -1 for k, one in enumerate(coming)}
+def widest_gap(moments: list[Moment], coming: list[Arrival]) -> int:
+    """The largest change of the difference in service between tenants a and b while both have
+    requests waiting: 1 per prompt token, at first admission, and 2 per token generated."""
+    difference, differences, charged = 0, [0], set[str]()
+    sign = {f"r{k}": 1 if arrival.tenant == "a" else -1 for k, arrival in enumerate(coming)}
     for moment in moments:
         if len({sign[req.id] for req in moment.waiting}) < 2:
             break
@@ -60,8 +60,8 @@ def widest_gap(moments: list[Moment], coming: list[Asked]) -> int:
             charged.add(name)
             difference += coming[int(name[1:])].n_prompt * sign[name]
         difference += 2 * sum(sign[name] for name in moment.wrote)
-        seen.append(difference)
-    return max(seen) - min(seen)
+        differences.append(difference)
+    return max(differences) - min(differences)
 
 
 jobs = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 50)), min_size=12, max_size=25)
@@ -70,10 +70,10 @@ jobs = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 50)), min_size=12,
 @settings(max_examples=25)
 @given(a=jobs, b=jobs, token_budget=st.integers(16, 200), max_num_seqs=st.integers(1, 8))
 def test_two_tenants_with_work_are_served_alike(a, b, token_budget, max_num_seqs):
-    """VTC's bound: 2 · max(w_p · longest prompt, w_q · tokens the KV memory holds). One tenant has
-    all its requests in the queue before the other."""
+    """VTC's bound: 2 · max(w_p · longest prompt, w_q · tokens the KV memory holds). All requests of
+    one tenant arrive before those of the other."""
     n_blocks = 10
-    coming = [Asked(0.0, n, m, "a") for n, m in a] + [Asked(0.0, n, m, "b") for n, m in b]
+    coming = [Arrival(0.0, n, m, "a") for n, m in a] + [Arrival(0.0, n, m, "b") for n, m in b]
     moments = play(
         "token_fair", coming, n_blocks=n_blocks, max_num_seqs=max_num_seqs,
         token_budget=token_budget,
@@ -82,7 +82,7 @@ def test_two_tenants_with_work_are_served_alike(a, b, token_budget, max_num_seqs
 
 
 def test_first_come_first_served_breaks_that_bound():
-    coming = [Asked(0.0, 50, 30, tenant) for tenant in "ab" for _ in range(25)]
+    coming = [Arrival(0.0, 50, 30, tenant) for tenant in "ab" for _ in range(25)]
     assert widest_gap(play("chunked", coming, n_blocks=10), coming) > 2 * 2 * 160
     assert widest_gap(play("token_fair", coming, n_blocks=10), coming) < 2 * 160
 
@@ -110,7 +110,7 @@ def test_time_without_work_earns_no_credit():
     assert served(engine, "z0")["served"] == served(engine, "a4")["served"] > 100
 
 
-def test_who_comes_to_an_empty_queue_begins_where_the_last_one_left():
+def test_a_tenant_in_an_empty_queue_starts_at_the_counter_of_the_last_tenant():
     engine = fair()
     engine.admit(of("a", 0))
     engine.drain()
@@ -121,17 +121,15 @@ def test_who_comes_to_an_empty_queue_begins_where_the_last_one_left():
 
 @settings(max_examples=25)
 @given(coming=traffic, token_budget=st.integers(4, 64), max_num_seqs=st.integers(1, 6))
-def test_served_is_what_was_read_and_written_whatever_was_preempted(
-    coming, token_budget, max_num_seqs
-):
-    """Recomputation after a preemption is the engine's doing and charged to nobody."""
+def test_service_counts_tokens_once_whatever_was_preempted(coming, token_budget, max_num_seqs):
+    """Recomputation after a preemption is charged to no tenant."""
     engine = rig(
         12, 160, max_num_seqs, policy="token_fair", token_budget=token_budget, watermark=0,
         prefix_cache=False,
     )  # fmt: skip
-    reqs = [of("a", k, one.n_prompt, one.n_output) for k, one in enumerate(coming)]
+    reqs = [of("a", k, arrival.n_prompt, arrival.n_output) for k, arrival in enumerate(coming)]
     engine.admit(*reqs)
-    for k in range(0, len(reqs), 5):  # some go away half-way
+    for k in range(0, len(reqs), 5):  # some are cancelled half-way
         for _ in range(3):
             engine.step()
         engine.state.end(f"a{k}", State.finished_abort)
@@ -141,7 +139,7 @@ def test_served_is_what_was_read_and_written_whatever_was_preempted(
     assert served(engine, "a99")["served"] == read + 2 * sum(req.n_output for req in reqs)
 
 
-def test_a_plan_that_is_not_carried_out_charges_nobody():
+def test_a_plan_that_is_not_carried_out_charges_no_tenant():
     engine = fair(max_num_seqs=8, budgets="b=10/s:90")
     engine.admit(*(of(tenant, k) for tenant in "ab" for k in range(3)))
     first = engine.plan
@@ -176,12 +174,12 @@ def test_step_budgets_hold_and_nothing_idles(coming, token_budget, max_num_seqs,
     burst=st.floats(1, 10_000),
     spending=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 500)), max_size=20),
 )
-def test_a_bucket_pays_its_burst_and_its_rate_and_one_cost_more(rate, burst, spending):
-    """Paying as soon as it can, nobody gets more than burst + rate · time + its largest cost."""
+def test_a_bucket_pays_at_most_its_burst_its_rate_and_one_cost_more(rate, burst, spending):
+    """A payer as early as possible gets at most burst + rate · time + its largest cost."""
     bucket, now_s, total = TokenBucket(rate, burst, 0.0), 0.0, 0.0
     for gap_s, cost in spending:
         now_s = bucket.due_s(cost, now_s + gap_s)
-        assert bucket.due_s(cost, now_s) == now_s  # due when it said
+        assert bucket.due_s(cost, now_s) == now_s  # payable at the instant it named
         bucket.take(cost, now_s)
         total += cost
         largest = max(cost for _, cost in spending)
@@ -229,15 +227,15 @@ def test_over_budget_a_tenant_waits_while_others_go_on():
     assert dict(account.waits)[Cause(Why.tenant_budget)] == pytest.approx(3.0)
 
 
-def test_what_was_reserved_and_not_used_is_paid_back():
-    """Predicted to write 10 tokens, a0 stops after one: 18 of its 30 come back."""
+def test_unused_reservations_are_paid_back():
+    """a0 is predicted to write 10 tokens and stops after one: 18 of its 30 come back."""
 
     class Ten:
         def predict(self, request: Request) -> LengthDist:
             return LengthDist(10.0, 10.0, 10.0)
 
         def observe(self, request: Request) -> None:
-            """It is always ten."""
+            """Predictions do not depend on observations."""
 
     engine = fair(budgets="a=1/s:100", predictor=Ten())
     engine.admit(of("a", 0, n_output=1), of("a", 1, n_output=1))
@@ -247,7 +245,7 @@ def test_what_was_reserved_and_not_used_is_paid_back():
     engine.drain()
 
 
-def test_a_hard_budget_refuses_with_the_seconds_to_wait():
+def test_a_refusing_budget_names_the_seconds_to_wait():
     engine = fair(budgets="a=10/s:45:refuse")
     engine.admit(of("a", 0))
     with pytest.raises(AdmissionError) as caught:
@@ -279,7 +277,7 @@ def test_a_class_has_a_budget_of_its_own():
     engine.drain()
 
 
-def test_a_policy_that_takes_over_knows_who_is_there():
+def test_token_fair_takes_over_running_and_waiting_requests():
     engine = rig(64, 512, 2, policy="chunked", executor_args={"step_s": 0.01})
     engine.admit(*(of(tenant, k) for tenant in "ab" for k in range(3)))
     engine.step()
@@ -297,7 +295,7 @@ def test_a_policy_that_takes_over_knows_who_is_there():
         {"budgets": {"a": {"rate": "1/s", "burst": float("inf")}}},
     ],
 )
-def test_costs_that_cannot_be_compared_are_refused(knobs):
-    """A counter that is not a number is never the least, and looking for it never ends."""
+def test_costs_that_cannot_be_compared_are_rejected(knobs):
+    """A counter of NaN is never the least, so the search for the least would not end."""
     with pytest.raises(ValidationError):
         TokenFair(**knobs)

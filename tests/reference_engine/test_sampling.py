@@ -1,4 +1,4 @@
-"""Sampling: cuts hold, frequencies are right, and nothing but the seed and the position matters."""
+"""Sampling: truncation holds, frequencies are right, and only the seed and the position matter."""
 
 from __future__ import annotations
 
@@ -10,37 +10,44 @@ import pytest
 
 from reference_engine.state.sequence import Request, Sampling
 from tests.reference_engine.engine_kit import request
+from tests.reference_engine.sampling_oracle import uniform
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 sampling = pytest.importorskip("reference_engine.model.sampling")
 
 
-def draw(logits: list[float], how: Sampling, n: int = 1, **fields: Any) -> list[int]:
+def draw(logits: list[float], parameters: Sampling, n: int = 1, **fields: Any) -> list[int]:
     """`n` tokens of one request's successive positions, all from the same logits."""
     requests: list[Request] = []
     for position in range(n):
-        req = request("r", [0], 10_000, sampling=how, **fields)
+        req = request("r", [0], 10_000, sampling=parameters, **fields)
         req.tokens += [0] * position
         requests.append(req)
     tokens: list[int] = sampling.sample(torch.tensor([logits] * n), requests)
     return tokens
 
 
-def test_many_numbers_are_those_of_one_after_the_other():
+def test_uniform_numbers_are_those_of_the_hash():
     seeds, positions = [0, 7, 2**63 + 5, 2**64 - 1], [0, 3, 1000, 2**31 - 1]
-    found = sampling.uniforms_of(np.array(seeds, np.uint64), np.array(positions, np.int32))
-    assert found.tolist() == [
-        sampling.uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)
-    ]
+    numbers = sampling.uniforms(np.array(seeds, np.uint64), np.array(positions, np.int32))
+    assert numbers.tolist() == list(map(uniform, seeds, positions))
+
+
+def test_a_request_draws_with_the_number_of_its_seed_and_output_position():
+    """The low 64 bits of a seed count."""
+    requests = [request("r", [0], 9, sampling=Sampling(1.0, seed=s)) for s in (-3, 2**70 + 5)]
+    requests[1].tokens += [0, 0]
+    expected = [uniform(2**64 - 3, 0), uniform(5, 2)]
+    assert sampling.uniforms_of(requests).tolist() == expected
 
 
 def test_temperature_zero_is_the_largest_logit():
     assert draw([0.1, 3.0, -1.0, 2.9], Sampling()) == [1]
 
 
-@pytest.mark.parametrize("how", [Sampling(1.0, top_k=1), Sampling(2.0, top_p=1e-9)])
-def test_the_tightest_cut_is_greedy(how):
-    assert set(draw([0.1, 3.0, -1.0, 2.9], how, 200)) == {1}
+@pytest.mark.parametrize("parameters", [Sampling(1.0, top_k=1), Sampling(2.0, top_p=1e-9)])
+def test_the_strictest_truncation_is_greedy(parameters):
+    assert set(draw([0.1, 3.0, -1.0, 2.9], parameters, 200)) == {1}
 
 
 def test_frequencies_are_the_softmax():
@@ -58,7 +65,7 @@ def test_a_high_temperature_flattens():
     assert tokens.count(1) / 4000 == pytest.approx(1 / (1 + math.exp(-1)), abs=0.03)
 
 
-def test_top_k_and_top_p_keep_what_they_say():
+def test_top_k_and_top_p_keep_the_likeliest_tokens():
     logits = [math.log(p) for p in (0.1, 0.4, 0.2, 0.3)]
     assert set(draw(logits, Sampling(1.0, top_k=2), 500)) == {1, 3}
     # 0.4 + 0.3 < 0.75, so the token that crosses it stays in.
@@ -76,14 +83,14 @@ def test_a_token_depends_on_seed_and_position_only():
     assert together[2] == int(logits[2].argmax())
 
 
-def test_the_last_bits_of_logits_do_not_change_what_is_drawn():
-    """Sixteen tokens as probable as each other but for rounding, which another batch may turn
-    around: in an order by probability the draw would fall on another one."""
+def test_the_last_bits_of_logits_do_not_change_the_drawn_tokens():
+    """Sixteen tokens are equally likely but for rounding, which another batch may reverse. A draw
+    in the order of probabilities would then return another token."""
     tilt = [1e-6 * i for i in range(16)]
     rows = [[*side, *[-9.0] * 16] for side in (tilt, tilt[::-1])]
-    one, other = (draw(row, Sampling(1.0, top_k=16, seed=5), 200) for row in rows)
-    assert one == other
-    assert set(one) == set(range(16))
+    rising, falling = (draw(row, Sampling(1.0, top_k=16, seed=5), 200) for row in rows)
+    assert rising == falling
+    assert set(rising) == set(range(16))
 
 
 def test_stop_ids_are_not_drawn_before_the_minimum():
@@ -94,18 +101,19 @@ def test_stop_ids_are_not_drawn_before_the_minimum():
 
 def test_uniform_numbers_fill_the_unit_interval():
     """Kolmogorov-Smirnov on 10 000 numbers: 1.95/√n is exceeded once in 1 000 seeds."""
-    numbers = sorted(sampling.uniform(7, i) for i in range(10_000))
+    seeds, positions = np.full(10_000, 7, np.uint64), np.arange(10_000, dtype=np.int32)
+    numbers = sorted(sampling.uniforms(seeds, positions).tolist())
     distance = max(abs(x - i / 10_000) for i, x in enumerate(numbers))
     assert 0 <= numbers[0] < numbers[-1] < 1
     assert distance < 0.0195
 
 
-def test_logprobs_are_those_of_the_whole_distribution_whatever_is_cut():
+def test_logprobs_are_those_of_the_whole_distribution_under_truncation_and_bans():
     logits = [0.0, math.log(2.0), math.log(5.0)]  # probabilities 1/8, 2/8, 5/8
-    asks = Sampling(0.3, top_k=2, seed=5, logprobs=True)
+    truncated = Sampling(0.3, top_k=2, seed=5, logprobs=True)
     requests = [
-        request("asks", [0], 9, sampling=asks),
-        request("silent", [0], 9),
+        request("truncated", [0], 9, sampling=truncated),
+        request("without", [0], 9),
         request("banned", [0], 9, sampling=Sampling(logprobs=True), min_tokens=1, stop_ids=[2]),
     ]
     tokens, logprobs = sampling.sample_with_logprobs(torch.tensor([logits] * 3), requests)
@@ -117,6 +125,6 @@ def test_logprobs_are_those_of_the_whole_distribution_whatever_is_cut():
     assert math.exp(logprobs[2]) == pytest.approx(2 / 8)
 
 
-def test_without_asking_there_are_no_logprobs():
+def test_there_are_no_logprobs_unless_a_request_has_them_on():
     _, logprobs = sampling.sample_with_logprobs(torch.zeros(1, 4), [request("r", [0], 9)])
     assert logprobs is None

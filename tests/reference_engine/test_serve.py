@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loadgen.errors import UsageError
-from reference_engine.serve import n_fronts
+from reference_engine.serve import n_http_workers
 from reference_engine.serving.build import build
 from reference_engine.serving.serve_options import ServeOptions, choose
 from reference_engine.state.cost_model import StepShape
@@ -47,14 +47,14 @@ def complete(port: int, **body: object) -> dict[str, Any]:
     return answer
 
 
-FRONTS = pytest.mark.parametrize("fronts", ["0", "2"])
+HTTP_WORKERS = pytest.mark.parametrize("workers", ["0", "2"])
 
 
 @pytest.mark.e2e
-@FRONTS
+@HTTP_WORKERS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, fronts):
-    process, port = start("--device", "toy", "--fronts", fronts)
+def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, workers):
+    process, port = start("--device", "toy", "--http-workers", workers)
     assert complete(port)["usage"]["completion_tokens"] == 5
     busy = subprocess.run(
         [*ENGINE, "--device", "toy", "--port", str(port)], capture_output=True, text=True
@@ -71,7 +71,7 @@ def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, fronts):
 
 
 @pytest.mark.e2e
-def test_the_collector_does_not_look_at_what_was_loaded():
+def test_objects_loaded_before_serving_are_not_garbage_collected():
     """A full collection in a serving process would stop every stream for as long as it takes."""
     program = (
         "import gc, sys; from reference_engine.__main__ import main; sys.argv[0] = 'engine'\n"
@@ -86,15 +86,17 @@ def test_the_collector_does_not_look_at_what_was_loaded():
     assert process.stdout is not None
     assert process.stdout.readline().startswith("READY")
     process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=20)
-    assert int(told.split()[-1]) > 10_000
+    output, _ = process.communicate(timeout=20)
+    assert int(output.split()[-1]) > 10_000
 
 
 @pytest.mark.e2e
-@FRONTS
-def test_a_server_ends_with_its_parent(fronts):
+@HTTP_WORKERS
+def test_a_server_ends_with_its_parent(workers):
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process, _ = start("--device", "toy", "--fronts", fronts, "--parent-pid", str(parent.pid))
+    process, _ = start(
+        "--device", "toy", "--http-workers", workers, "--parent-pid", str(parent.pid)
+    )
     parent.kill()
     assert process.wait(timeout=20) == 0
     parent.communicate()
@@ -102,7 +104,7 @@ def test_a_server_ends_with_its_parent(fronts):
 
 
 def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
-    """A long answer of which something has come."""
+    """A long answer whose first byte has arrived."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     text = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True})
     connection.request("POST", "/v1/completions", text, {"Connection": "close"})
@@ -112,9 +114,9 @@ def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
 
 
 @pytest.mark.e2e
-@FRONTS
-def test_a_second_signal_ends_the_draining_and_tells_the_stream(fronts):
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", fronts)
+@HTTP_WORKERS
+def test_a_second_signal_ends_the_draining_with_an_error_in_the_stream(workers):
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", workers)
     answer = begun(port)
     process.terminate()
     assert process.stderr is not None
@@ -133,7 +135,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
     answers = [begun(port, max_tokens=60) for _ in range(4)]
     for pid in [*children(process), process.pid]:
         os.kill(pid, number)
@@ -146,20 +148,22 @@ def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("patience_s", "code", "words"),
-    [(30, 0, "does not end; killed"), (0.1, 4, "a front process does not begin within 0.1 s")],
+    [(30, 0, "does not end; killed"), (0.1, 4, "an HTTP worker did not start within 0.1 s")],
 )
-def test_a_front_that_hangs_before_it_begins_does_not_keep_the_server(patience_s, code, words):
+def test_an_http_worker_that_hangs_before_it_begins_does_not_keep_the_server(
+    patience_s, code, words
+):
     program = (
         "from reference_engine.serving.http_workers import processes\n"
         f"processes._OPEN_S = {patience_s}\n"
         "import os, signal, sys; from reference_engine import serve; build = serve.build\n"
         "def stopped(options):\n"
-        "    front = open(f'/proc/self/task/{os.getpid()}/children').read().split()[0]\n"
-        "    os.kill(int(front), signal.SIGSTOP)\n"
+        "    worker = open(f'/proc/self/task/{os.getpid()}/children').read().split()[0]\n"
+        "    os.kill(int(worker), signal.SIGSTOP)\n"
         "    return build(options)\n"
         "serve.build = stopped; start = serve.Service.start\n"
         "serve.Service.start = lambda self: (start(self), print('opening', flush=True))[0]\n"
-        "sys.exit(serve.run(serve.ServeOptions(port=0, device='toy', fronts=1)))"
+        "sys.exit(serve.run(serve.ServeOptions(port=0, device='toy', http_workers=1)))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -179,8 +183,8 @@ def test_a_front_that_hangs_before_it_begins_does_not_keep_the_server(patience_s
 
 
 @pytest.mark.e2e
-def test_answers_of_several_fronts_have_ids_of_their_own():
-    process, port = start("--device", "toy", "--fronts", "2")
+def test_answers_of_several_http_workers_have_ids_of_their_own():
+    process, port = start("--device", "toy", "--http-workers", "2")
     ids = [complete(port)["id"] for _ in range(20)]
     process.terminate()
     process.communicate(timeout=20)
@@ -189,13 +193,24 @@ def test_answers_of_several_fronts_have_ids_of_their_own():
 
 
 @pytest.mark.e2e
-def test_fronts_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_path):
+def test_http_workers_accept_a_long_tmpdir_and_import_nothing_from_the_cwd(tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     (tmp_path / "tempfile.py").write_text("raise SystemExit('shadowed')")
     program = "import sys; from reference_engine.__main__ import main; sys.exit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, "--port", "0", "--device", "toy", "--fronts", "1"],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            program,
+            "--port",
+            "0",
+            "--device",
+            "toy",
+            "--http-workers",
+            "1",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -211,21 +226,21 @@ def test_fronts_need_no_short_tmpdir_and_look_at_nothing_in_the_cwd(tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_front_that_dies_ends_the_server_which_says_so():
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+def test_a_dead_http_worker_ends_the_server_with_a_message():
+    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
     answers = [begun(port) for _ in range(6)]
     first, second = children(process)
     os.kill(first, signal.SIGKILL)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 4
-    assert f"front process {first} ended (signal 9)" in errors.splitlines()[-1]
+    assert f"HTTP worker {first} ended (signal 9)" in errors.splitlines()[-1]
     assert not Path(f"/proc/{second}").exists()
-    for answer in answers:  # told by the other front, or cut off with this one
+    for answer in answers:  # ended by the other HTTP worker, or cut off with this worker
         assert not rest(answer).endswith(b"[DONE]\n\n")
 
 
 def rest(answer: http.client.HTTPResponse) -> bytes:
-    """All that still comes, be it cut off or not."""
+    """The rest of a body, complete or cut off."""
     with answer:
         try:
             return answer.read()
@@ -236,25 +251,25 @@ def rest(answer: http.client.HTTPResponse) -> bytes:
 
 
 @pytest.mark.e2e
-def test_an_engine_that_dies_is_told_to_every_stream_and_its_fronts_end(monkeypatch):
+def test_a_dead_engine_ends_every_stream_with_an_error_and_its_http_workers_end(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         monkeypatch.setenv("TMPDIR", directory)
-        process, port = start("--device", "toy", "--set", "step_s=0.02", "--fronts", "2")
+        process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
         assert len(list(Path(directory).glob("*/engine.sock"))) == 1
         answer = begun(port)
         process.kill()
         assert b"the engine's process has ended" in rest(answer)
-        _, errors = process.communicate(timeout=20)  # until the fronts have closed it, too
+        _, errors = process.communicate(timeout=20)  # after the workers have closed it, too
         assert errors.count("the engine's process is gone") == 2
         assert list(Path(directory).iterdir()) == []
 
 
 @pytest.mark.e2e
-def test_a_signal_while_the_model_is_loading_ends_the_fronts_too():
+def test_a_signal_while_the_model_is_loading_ends_the_http_workers_too():
     program = (
         "import sys, time; from reference_engine import serve\n"
         "serve.build = lambda options: (print('loading', flush=True), time.sleep(60))\n"
-        "sys.exit(serve.run(serve.ServeOptions(port=0, fronts=1)))"
+        "sys.exit(serve.run(serve.ServeOptions(port=0, http_workers=1)))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -262,23 +277,23 @@ def test_a_signal_while_the_model_is_loading_ends_the_fronts_too():
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.terminate()
-    _, errors = process.communicate(timeout=20)  # the pipe of errors is the front's, too
+    _, errors = process.communicate(timeout=20)  # the pipe of errors is the HTTP worker's, too
     assert (process.returncode, errors) == (0, "")
 
 
-def test_a_gpu_is_left_to_the_engine_unless_told(monkeypatch):
+def test_the_default_number_of_http_workers_is_0_except_on_a_gpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    found = {
-        (device, fronts): n_fronts(ServeOptions(device=device, fronts=fronts))
+    n_workers = {
+        (device, workers): n_http_workers(ServeOptions(device=device, http_workers=workers))
         for device in ("cpu", "toy", "sim", "cuda")
-        for fronts in (None, 1)
+        for workers in (None, 1)
     }
-    assert {key for key, n in found.items() if n == 0} == {
+    assert {key for key, n in n_workers.items() if n == 0} == {
         ("cpu", None),
         ("toy", None),
         ("sim", None),
     }
-    assert (found["cuda", None], found["cuda", 1], found["toy", 1]) == (4, 1, 1)
+    assert (n_workers["cuda", None], n_workers["cuda", 1], n_workers["toy", 1]) == (4, 1, 1)
 
 
 @pytest.mark.e2e
@@ -293,7 +308,7 @@ def test_the_torch_engine_answers_like_any_server():
 
 
 @pytest.mark.e2e
-def test_without_torch_one_line_says_what_to_install():
+def test_without_torch_a_line_names_the_package_to_install():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from reference_engine.__main__ import main; sys.exit(main(['--port', '0']))"
@@ -337,12 +352,12 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(flags, words, capsys):
 
 
 @pytest.mark.parametrize(
-    ("mode", "budget", "asked"),
+    ("mode", "budget", "expected"),
     [("chunked", None, 2048), ("split_fuse", None, 512), ("chunked", "slo", "slo")],
 )
-def test_a_mode_keeps_its_own_token_budget_unless_told(mode, budget, asked):
+def test_a_mode_has_its_own_token_budget_unless_the_option_is_set(mode, budget, expected):
     engine = build(ServeOptions(device="toy", shape="nano", mode=mode, token_budget=budget))
-    assert engine.state.policy.model_dump()["token_budget"] == asked
+    assert engine.state.policy.model_dump()["token_budget"] == expected
     assert engine.limits.max_step_tokens >= 4096  # a whole prompt
 
 
@@ -370,16 +385,43 @@ def test_options_reach_the_policy_and_the_limits():
     assert engine.state.kv.n_blocks == 100
 
 
-def test_knobs_are_found_by_name_wherever_they_belong():
-    given = {"device": "toy", "shape": "nano"}
-    options = choose(given, ["watermark=0.05", "step-s=0.25", "kv_blocks=100", "seed=3"])
+def test_knobs_reach_the_mode_or_the_executor_by_name():
+    flags = {"device": "toy", "shape": "nano"}
+    options = choose(flags, ["watermark=0.05", "step-s=0.25", "kv_blocks=100", "seed=3"])
     assert (options.policy_args, options.executor_args) == (
         {"watermark": "0.05"},
         {"step_s": "0.25"},
     )
     assert (options.kv_blocks, options.seed) == (100, 3)
     assert build(options).state.policy.model_dump()["watermark"] == 0.05
-    assert choose(given, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+    assert choose(flags, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+
+
+def test_the_old_setting_fronts_means_http_workers():
+    """Kept for one release, as a pair and as a flag."""
+    assert choose({"device": "toy"}, ["fronts=3"]).http_workers == 3
+    assert choose({"device": "toy", "fronts": "2"}).http_workers == 2
+    with pytest.raises(UsageError, match=r"options: http_workers: .*less than or equal to 64"):
+        choose({}, ["fronts=65"])
+
+
+@pytest.mark.e2e
+def test_the_old_flag_fronts_starts_http_workers():
+    process, port = start("--device", "toy", "--fronts", "1")
+    n_workers = len(children(process))
+    completion_id = complete(port)["id"]
+    process.terminate()
+    process.communicate(timeout=20)
+    assert n_workers == 1
+    assert completion_id == "cmpl-1-1"
+
+
+def test_the_old_flag_fronts_is_not_in_the_help():
+    from reference_engine.__main__ import _parser
+
+    help_text = _parser().format_help()
+    assert "--http-workers" in help_text
+    assert "fronts" not in help_text
 
 
 def test_a_simulated_device_has_the_memory_and_the_prices_of_its_hardware():
@@ -393,13 +435,13 @@ def test_a_simulated_device_has_the_memory_and_the_prices_of_its_hardware():
 
 
 def test_host_memory_and_planning_ahead_reach_the_engine():
-    given = {"device": "toy", "shape": "nano"}
-    state = build(choose(given, ["swap_blocks=9", "preempt=swap", "async_depth=1"])).state
+    flags = {"device": "toy", "shape": "nano"}
+    state = build(choose(flags, ["swap_blocks=9", "preempt=swap", "async_depth=1"])).state
     assert (state.host.n_blocks, state.preempt, state.async_depth) == (9, "swap", 1)
     assert not state.is_strict
 
 
-def test_what_is_not_said_is_left_to_the_mode():
+def test_limits_that_are_not_set_are_the_modes():
     engine = build(ServeOptions(device="toy", shape="nano"))
     assert engine.state.policy.model_dump()["token_budget"] == 2048
     assert engine.limits.max_num_seqs == 256
@@ -410,7 +452,7 @@ def test_a_simulated_device_brings_its_own_memory_context_and_prices():
     assert engine.limits.max_model_len == 32_768
     # 0.9 · 160 GB − 16.06 GB of weights, at 131 072 bytes of KV per token and 16 tokens per block
     assert engine.state.kv.n_blocks == pytest.approx(127.9e9 / 131_072 / 16, rel=1e-3)
-    # one decode reads 15 GB of weights at 2 · 0.88 · 3.35 TB/s, and there is some overhead
+    # a decode reads 15 GB of weights at 2 · 0.88 · 3.35 TB/s, and there is some overhead
     alone_s = engine.state.view().cost.estimate(StepShape(1, n_decode=1))
     assert 2.5e-3 < alone_s < 6e-3
     with pytest.raises(UsageError, match="did you mean 'h200'"):
@@ -439,7 +481,7 @@ def test_default_kv_is_a_gibibyte_at_most_and_a_full_context_at_least():
 
 
 @pytest.mark.e2e
-def test_an_environment_key_is_asked_for(monkeypatch):
+def test_the_api_key_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("ENGINE_TEST_KEY", "secret")
     process, port = start("--device", "toy", "--api-key-env", "ENGINE_TEST_KEY")
     answer = complete(port)

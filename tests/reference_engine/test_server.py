@@ -53,7 +53,7 @@ def test_a_chat_stream_is_one_event_per_token_then_usage_then_done():
     assert done == "[DONE]"
 
 
-def test_a_stream_that_did_not_ask_for_usage_gets_none():
+def test_a_stream_without_include_usage_has_no_usage():
     async def scene():
         async with serving() as server:
             return await server.events(CHAT, {**HI, "max_tokens": 2})
@@ -74,7 +74,7 @@ def test_continuous_usage_counts_up():
     assert {e["usage"]["prompt_tokens"] for e in events} == {3}
 
 
-def test_a_whole_answer_carries_text_usage_and_the_request_id():
+def test_an_unstreamed_answer_has_text_usage_and_the_request_id():
     async def scene():
         async with serving() as server:
             body = {"prompt": "abc", "max_tokens": 6, "temperature": 0, "model": "nano"}
@@ -89,18 +89,18 @@ def test_a_whole_answer_carries_text_usage_and_the_request_id():
     assert body["usage"]["total_tokens"] == 9
 
 
-def test_logprobs_are_those_of_the_tokens_whole_and_streamed():
+def test_logprobs_match_the_tokens_streamed_or_not():
     async def scene():
         async with serving() as server:
             chat = {**HI, "max_tokens": 4, "logprobs": True}
             plain = {"prompt": "abc", "max_tokens": 3, "temperature": 0, "logprobs": 0}
             answers = [await server.post(CHAT, chat), await server.post(COMPLETIONS, plain)]
             events = await server.events(CHAT, chat)
-            # Somebody who does not ask shares the step with somebody who does.
+            # A request without logprobs and a request with them share steps.
             both = [server.post(COMPLETIONS, body) for body in (plain, {**plain, "logprobs": None})]
             return answers, events, await asyncio.gather(*both)
 
-    ((_, whole), (_, completion)), events, (asked, silent) = asyncio.run(scene())
+    ((_, whole), (_, completion)), events, (with_logprobs, without) = asyncio.run(scene())
     content = whole["choices"][0]["logprobs"]["content"]
     text = whole["choices"][0]["message"]["content"]
     assert [entry["token"] for entry in content] == list(text)
@@ -116,8 +116,8 @@ def test_logprobs_are_those_of_the_tokens_whole_and_streamed():
     logprobs = completion["choices"][0]["logprobs"]
     assert logprobs["text_offset"] == [0, 1, 2]
     assert "".join(logprobs["tokens"]) == completion["choices"][0]["text"]
-    assert asked[1]["choices"] == completion["choices"]
-    assert silent[1]["choices"][0]["logprobs"] is None
+    assert with_logprobs[1]["choices"] == completion["choices"]
+    assert without[1]["choices"][0]["logprobs"] is None
 
 
 def test_token_ids_are_a_prompt_too():
@@ -207,7 +207,7 @@ def test_max_tokens_may_be_left_out_of_a_chat():
         ("/v1/models", {}, 405, None, None),
     ],
 )
-def test_what_cannot_be_served_is_an_openai_error(path, body, status, param, code):
+def test_an_unservable_request_gets_an_openai_error(path, body, status, param, code):
     async def scene():
         async with serving(kv_blocks=40) as server:
             answer = await server.post(path, body)
@@ -221,7 +221,7 @@ def test_what_cannot_be_served_is_an_openai_error(path, body, status, param, cod
     assert answer["error"]["message"]
 
 
-def test_an_api_key_is_asked_for_but_not_of_probes():
+def test_an_api_key_is_required_except_for_probes():
     async def scene():
         async with serving(api_key="secret") as server:
             body = {"prompt": "x", "max_tokens": 1}
@@ -296,7 +296,7 @@ def test_the_last_steps_can_be_read():
     assert (refused, error["error"]["param"]) == (400, "n")
 
 
-def test_the_policy_tells_its_knobs():
+def test_the_policy_route_shows_the_knobs():
     async def scene():
         async with serving(token_budget=99) as server:
             return await server.get("/debug/policy")
@@ -308,7 +308,7 @@ def test_the_policy_tells_its_knobs():
     assert "chunked" in body["modes"]
 
 
-def test_the_model_list_says_how_much_fits():
+def test_the_model_list_shows_the_context_length():
     async def scene():
         async with serving(toy_engine(max_model_len=512)) as server:
             return await server.get("/v1/models")
@@ -334,7 +334,7 @@ def test_a_request_can_be_explained_afterwards():
 
 
 async def hang_up(port: int, n_tokens: int, n_events: int) -> None:
-    """Ask for a stream, read a number of events, and close the connection."""
+    """Request a stream, read `n_events` events, and close the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": "abc", "max_tokens": n_tokens, "stream": True}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -376,17 +376,19 @@ def test_a_client_that_hangs_up_in_the_queue_is_never_run():
 
 
 class Held:
-    """Waits before its 2 000th step until it is told to go on."""
+    """Waits for `go_on` before its 2 000th step, and for `finish` before its 2 100th."""
 
     def __init__(self, inner):
         self.inner, self.n_steps, self.caps = inner, 0, inner.caps
-        self.is_there, self.go_on = threading.Event(), threading.Event()
+        self.is_there, self.go_on, self.finish = (threading.Event() for _ in range(3))
 
     def execute(self, batch):
         self.n_steps += 1
         if self.n_steps == 2000:
             self.is_there.set()
             assert self.go_on.wait(60)
+        if self.n_steps == 2100:
+            assert self.finish.wait(60)
         return self.inner.execute(batch)
 
 
@@ -401,8 +403,8 @@ def test_a_reader_that_stops_reading_is_cut_off_and_counted():
             body = json.dumps({"prompt": "abc", "max_tokens": 4000, "stream": True}).encode()
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             stuck.sendall(head.encode() + body)
-            # 2 000 tokens are more than its buffers hold; whoever writes sees so before the rest
-            # comes. A front that saw all of them at once would only see it with the next.
+            # 2 000 tokens are more than the buffers hold, so the writer is blocked before the rest
+            # comes. A worker that got all tokens at once would notice only with the next token.
             while not held.is_there.is_set() and server.service.n_slow_readers == 0:
                 await server.get("/health")
             for _ in range(500):
@@ -410,8 +412,9 @@ def test_a_reader_that_stops_reading_is_cut_off_and_counted():
                     break
                 await server.get("/health")
             held.go_on.set()
-            while (await server.get("/debug/engine"))[1]["slow_readers"] == 0:
-                pass
+            while server.service.n_slow_readers == 0:
+                await server.get("/health")
+            held.finish.set()  # not earlier: the request must not be over before it is cut off
             other, _ = await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 3})
             sizes = await server.idle()
             stuck.close()
@@ -435,7 +438,7 @@ class Failing:
         return self.inner.execute(batch)
 
 
-def test_a_failing_engine_tells_every_stream_and_the_health_check(caplog):
+def test_a_failing_engine_ends_every_stream_with_an_error_and_fails_the_health_check(caplog):
     async def scene():
         engine = toy_engine()
         engine = replace(engine, executor=Failing(engine.executor))
@@ -473,7 +476,7 @@ def test_many_clients_at_once_get_their_own_answers():
 
 
 class Picky(Chunked):
-    """Takes nobody of the tenant `red`, and never a prompt of more than 40 tokens."""
+    """Refuses the tenant `red`, and prompts of more than 40 tokens."""
 
     def check_arrival(self, request, view):
         if request.tenant == "red":
@@ -516,18 +519,18 @@ def test_a_mode_is_switched_without_draining():
             while (await server.get("/debug/engine"))[1]["running"] == 0:
                 pass
             wish = {"mode": "continuous", "knobs": {"max_num_seqs": 3}, "actor": "me"}
-            switched = await server.ask("PUT", "/debug/policy", wish)
-            found = await server.get("/debug/policy")
+            switched = await server.request("PUT", "/debug/policy", wish)
+            current = await server.get("/debug/policy")
             status, answer = await running
             metrics = await server.text("/metrics")
-            events = await server.service.ask(lambda state: list(state.log.events))
-            return switched, found, status, answer, metrics, events
+            events = await server.service.between_steps(lambda state: list(state.log.events))
+            return switched, current, status, answer, metrics, events
 
-    switched, found, status, answer, metrics, events = asyncio.run(scene())
+    switched, current, status, answer, metrics, events = asyncio.run(scene())
     assert switched[0] == 200
     assert switched[1]["before"]["mode"] == "chunked"
-    assert switched[1]["mode"] == found[1]["mode"] == "continuous"
-    assert found[1]["knobs"]["max_num_seqs"] == 3
+    assert switched[1]["mode"] == current[1]["mode"] == "continuous"
+    assert current[1]["knobs"]["max_num_seqs"] == 3
     assert status == 200
     assert answer["choices"][0]["text"] == printable(toy_output(b"abc", 200))
     assert 'ref:interventions_total{engine="0",kind="switch_policy",model_name="nano"}' in metrics
@@ -536,7 +539,7 @@ def test_a_mode_is_switched_without_draining():
     assert event.actor == "me"
 
 
-def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
+def test_emptying_the_prefix_cache_needs_the_api_key():
     async def scene():
         body = {"prompt": "x" * 64, "max_tokens": 2, "temperature": 0}
         key = {"Authorization": "Bearer k"}
@@ -550,7 +553,7 @@ def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
                 _, answer = await server.post(COMPLETIONS, body, **key)
                 cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
             refused, _ = await server.post("/reset_prefix_cache", {})
-            events = await server.service.ask(lambda state: list(state.log.events))
+            events = await server.service.between_steps(lambda state: list(state.log.events))
             return cached, emptied, refused, events
 
     cached, emptied, refused, events = asyncio.run(scene())
@@ -565,7 +568,7 @@ def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
     ("path", "body", "param", "words"),
     [
         ("/debug/policy", {"mode": "chunkd"}, "mode", "did you mean 'chunked'"),
-        ("/debug/policy", {}, "mode", "must name"),
+        ("/debug/policy", {}, "mode", "mode is missing; it must name a batching mode"),
         ("/debug/policy", {"mode": "chunked", "knobs": [1]}, "knobs", "must be an object"),
         (
             "/debug/policy",
@@ -574,13 +577,18 @@ def test_the_prefix_cache_is_emptied_by_whoever_has_the_key():
             "did you mean 'watermark'",
         ),
         ("/debug/requests/x/priority", {"priority": "high"}, "priority", "an integer"),
-        ("/debug/requests/x/priority", {}, "priority", "an integer"),
+        (
+            "/debug/requests/x/priority",
+            {},
+            "priority",
+            "priority is missing; it must be an integer",
+        ),
     ],
 )
-def test_an_intervention_that_cannot_be_names_the_field(path, body, param, words):
+def test_an_invalid_intervention_names_the_field(path, body, param, words):
     async def scene():
         async with serving() as server:
-            return await server.ask("PUT", path, body)
+            return await server.request("PUT", path, body)
 
     status, answer = asyncio.run(scene())
     assert (status, answer["error"]["param"]) == (400, param)
@@ -590,17 +598,17 @@ def test_an_intervention_that_cannot_be_names_the_field(path, body, param, words
 def test_a_paused_tenant_waits_and_a_priority_is_changed():
     async def scene():
         async with serving() as server:
-            paused = await server.ask("POST", "/debug/tenants/red/pause", {"actor": "me"})
+            paused = await server.request("POST", "/debug/tenants/red/pause", {"actor": "me"})
             body = {"prompt": "abc", "max_tokens": 3, "tenant": "red"}
             held = asyncio.create_task(server.post(COMPLETIONS, body, **{"x-request-id": "run-1"}))
             others = await server.post(COMPLETIONS, {**body, "tenant": "blue"})
             while (await server.get("/debug/engine"))[1]["held"] == 0:
                 pass
-            raised = await server.ask("PUT", "/debug/requests/run-1/priority", {"priority": -5})
+            raised = await server.request("PUT", "/debug/requests/run-1/priority", {"priority": -5})
             account = await server.get("/debug/requests/run-1")
-            resumed = await server.ask("POST", "/debug/tenants/red/resume")
+            resumed = await server.request("POST", "/debug/tenants/red/resume")
             status, _ = await held
-            gone = await server.ask("PUT", "/debug/requests/run-1/priority", {"priority": 1})
+            gone = await server.request("PUT", "/debug/requests/run-1/priority", {"priority": 1})
             return paused, others[0], raised, account[1], resumed, status, gone
 
     paused, others, raised, account, resumed, status, gone = asyncio.run(scene())
@@ -613,7 +621,7 @@ def test_a_paused_tenant_waits_and_a_priority_is_changed():
     assert (gone[0], gone[1]["error"]["code"]) == (404, "request_not_found")
 
 
-def test_a_missed_promise_is_attributed_and_a_tenant_has_its_account():
+def test_a_missed_slo_is_attributed_and_a_tenant_has_its_account():
     async def scene():
         async with serving(executor_args={"step_s": 0.002}) as server:
             body = {"prompt": "abc", "max_tokens": 5, "tenant": "red", "ttft_slo_ms": 0.001}
@@ -629,14 +637,15 @@ def test_a_missed_promise_is_attributed_and_a_tenant_has_its_account():
     (miss,) = misses["misses"]
     assert entry["misses"] == [miss]
     assert (miss["request_id"], miss["blame"]) == ("late", "request")
-    assert miss["promise"] == {"metric": "ttft", "seconds": 1e-6}
+    assert miss["slo"] == {"metric": "ttft", "seconds": 1e-6}
+    assert miss["promise"] == miss["slo"], "the former name, for one release"
     assert "even alone it takes 0.0" in miss["sentence"]
     assert tenants["tenants"]["red"]["n_finished"] == 2
     assert tenants["tenants"]["red"]["output_tokens"] == 10
 
 
-def test_a_miss_that_another_mode_keeps_is_blamed_on_the_policy_while_serving():
-    """A short prompt behind 100 steps of a long one, which `sjf` would have let in first."""
+def test_a_miss_that_another_mode_avoids_is_attributed_to_the_policy_while_serving():
+    """A short prompt behind 100 steps of a long prompt, which `sjf` would have run first."""
 
     async def scene():
         options: dict[str, Any] = {"executor_args": {"step_s": 0.005}, "token_budget": 32}
@@ -649,11 +658,11 @@ def test_a_miss_that_another_mode_keeps_is_blamed_on_the_policy_while_serving():
             short = {"prompt": "y" * 8, "max_tokens": 2, "ttft_slo_ms": 200}
             await server.post(COMPLETIONS, short, **{"x-request-id": "short"})
             await long
-            # Nobody waits for the judgement but who asked for it.
-            judging = asyncio.create_task(server.get("/debug/misses"))
+            # Only the request for the misses waits for their attribution.
+            attributing = asyncio.create_task(server.get("/debug/misses"))
             await server.post(COMPLETIONS, {"prompt": "z", "max_tokens": 2})
-            was_serving = not judging.done()
-            return await judging, await server.get("/debug/requests/short"), was_serving
+            was_serving = not attributing.done()
+            return await attributing, await server.get("/debug/requests/short"), was_serving
 
     (_, misses), (_, entry), was_serving = asyncio.run(scene())
     assert was_serving
@@ -663,7 +672,7 @@ def test_a_miss_that_another_mode_keeps_is_blamed_on_the_policy_while_serving():
     assert [(m["blame"], m["culprit"]) for m in entry["misses"]] == [("policy", "sjf")]
 
 
-def test_a_key_that_is_no_text_is_a_wrong_key():
+def test_an_api_key_that_is_not_utf_8_is_wrong():
     async def scene():
         async with serving(api_key="sesame") as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -676,8 +685,8 @@ def test_a_key_that_is_no_text_is_a_wrong_key():
     assert asyncio.run(scene()).startswith(b"HTTP/1.1 401 ")
 
 
-def test_who_sends_slowly_has_not_waited():
-    """The queue begins with the body's last byte: a body sent in two halves overtakes nobody."""
+def test_time_spent_sending_a_request_is_not_waiting_time():
+    """A request arrives with the last byte of its body, so sending it slowly gains no place."""
 
     async def scene():
         async with serving() as server:
@@ -698,7 +707,7 @@ def test_who_sends_slowly_has_not_waited():
 
 
 @pytest.mark.parametrize("n", ["9" * 5000, "0", "-1", "x", "4097"])
-def test_a_number_of_steps_that_is_none_is_refused(n):
+def test_an_invalid_number_of_steps_is_refused(n):
     async def scene():
         async with serving() as server:
             return await server.get(f"/debug/steps?n={n}")
@@ -707,28 +716,30 @@ def test_a_number_of_steps_that_is_none_is_refused(n):
     assert (status, answer["error"]["param"]) == (400, "n")
 
 
-def test_a_mode_that_cannot_explain_itself_goes_on_serving(caplog):
+def test_a_mode_whose_explain_raises_goes_on_serving(caplog):
     class Mute(Chunked):
         def explain(self, request_id, view):
-            raise LookupError("never heard of it")
+            raise LookupError("no such request")
 
     async def scene():
         engine = toy_engine(executor_args={"step_s": 0.002})
         async with serving(engine) as server:
-            await server.service.ask(lambda state: interventions.switch_policy(state, Mute()))
+            await server.service.between_steps(
+                lambda state: interventions.switch_policy(state, Mute())
+            )
             body = {"prompt": "abc", "max_tokens": 200}
-            asked = asyncio.create_task(server.post(COMPLETIONS, body, **{"x-request-id": "a"}))
+            posted = asyncio.create_task(server.post(COMPLETIONS, body, **{"x-request-id": "a"}))
             while (await server.get("/debug/engine"))[1]["running"] == 0:
                 pass
-            return await server.get("/debug/requests/a"), await asked
+            return await server.get("/debug/requests/a"), await posted
 
     (status, entry), (answered, _) = asyncio.run(scene())
     assert (status, answered) == (200, 200)
-    assert entry["policy"] == {"error": "LookupError: never heard of it"}
+    assert entry["policy"] == {"error": "LookupError: no such request"}
     assert "cannot explain" in caplog.text
 
 
-def test_a_simulated_model_is_certain_of_its_tokens():
+def test_tokens_of_a_simulated_model_have_probability_1():
     async def scene():
         options: dict[str, Any] = {"device": "sim", "shape": "8b"}
         async with serving(build(ServeOptions(**options)), **options) as server:
@@ -740,5 +751,5 @@ def test_a_simulated_model_is_certain_of_its_tokens():
     logprobs = whole["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == whole["choices"][0]["text"] == "xxx"
     assert logprobs["token_logprobs"] == [0.0] * 3
-    told = [event["choices"][0]["logprobs"]["content"][0] for event in events]
-    assert [(one["token"], one["logprob"]) for one in told] == [("x", 0.0)] * 2
+    tokens = [event["choices"][0]["logprobs"]["content"][0] for event in events]
+    assert [(token["token"], token["logprob"]) for token in tokens] == [("x", 0.0)] * 2

@@ -9,7 +9,6 @@ import pytest
 from reference_engine.metrics.metrics import EngineMetrics
 from reference_engine.serving.engine_thread import EngineThread
 from reference_engine.serving.service import Service
-from reference_engine.serving.streams import StreamBroken
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.kv import CHECKED
@@ -48,20 +47,20 @@ def test_draining_lets_running_requests_finish_and_refuses_new_ones():
     assert asyncio.run(scene()) == (50, 503)
 
 
-def test_what_does_not_finish_while_draining_is_broken_off():
+def test_requests_that_do_not_finish_while_draining_fail():
     async def scene():
         service = await started(executor_args={"step_s": 0.001})
         stream = service.submit(call(4000), None, service.clock.now_s())
         reading = asyncio.create_task(texts(stream))
         await service.stop(drain_s=0.01)
-        with pytest.raises(StreamBroken, match="shutting down") as broken:
+        with pytest.raises(WireError, match="shutting down") as broken:
             await reading
-        assert broken.value.status == 503  # for who has no status line yet
+        assert broken.value.status == 503  # for a response without a status line so far
 
     asyncio.run(scene())
 
 
-def test_two_live_requests_with_one_client_id_are_told_apart():
+def test_two_live_requests_with_the_same_client_id_get_different_ids():
     async def scene():
         service = await started()
         first = service.submit(call(5), "same", 0.0)
@@ -84,7 +83,7 @@ def test_a_closed_stream_gets_no_more_and_frees_its_blocks():
         async for _ in stream:
             break
         stream.close()
-        free = await service.ask(lambda state: (state.kv.n_free, state.kv.n_blocks))
+        free = await service.between_steps(lambda state: (state.kv.n_free, state.kv.n_blocks))
         await service.stop()
         return free
 
@@ -108,7 +107,7 @@ def test_sampling_without_a_seed_differs_from_call_to_call():
     assert first != second
 
 
-def test_a_drain_in_a_hurry_ends_at_once():
+def test_hurry_ends_the_draining_at_once():
     async def scene():
         service = await started(executor_args={"step_s": 0.001})
         stream = service.submit(call(4000), None, service.clock.now_s())
@@ -117,13 +116,13 @@ def test_a_drain_in_a_hurry_ends_at_once():
         await asyncio.sleep(0)
         service.hurry()
         await asyncio.wait_for(stopping, 5)
-        with pytest.raises(StreamBroken, match="shutting down"):
+        with pytest.raises(WireError, match="shutting down"):
             await reading
 
     asyncio.run(scene())
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back():
+def test_a_full_queue_refuses_with_a_retry_time():
     async def scene():
         service = await started(max_queue=2, max_num_seqs=1, executor_args={"step_s": 0.001})
         for _ in range(2):
@@ -148,28 +147,28 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
     assert n_refused == {"queue_full": 1}
 
 
-def test_a_question_that_is_a_mistake_fails_alone():
+def test_an_error_between_steps_fails_only_its_caller():
     def mistake(state):
         raise WireError("no such tenant")
 
     async def scene():
         service = await started()
         with pytest.raises(WireError, match="no such tenant"):
-            await service.ask(mistake)
-        n_steps = await service.ask(lambda state: state.counters.steps)
+            await service.between_steps(mistake)
+        n_steps = await service.between_steps(lambda state: state.counters.steps)
         await service.stop()
         return n_steps
 
     assert asyncio.run(scene()) == 0
 
 
-def test_a_client_may_take_any_id_even_one_of_ours_or_a_derived_one():
-    """`req-2` is what the second request without an id would be called, `a#3` the third `a`."""
+def test_a_client_may_use_generated_and_derived_ids():
+    """`req-2` is the generated id of a second request, `a#3` the derived id of a third `a`."""
 
     async def scene():
         service = await started(executor_args={"step_s": 0.0005})
-        wanted = ["req-2", None, "a", "a#5", "a", "req-2", None]
-        streams = [service.submit(call(5), name, service.clock.now_s()) for name in wanted]
+        client_ids = ["req-2", None, "a", "a#5", "a", "req-2", None]
+        streams = [service.submit(call(5), name, service.clock.now_s()) for name in client_ids]
         answers = await asyncio.gather(*map(texts, streams))
         for stream in streams:
             stream.close()
@@ -183,8 +182,8 @@ def test_a_client_may_take_any_id_even_one_of_ours_or_a_derived_one():
     assert [len(text) for text in answers] == [5] * 7
 
 
-def test_an_answer_that_nobody_has_read_yet_waits_for_nothing():
-    """It is neither a waiting request nor a reason to refuse others."""
+def test_an_unread_complete_answer_does_not_count_as_waiting():
+    """It does not fill the queue either."""
 
     async def scene():
         service = await started(max_queue=2)
@@ -210,33 +209,33 @@ def printable_toy(n: int) -> str:
     return "".join(chr(t if 32 <= t < 127 else 32 + t % 95) for t in tokens)
 
 
-def test_whoever_comes_while_the_books_are_checked_does_not_wait_for_it():
+def test_a_job_does_not_wait_for_the_engines_self_check():
     engine = toy_engine(kv_blocks=20_000)
     thread = EngineThread(engine.state, engine.executor, engine.clock, EngineMetrics(4096))
     assert thread.check()
     thread.post(lambda: None)
     assert not thread.check()
-    looks = []
+    checked = []
 
     class Watched(list[int]):
         def __iter__(self):
             for entry in super().__iter__():
-                looks.append(entry)
+                checked.append(entry)
                 yield entry
 
     engine.state.kv._references = Watched(engine.state.kv._references)
-    seen, most = 0, 0
+    before, most = 0, 0
     for _ in engine.state.checks():
-        seen, most = len(looks), max(most, len(looks) - seen)
-    assert len(looks) == 20_000
+        before, most = len(checked), max(most, len(checked) - before)
+    assert len(checked) == 20_000
     assert most <= CHECKED
 
 
 class Launched:
-    """Computes at once, and says when it was asked to begin and when for the tokens."""
+    """Computes at once, and records when a step is launched and when it is waited for."""
 
-    def __init__(self, inner, said):
-        self.inner, self.said, self.caps = inner, said, inner.caps
+    def __init__(self, inner, calls):
+        self.inner, self.said, self.caps = inner, calls, inner.caps
 
     def execute(self, batch):
         return self.launch(batch)()
@@ -252,49 +251,59 @@ class Launched:
         return wait
 
 
-class Telling(EngineMetrics):
-    """Says when tokens are told."""
+class Recording(EngineMetrics):
+    """Records when tokens are published."""
 
-    def __init__(self, said):
+    def __init__(self, calls):
         super().__init__(4096)
-        self.said = said
+        self.said = calls
 
     def on_tokens(self, n_tokens, gaps_s):
-        self.said.append(f"tell {n_tokens}")
+        self.said.append(f"publish {n_tokens}")
 
 
-BEHIND = ["launch", "wait", "launch", "tell 1", "wait", "launch", "tell 1", "wait", "tell 1"]
-AT_ONCE = ["launch", "wait", "tell 1"] * 3
+BEHIND = [
+    "launch",
+    "wait",
+    "launch",
+    "publish 1",
+    "wait",
+    "launch",
+    "publish 1",
+    "wait",
+    "publish 1",
+]
+AT_ONCE = ["launch", "wait", "publish 1"] * 3
 
 
 @pytest.mark.parametrize(
     ("async_depth", "stop", "order"),
-    [(1, (), BEHIND), (1, ("never said",), AT_ONCE), (0, (), AT_ONCE)],
+    [(1, (), BEHIND), (1, ("no such text",), AT_ONCE), (0, (), AT_ONCE)],
 )
-def test_tokens_are_told_while_the_next_step_runs(async_depth, stop, order):
-    """But not where a text might end its answer, which the next plan has to know, and not where
-    nothing is planned ahead."""
+def test_tokens_are_published_while_the_next_step_runs(async_depth, stop, order):
+    """Unless a stop string may end the answer, because that would change the next plan, or nothing
+    is planned ahead."""
 
     async def scene():
-        said: list[str] = []
+        calls: list[str] = []
         engine = toy_engine(async_depth=async_depth)
-        executor = Launched(engine.executor, said)
+        executor = Launched(engine.executor, calls)
         service = Service(
-            engine.state, executor, engine.tokenizer, engine.clock, metrics=Telling(said)
+            engine.state, executor, engine.tokenizer, engine.clock, metrics=Recording(calls)
         )
         service.start()
-        asked = Call(model=None, prompt="abc", max_tokens=3, sampling=Sampling(), stop=stop)
-        stream = service.submit(asked, None, service.clock.now_s())
+        stopped = Call(model=None, prompt="abc", max_tokens=3, sampling=Sampling(), stop=stop)
+        stream = service.submit(stopped, None, service.clock.now_s())
         text = await texts(stream)
         stream.close()
         await service.stop()
-        return said, text
+        return calls, text
 
     assert asyncio.run(scene()) == (order, printable_toy(3))
 
 
-def test_who_leaves_meanwhile_finds_all_told_and_booked():
-    """A request that ended is not cancelled, although nobody has been told of its end yet."""
+def test_closing_streams_early_loses_no_finished_request():
+    """A finished request whose end is not published yet is not cancelled."""
 
     async def scene():
         engine = toy_engine(async_depth=1)
@@ -306,17 +315,17 @@ def test_who_leaves_meanwhile_finds_all_told_and_booked():
         for stream in streams:
             await stream.admitted()
             stream.close()
-        counters = await service.ask(lambda state: state.counters)
+        counters = await service.between_steps(lambda state: state.counters)
         await service.stop()
         return counters, sum(metrics.finished.values())
 
-    counters, n_told = asyncio.run(scene())
-    assert counters.finished == n_told == 39
+    counters, n_counted = asyncio.run(scene())
+    assert counters.finished == n_counted == 39
 
 
-def test_what_was_computed_before_a_failing_launch_is_told(caplog):
-    """The answer of three tokens is over, and its last one untold, when the next step cannot
-    begin."""
+def test_tokens_computed_before_a_failing_launch_are_delivered(caplog):
+    """The answer of three tokens is over, and its last token unpublished, when the next launch
+    fails."""
 
     async def scene():
         class Breaking(Launched):
@@ -332,7 +341,7 @@ def test_what_was_computed_before_a_failing_launch_is_told(caplog):
         short = streams[1]
         service.start()
         text = await texts(short)
-        with pytest.raises(StreamBroken, match="a broken kernel"):
+        with pytest.raises(WireError, match="a broken kernel"):
             await texts(streams[0])
         await service.stop()
         return text
@@ -341,7 +350,7 @@ def test_what_was_computed_before_a_failing_launch_is_told(caplog):
     assert "the engine thread failed" in caplog.text
 
 
-def test_a_stream_that_was_cut_off_does_not_end_the_next_one_of_its_id():
+def test_closing_a_cut_off_stream_does_not_end_a_later_request_with_its_id():
     async def scene():
         service = await started(executor_args={"step_s": 0.0005})
         slow = service.submit(call(50), "same", 0.0)

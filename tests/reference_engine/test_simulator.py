@@ -25,7 +25,7 @@ ALPHA_MS, TAU_MS = 0.1438, 1.8874  # a V100's batch service l(b) = alpha·b + ta
 
 
 def greedy(batch_size):
-    """Takes whatever waits, up to a batch, whenever the server is free."""
+    """Serves all waiting requests, up to a batch, whenever the server is free."""
     return POLICIES.build(
         {"kind": "chunked", "max_num_seqs": batch_size, "token_budget": max(2048, batch_size)}
     )
@@ -51,7 +51,7 @@ def left_s(request):
 
 
 def bulk_service(arrived_s, batch_size, tau_s, alpha_s):
-    """When each arrival of a bulk-service queue leaves: the recursion, without any engine."""
+    """When each arrival of a bulk-service queue leaves, by recursion without an engine."""
     leaves, free_s, k = [], 0.0, 0
     while k < len(arrived_s):
         start_s = max(free_s, arrived_s[k])
@@ -72,7 +72,7 @@ def test_one_request_at_a_time_is_an_m_d_1_queue(rho, response):
 # Inoue, "Queueing analysis of GPU-based inference servers with dynamic batching" (2021): exact
 # values of the embedded chain, in ms; 4 000 arrivals have a standard error of 0.7, 1.5 and 3.2 %
 @pytest.mark.parametrize(("rho", "response_ms"), [(0.3, 4.2248), (0.5, 5.9019), (0.7, 9.8176)])
-def test_taking_all_that_wait_is_the_bulk_service_queue(rho, response_ms):
+def test_taking_all_waiting_requests_is_the_bulk_service_queue(rho, response_ms):
     arrived_ms = poisson(rho / ALPHA_MS, 4_000, seed=1)
     cost = StepCost(step_s=TAU_MS, seq_s=ALPHA_MS)
     assert mean_response(arrived_ms, 100_000, cost) == pytest.approx(response_ms, rel=0.04)
@@ -89,9 +89,11 @@ def test_every_request_leaves_when_the_recursion_says(gaps_s, batch_size, tau_s,
     cost = StepCost(step_s=tau_s, seq_s=alpha_s)
     leaves_s = bulk_service(arrived_s, batch_size, tau_s, alpha_s)
     gap_s = np.abs(np.subtract.outer(arrived_s, leaves_s))
-    assume(not gap_s.size or gap_s.min() > 1e-9)  # else rounding decides who was in time
-    found = simulate(one_step_requests(arrived_s), greedy(batch_size), cost, limits=WIDE)
-    left_s = [request.finished_s for request in found.finished]
+    assume(
+        not gap_s.size or gap_s.min() > 1e-9
+    )  # else rounding decides whether an arrival was in time
+    simulation = simulate(one_step_requests(arrived_s), greedy(batch_size), cost, limits=WIDE)
+    left_s = [request.finished_s for request in simulation.finished]
     assert left_s == pytest.approx(leaves_s, abs=1e-9)
 
 
@@ -124,10 +126,10 @@ def test_a_known_benchmark_at_the_roofline(shape, overhead_s, tokens_per_s):
         for k, (n_in, n_out) in enumerate(zip(inputs, outputs, strict=True))
     ]
     policy = POLICIES.build({"kind": "chunked", "token_budget": 16_384, "max_num_seqs": 512})
-    found = simulate(
+    simulation = simulate(
         requests, policy, Roofline(SHAPES[shape], overhead_s), limits=WIDE, prefix_cache=False
     )
-    seconds = max(left_s(request) for request in found.finished)
+    seconds = max(left_s(request) for request in simulation.finished)
     assert 133_966 / seconds == pytest.approx(tokens_per_s, rel=0.04)
 
 
@@ -149,23 +151,23 @@ def test_the_same_requests_make_the_same_steps():
 
 
 def test_every_second_of_the_queue_has_a_cause():
-    found = simulate(chat(), POLICIES.build({"kind": "chunked"}), StepCost(step_s=0.05))
-    assert sum(account.queue_s for account in found.accounts) > 1
-    for account in found.accounts:
+    simulation = simulate(chat(), POLICIES.build({"kind": "chunked"}), StepCost(step_s=0.05))
+    assert sum(account.queue_s for account in simulation.accounts) > 1
+    for account in simulation.accounts:
         assert sum(seconds for _, seconds in account.waits) == pytest.approx(
             account.queue_s, abs=1e-9
         )
 
 
-def test_a_request_that_can_never_run_is_refused_and_the_others_go_on():
+def test_a_request_that_can_never_run_is_rejected_and_the_others_go_on():
     requests = [Request("small", [1] * 10, 4, 0.0), Request("large", [1] * 4000, 4, 0.0)]
-    found = simulate(requests, POLICIES.build({"kind": "chunked"}), n_blocks=100)
-    assert [request.id for request in found.rejected] == ["large"]
-    assert [(request.id, request.n_output) for request in found.finished] == [("small", 4)]
+    simulation = simulate(requests, POLICIES.build({"kind": "chunked"}), n_blocks=100)
+    assert [request.id for request in simulation.rejected] == ["large"]
+    assert [(request.id, request.n_output) for request in simulation.finished] == [("small", 4)]
 
 
 class Waits(Policy):
-    """Waits for a second request, or for as long as it is told."""
+    """Waits for a second request, at most `patience_s`."""
 
     kind = "waits"
     patience_s: float = 5.0
@@ -181,9 +183,9 @@ class Waits(Policy):
 
 def test_a_policy_that_waits_is_woken_by_an_arrival_or_by_its_own_clock():
     requests = one_step_requests([1.0, 3.0, 20.0])
-    found = simulate(requests, Waits(), StepCost(step_s=0.5))
-    assert [request.finished_s for request in found.finished] == [3.5, 3.5, 25.5]
-    assert dict(found.accounts[2].waits) == {Cause(Why.window_open): 5.0}
+    simulation = simulate(requests, Waits(), StepCost(step_s=0.5))
+    assert [request.finished_s for request in simulation.finished] == [3.5, 3.5, 25.5]
+    assert dict(simulation.accounts[2].waits) == {Cause(Why.window_open): 5.0}
 
 
 class WaitsForever(Policy):
@@ -196,17 +198,17 @@ class WaitsForever(Policy):
 
 
 def test_waiting_for_ever_is_an_error_that_names_policy_and_requests():
-    told = "policy 'for_ever' waits for ever at 1 s while r0 wait"
-    with pytest.raises(SimulationStuck, match=told):
+    message = "policy 'for_ever' waits for ever at 1 s: r0 wait"
+    with pytest.raises(SimulationStuck, match=message):
         simulate(one_step_requests([1.0]), WaitsForever())
 
 
 class Impatient:
-    """Submits two requests and gives the first one up in the middle of a step."""
+    """Submits two requests and cancels the first in the middle of a step."""
 
     def __init__(self):
         self.todo = [(0.0, "a"), (0.0, "b"), (2.5, "")]
-        self.seen = []
+        self.received = []
 
     @property
     def is_closed(self):
@@ -224,7 +226,7 @@ class Impatient:
                 engine.cancel("a")
 
     def receive(self, events, engine):
-        self.seen += [(engine.now_s, event.request.id) for event in events]
+        self.received += [(engine.now_s, event.request.id) for event in events]
 
 
 def test_a_cancelled_request_leaves_at_the_end_of_the_step_with_its_blocks():
@@ -232,7 +234,7 @@ def test_a_cancelled_request_leaves_at_the_end_of_the_step_with_its_blocks():
     state = EngineState(WIDE, KvPool(8), clock, POLICIES.build({"kind": "chunked"}))
     client = Impatient()
     Simulator(state, Simulated(cost, clock.advance), clock).run(client)
-    assert [name for _, name in client.seen] == ["a", "b"] * 3 + ["b"] * 3
+    assert [name for _, name in client.received] == ["a", "b"] * 3 + ["b"] * 3
     assert state.kv.n_free == 8
     account = state.explain("a")
     assert account is not None

@@ -1,4 +1,4 @@
-"""Streamed answers between the step's wake-up and the socket."""
+"""Streamed answers, from the deltas of a step to the socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.serving.routes.streaming import ChunkWriter
+from reference_engine.serving.routes.completions import ChunkWriter
 from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import parse_completion
 from reference_engine.serving.wire.response import Chosen, Encoder
@@ -27,7 +27,7 @@ both_forms = pytest.mark.usefixtures("both_forms")
 
 
 class Wire(asyncio.WriteTransport):
-    """A transport that keeps what it is given."""
+    """A transport that collects its data."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -44,10 +44,10 @@ class Wire(asyncio.WriteTransport):
 
 
 class Bodies:
-    """The bodies of the responses in a piece of HTTP/1.1, by a parser that is not ours."""
+    """The bodies of the responses in HTTP/1.1 data, by an independent parser."""
 
     def __init__(self, data: bytes) -> None:
-        self.found: list[bytes] = []
+        self.bodies: list[bytes] = []
         self._parts: list[bytes] = []
         httptools.HttpResponseParser(self).feed_data(data)
 
@@ -55,25 +55,25 @@ class Bodies:
         self._parts.append(part)
 
     def on_message_complete(self) -> None:
-        self.found.append(b"".join(self._parts))
+        self.bodies.append(b"".join(self._parts))
         self._parts = []
 
 
-def outlet(wire: Wire) -> ChunkWriter:
+def chunk_writer(wire: Wire) -> ChunkWriter:
     call = parse_completion(b'{"prompt": "x", "stream": true}')
-    return ChunkWriter(wire, Encoder(call, "cmpl-1", "nano", 3).pieces(1, 0, has_counts=False))
+    return ChunkWriter(wire, Encoder(call, "cmpl-1", "nano", 3).text_writer(1, 0, has_counts=False))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()))))
-def test_whatever_the_text_each_piece_of_it_is_an_event_in_a_chunk(texts):
+def test_every_text_becomes_an_event_in_a_chunk(texts):
     wire = Wire()
-    ours = outlet(wire)
-    assert all(ours.take(StreamDelta(text, n, None)) for n, text in enumerate(texts, 1))
+    ours = chunk_writer(wire)
+    assert all(ours.accept(StreamDelta(text, n, None)) for n, text in enumerate(texts, 1))
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    (body,) = Bodies(head + wire.data + b"0\r\n\r\n").found
+    (body,) = Bodies(head + wire.data + b"0\r\n\r\n").bodies
     events = body.split(b"\n\n")[:-1]
-    told = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events]
-    assert told == [text for text in texts if text]
+    sent = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events]
+    assert sent == [text for text in texts if text]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_ends_logprobs_lost_clients_and_slow_readers_are_left_to_the_task(
 ):
     wire = Wire()
     wire.is_gone, wire.n_buffered = is_gone, n_buffered
-    assert not outlet(wire).take(delta)
+    assert not chunk_writer(wire).accept(delta)
     assert wire.data == b""
 
 
-def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
+def test_forwarded_deltas_do_not_wake_the_reader_until_one_is_not_accepted():
     async def scene():
         stream = TokenStream(Request("a", [1], 9, 0.0), close=lambda _: None)
         taken, fetched = [], []
@@ -108,13 +108,13 @@ def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
             async for deltas in stream:
                 fetched.append([delta.text for delta in deltas])
                 if fetched[-1] == ["a"]:
-                    stream.hand(take)
+                    stream.forward_to(take)
 
         reading = asyncio.create_task(read())
         n_unread = []
         for text in "abbcdd":
             n_unread.append(stream.put(StreamDelta(text, 1, None)))
-            if text != "c":  # what comes before the reader has run waits with it
+            if text != "c":  # deltas that arrive before the reader runs are read together
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
         stream.put(StreamDelta("e", 7, "length"))
@@ -127,10 +127,10 @@ def test_what_is_handed_on_wakes_nobody_until_something_is_not_taken():
     assert n_unread == [1, 0, 0, 1, 2, 1]
 
 
-def test_nothing_is_handed_on_past_what_is_unread():
+def test_nothing_is_forwarded_while_deltas_are_unread():
     stream = TokenStream(Request("a", [1], 9, 0.0), close=lambda _: None)
     stream.put(StreamDelta("a", 1, None))
-    stream.hand(lambda _: True)
+    stream.forward_to(lambda _: True)
     assert stream.put(StreamDelta("b", 2, None)) == 2
 
 
@@ -141,23 +141,23 @@ def request(path: str, body: Mapping[str, object], version: str = "1.1") -> byte
 
 
 async def answers(server: Serving, data: bytes, n_answers: int = 1) -> list[bytes]:
-    """Send `data` on one connection and read until so many bodies are complete, or its end."""
+    """Send `data` on a connection and read `n_answers` bodies, or until the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(data)
     got = b""
     while part := await reader.read(1 << 16):
         got += part
-        if got.endswith(b"0\r\n\r\n") and len(found := Bodies(got).found) == n_answers:
+        if got.endswith(b"0\r\n\r\n") and len(bodies := Bodies(got).bodies) == n_answers:
             break
-    else:  # HTTP/1.0: the body is all up to the end
-        found = [got.partition(b"\r\n\r\n")[2]]
+    else:  # HTTP/1.0: the body ends with the connection
+        bodies = [got.partition(b"\r\n\r\n")[2]]
     writer.close()
     await writer.wait_closed()
-    return found
+    return bodies
 
 
 def alike(body: bytes) -> bytes:
-    """Without what differs from answer to answer."""
+    """`body` without the parts that differ between equal answers."""
     return re.sub(rb'cmpl-[\d-]+|"created": \d+|"\w+_s": [\d.e-]+', b"", body)
 
 
@@ -173,21 +173,21 @@ def alike(body: bytes) -> bytes:
 @pytest.mark.parametrize("printable", [True, False])
 @both_forms
 def test_a_body_is_the_same_whether_its_tokens_wake_the_task_or_not(path, body, printable):
-    """HTTP/1.0 has no chunks, so that all its tokens go through the task and aiohttp."""
+    """HTTP/1.0 has no chunks, so all its tokens go through the task and aiohttp."""
 
     async def scene():
-        # Steps that take a while, so that tokens come one by one.
+        # Steps take a while, so that each token comes alone.
         engine = toy_engine(
             printable=printable, prefix_cache=False, executor_args={"step_s": 0.0005}
         )
         async with serving(engine) as server:
-            asked = {**body, "stream": True, "temperature": 0}
-            plain = (await answers(server, request(path, asked)))[0]
+            streamed = {**body, "stream": True, "temperature": 0}
+            plain = (await answers(server, request(path, streamed)))[0]
             if printable and "logprobs" not in body and path == COMPLETIONS:
                 text = "".join(re.findall(r'"text":"(.)"', plain.decode()))
-                asked["stop"] = text[20:23]
+                streamed["stop"] = text[20:23]
             return [
-                (await answers(server, request(path, asked, version)))[0]
+                (await answers(server, request(path, streamed, version)))[0]
                 for version in ("1.1", "1.0")
             ]
 
@@ -205,14 +205,14 @@ def test_pipelined_requests_are_answered_whole_and_in_order():
             together = b"".join(request(COMPLETIONS, body) for body in bodies)
             return await answers(server, together, n_answers=3)
 
-    found = asyncio.run(scene())
-    assert [body.count(b'"text":') for body in found] == [40, 7, 25]
-    assert all(body.endswith(b"data: [DONE]\n\n") for body in found)
+    bodies = asyncio.run(scene())
+    assert [body.count(b'"text":') for body in bodies] == [40, 7, 25]
+    assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
 
 
 @both_forms
 def test_a_reader_that_pauses_gets_every_token_in_order_afterwards():
-    """Half a megabyte waits for it: in the socket, in the transport and in the outbox."""
+    """Half a megabyte is buffered in the socket, in the transport and in the outbox."""
 
     async def scene():
         async with serving(outbox_tokens=5000) as server:
@@ -221,7 +221,7 @@ def test_a_reader_that_pauses_gets_every_token_in_order_afterwards():
             slow.connect(("127.0.0.1", server.port))
             body = {"prompt": "abc", "max_tokens": 2500, "stream": True, "stream_options": USAGE}
             slow.sendall(request(COMPLETIONS, body))
-            await server.idle()  # all is computed, and nothing read
+            await server.idle()  # everything is computed, nothing is read
             reader, writer = await asyncio.open_connection(sock=slow)
             got = b""
             while not got.endswith(b"0\r\n\r\n"):
@@ -229,7 +229,7 @@ def test_a_reader_that_pauses_gets_every_token_in_order_afterwards():
                 assert part, "cut off"
                 got += part
             writer.close()
-            return Bodies(got).found, await server.idle()
+            return Bodies(got).bodies, await server.idle()
 
     (body,), sizes = asyncio.run(scene())
     assert len(body) > 500_000

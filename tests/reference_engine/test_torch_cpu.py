@@ -1,4 +1,4 @@
-"""Token identity: what a request answers does not depend on how it was batched."""
+"""Token identity on the CPU: the answer to a request does not depend on the batching."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def prompts() -> list[list[int]]:
 
 
 def fresh() -> list[Request]:
-    """Every third request is sampled: greedy decoding of random weights soon repeats itself, and
-    would hide a wrong token further on."""
+    """New requests, of which every third is sampled: greedy decoding of random weights soon repeats
+    itself, and would hide a wrong token further on."""
     return [
         request(
             f"r{i}",
@@ -52,7 +52,7 @@ def answers(engine: Rig, requests: list[Request]) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[int]]:
-    """Each request in an engine of its own, without prefix cache."""
+    """The answers of requests that have an engine each, without prefix cache."""
     out: dict[str, list[int]] = {}
     for req in fresh():
         out |= answers(rig(executor="torch_cpu", prefix_cache=False), [req])
@@ -60,18 +60,18 @@ def alone() -> dict[str, list[int]]:
     return out
 
 
-def test_batched_answers_are_those_given_alone(alone):
+def test_batched_answers_equal_those_alone(alone):
     assert answers(rig(executor="torch_cpu"), fresh()) == alone
 
 
 @pytest.mark.parametrize("token_budget", [1, 7, 16, 64])
-def test_chunked_answers_are_those_given_alone(alone, token_budget):
+def test_chunked_answers_equal_those_alone(alone, token_budget):
     assert answers(rig(executor="torch_cpu", token_budget=token_budget), fresh()) == alone
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_gives_the_answers_given_alone(alone, mode):
-    """Requests arrive one a step, in another order, and begin alike in part."""
+def test_answers_in_every_mode_equal_those_alone(alone, mode):
+    """A request arrives each step, in another order; some share a prefix."""
     requests = fresh()
     random.Random(11).shuffle(requests)
     engine = rig(
@@ -86,14 +86,14 @@ def test_every_mode_gives_the_answers_given_alone(alone, mode):
     assert {req.id: req.output for req in requests} == alone
 
 
-def test_preempted_answers_are_those_given_alone(alone):
+def test_preempted_answers_equal_those_alone(alone):
     engine = rig(n_blocks=9, max_model_len=144, executor="torch_cpu", token_budget=48)
     assert answers(engine, fresh()) == alone
     assert engine.state.counters.preemptions > 0
 
 
 @pytest.mark.parametrize("how", list(How))
-def test_swapped_answers_are_those_given_alone(alone, how):
+def test_swapped_answers_equal_those_alone(alone, how):
     engine = rig(
         n_blocks=9, max_model_len=144, executor="torch_cpu", token_budget=48, n_host_blocks=40,
         how=how,
@@ -101,14 +101,14 @@ def test_swapped_answers_are_those_given_alone(alone, how):
     assert answers(engine, fresh()) == alone
     counters = engine.state.counters
     assert counters.preemptions > 0
-    assert (counters.swaps > 0) is (how is How.swap)  # auto: nothing costs anything here
+    assert (counters.swaps > 0) is (how is How.swap)  # auto recomputes: all costs are 0
 
 
 @pytest.mark.parametrize(
     "padding",
     [Padding(), Padding(1, 0, 0), Padding(1000, 3, 100), Padding(0, 2, 0), Padding(0, 2, 64)],
 )
-def test_padding_is_computed_and_changes_no_memory_but_its_own(padding):
+def test_padding_is_computed_and_writes_to_the_scratch_block_only(padding):
     rows = padding_rows(padding, scratch_block=9, block_tokens=16, max_model_len=144)
     assert sum(row.n_tokens for row in rows) == padding.prefill_tokens + padding.decode_rows
     assert not any(row.samples for row in rows)
@@ -120,7 +120,7 @@ def test_padding_is_computed_and_changes_no_memory_but_its_own(padding):
         assert set(blocks) <= set(range(10))
 
 
-def test_masked_rows_read_as_much_memory_as_the_rows_they_stand_for():
+def test_decodes_of_padding_read_different_blocks():
     rows = padding_rows(
         Padding(0, 3, 3 * 70), scratch_block=100, block_tokens=16, max_model_len=144
     )
@@ -141,7 +141,7 @@ def test_the_order_of_arrival_does_not_matter(alone):
         assert {req.id: req.output for req in requests} == alone
 
 
-def test_a_prefix_hit_answers_as_a_miss(alone):
+def test_a_prefix_hit_has_the_answer_of_a_miss(alone):
     engine = rig(executor="torch_cpu")
     answers(engine, fresh())
     again = fresh()
@@ -149,7 +149,7 @@ def test_a_prefix_hit_answers_as_a_miss(alone):
     assert sum(req.n_cached for req in again) > 100
 
 
-def test_a_seed_repeats_and_another_differs():
+def test_equal_seeds_repeat_an_answer_and_another_seed_does_not():
     def sampled(name: str, seed: int) -> Request:
         return request(name, [1, 2, 3], 12, sampling=Sampling(1.0, seed=seed))
 
@@ -157,14 +157,14 @@ def test_a_seed_repeats_and_another_differs():
     assert out["a"] == out["b"] != out["c"]
 
 
-def test_logprobs_come_with_their_tokens_alone_and_in_company():
-    """Asked by one of two requests whose prompts are computed in pieces."""
+def test_logprobs_do_not_depend_on_the_other_requests():
+    """A request with logprobs, alone and with a request without; prompts are computed in pieces."""
     tokens, logprobs = [], []
     for n_others in (0, 1):
         engine = rig(executor="torch_cpu", token_budget=7)
-        asks = request("asks", range(20), 6, sampling=Sampling(0.7, seed=3, logprobs=True))
-        engine.admit(*[request("silent", range(30, 50), 9)] * n_others, asks)
-        events = [event for event in engine.drain() if event.request is asks]
+        special = request("special", range(20), 6, sampling=Sampling(0.7, seed=3, logprobs=True))
+        engine.admit(*[request("other", range(30, 50), 9)] * n_others, special)
+        events = [event for event in engine.drain() if event.request is special]
         tokens.append([event.token for event in events])
         logprobs.append([event.logprob or 0.0 for event in events])
     assert tokens[0] == tokens[1]
@@ -175,9 +175,11 @@ def test_logprobs_come_with_their_tokens_alone_and_in_company():
 
 @pytest.mark.parametrize("n_blocks", [10**12, 10**18])  # beyond any address, any number
 @pytest.mark.parametrize("option", ["kv_blocks", "swap_blocks"])
-def test_blocks_beyond_memory_are_told_by_the_option_that_asks_for_them(option, n_blocks):
-    with pytest.raises(UsageError) as refused:
+def test_too_many_blocks_are_an_error_of_the_option_that_sets_them(option, n_blocks):
+    with pytest.raises(UsageError) as error:
         build(ServeOptions.model_validate({"shape": "nano", option: n_blocks}))
     gigabytes = {10**12: "8192000.0", 10**18: "8192000000000.0"}[n_blocks]  # 8 KiB each
-    said = f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which is refused: "
-    assert str(refused.value).startswith(f"{said}this machine has ")
+    expected = (
+        f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which cannot be allocated: "
+    )
+    assert str(error.value).startswith(f"{expected}this machine has ")

@@ -1,6 +1,6 @@
-"""The GPU executor's own code path, run on the CPU: plain kernels, graphs called as functions.
+"""The GPU executor, run on the CPU: plain kernels, graphs called as functions.
 
-Its tokens must be the CPU executor's, however requests are batched, preempted and planned ahead.
+Its tokens must be those of the CPU executor, with any batching, preemption and planning ahead.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.errors import MissingDependency, SlobenchError, UsageError
 from reference_engine.executors.base import EXECUTORS, Caps, Site
@@ -21,26 +23,32 @@ from tests.reference_engine.engine_kit import Rig, request, rig
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from reference_engine.executors.cuda_stream import CpuLane  # noqa: E402
-from reference_engine.executors.torch_cuda import TorchCuda  # noqa: E402 - only with torch
+from reference_engine.executors.cuda_stream import CpuStream  # noqa: E402
+from reference_engine.executors.torch_cuda import (  # noqa: E402 - only with torch
+    TorchCuda,
+    bucket_of,
+    buckets,
+)
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
 from reference_engine.model.weights import random_weights  # noqa: E402
 from tests.reference_engine.wide_shapes import WIDE, greedy_shortfalls  # noqa: E402
 
 ON_CPU = {"on": "cpu", "kernels": "plain", "dtype": "float32"}
-CUTS = Sampling(0.9, 0.95, 50, seed=4)
+TRUNCATED = Sampling(0.9, 0.95, 50, seed=4)
 
 
 def fresh(seed: int = 5) -> list[Request]:
-    """Greedy ones, ones that draw among the likeliest, ones that want log-probabilities or may not
-    stop yet; two begin alike."""
+    """New requests in turn: greedy, truncated, with log-probabilities; one with bans, two with a
+    common prefix."""
     draw = random.Random(seed)
     shared = [draw.randrange(256) for _ in range(40)]
     prompts = [[draw.randrange(256) for _ in range(n)] for n in (1, 5, 16, 17, 33, 64, 90)]
     prompts += [[*shared, 1], [*shared, 2, 3]]
     out = [
-        request(f"r{i}", prompt, 12, sampling=(Sampling(), CUTS, Sampling(logprobs=True))[i % 3])
+        request(
+            f"r{i}", prompt, 12, sampling=(Sampling(), TRUNCATED, Sampling(logprobs=True))[i % 3]
+        )
         for i, prompt in enumerate(prompts)
     ]
     out[3].stop_ids, out[3].min_tokens = frozenset(range(0, 320, 2)), 6
@@ -48,7 +56,7 @@ def fresh(seed: int = 5) -> list[Request]:
 
 
 def answers(engine: Rig, requests: list[Request]) -> dict[str, list[int]]:
-    """One arrives a step."""
+    """The outputs of requests of which one arrives each step."""
     for req in requests:
         engine.admit(req)
         engine.step()
@@ -59,12 +67,12 @@ def answers(engine: Rig, requests: list[Request]) -> dict[str, list[int]]:
 
 def cuda_rig(**options) -> Rig:
     arguments = ON_CPU | options.pop("arguments", {})
-    # Few sequences: on the CPU a graph is captured by computing it.
+    # Few sequences: on the CPU, to capture a graph is to compute its step.
     options = {"max_num_seqs": 8} | options
     return rig(executor="torch_cuda", executor_args=arguments, **options)
 
 
-def runner(engine: Rig) -> TorchCuda:
+def executor_of(engine: Rig) -> TorchCuda:
     assert isinstance(engine.executor, TorchCuda)
     return engine.executor
 
@@ -94,24 +102,24 @@ def test_tokens_survive_preemption(expected, how, depth):
     assert (counters.swaps > 0) is (how is How.swap)
 
 
-def test_attention_in_one_launch_changes_nothing(expected):
+def test_attention_in_a_single_launch_changes_no_token(expected):
     arguments = {"fused_attention": "on"}
     assert answers(cuda_rig(arguments=arguments, token_budget=48), fresh()) == expected
 
 
-def test_graphs_change_nothing(expected):
+def test_graphs_change_no_token(expected):
     assert answers(cuda_rig(arguments={"graphs": False}), fresh()) == expected
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_kv_in_8_bits_changes_no_greedy_token_of_this_model(kv_dtype, expected):
-    """Its answers hardly depend on what stood long before: how far 8 bits are off is judged with
-    the kernels. Here every kind of step reads what every other one wrote."""
+    """The answers of this model hardly depend on the distant context: the error of 8 bits is tested
+    with the kernels. Here every kind of step reads KV that the others wrote."""
     engine = cuda_rig(arguments={"kv_dtype": kv_dtype}, policy="chunked", token_budget=48)
     requests = fresh()
-    found = answers(engine, requests)
+    outputs = answers(engine, requests)
     greedy = [req.id for req in requests if req.sampling.temperature == 0]
-    assert {name: found[name] for name in greedy} == {name: expected[name] for name in greedy}
+    assert {name: outputs[name] for name in greedy} == {name: expected[name] for name in greedy}
 
 
 @pytest.mark.parametrize("how", [How.recompute, How.swap])
@@ -130,7 +138,7 @@ def test_8_bit_tokens_survive_preemption(how):
     # 256 MiB over 4 layers · 2 · 2 heads · 16 tokens of 32 float32 numbers, or 32 bytes + a scale
     [("auto", 8192), ("int8", 29_127), ("fp8", 29_127)],
 )
-def test_kv_blocks_follow_their_bytes(kv_dtype, n_blocks):
+def test_the_number_of_kv_blocks_follows_from_their_bytes(kv_dtype, n_blocks):
     kind = EXECUTORS.build({"kind": "torch_cuda", **ON_CPU, "graphs": False, "kv_dtype": kv_dtype})
     built = kind.build(Site(resolve("tiny"), 0, 16, 256, lambda s: None, max_num_seqs=4))
     assert built.caps.n_blocks == n_blocks
@@ -138,47 +146,50 @@ def test_kv_blocks_follow_their_bytes(kv_dtype, n_blocks):
 
 @pytest.mark.parametrize("n_blocks", [10**12, 10**18])  # beyond any address, any number
 @pytest.mark.parametrize("option", ["kv_blocks", "swap_blocks"])
-def test_blocks_beyond_memory_are_told_by_the_option_that_asks_for_them(option, n_blocks):
-    asked = {"kv_blocks": 8, "swap_blocks": 0} | {option: n_blocks}
+def test_too_many_blocks_are_an_error_of_the_option_that_sets_them(option, n_blocks):
+    sizes = {"kv_blocks": 8, "swap_blocks": 0} | {option: n_blocks}
     site = Site(
-        resolve("nano"), asked["kv_blocks"], 16, 64, lambda s: None, asked["swap_blocks"], 4
+        resolve("nano"), sizes["kv_blocks"], 16, 64, lambda s: None, sizes["swap_blocks"], 4
     )
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as error:
         EXECUTORS.build({"kind": "torch_cuda", **ON_CPU, "graphs": False}).build(site)
     gigabytes = {10**12: "8192000.0", 10**18: "8192000000000.0"}[n_blocks]  # 8 KiB each
-    said = f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which is refused: "
-    assert str(refused.value).startswith(said)
-    assert len(str(refused.value)) > len(said)
+    expected = (
+        f"{option}: {n_blocks} blocks need {gigabytes} GB of memory, which cannot be allocated: "
+    )
+    assert str(error.value).startswith(expected)
+    assert len(str(error.value)) > len(expected)
 
 
 def test_log_probabilities_are_those_of_the_cpu_executor():
     def logprobs(engine: Rig) -> list[float]:
-        asks = request("asks", range(20), 6, sampling=Sampling(0.7, seed=3, top_k=9, logprobs=True))
-        engine.admit(request("silent", range(30, 50), 9), asks)
-        return [event.logprob or 0.0 for event in engine.drain() if event.request is asks]
+        sampling = Sampling(0.7, seed=3, top_k=9, logprobs=True)
+        special = request("special", range(20), 6, sampling=sampling)
+        engine.admit(request("other", range(30, 50), 9), special)
+        return [event.logprob or 0.0 for event in engine.drain() if event.request is special]
 
-    found = logprobs(cuda_rig(token_budget=7, async_depth=1))
-    assert found == pytest.approx(logprobs(rig(executor="torch_cpu", token_budget=7)), abs=1e-5)
-    assert len(found) == 6
+    on_cuda = logprobs(cuda_rig(token_budget=7, async_depth=1))
+    assert on_cuda == pytest.approx(logprobs(rig(executor="torch_cpu", token_budget=7)), abs=1e-5)
+    assert len(on_cuda) == 6
 
 
-def test_a_top_k_beyond_the_vocabulary_cuts_nothing():
-    """The wire takes any number that fits 63 bits."""
+def test_a_top_k_beyond_the_vocabulary_has_no_effect():
+    """HTTP requests may have any number of 63 bits."""
 
     def drawn(top_k: int) -> list[int]:
         engine = cuda_rig()
-        how = Sampling(0.7, 0.9, top_k, seed=3)
-        engine.admit(hot := request("hot", [1, 2, 3], 8, sampling=how))
+        sampling = Sampling(0.7, 0.9, top_k, seed=3)
+        engine.admit(hot := request("hot", [1, 2, 3], 8, sampling=sampling))
         engine.drain()
         return hot.output
 
     assert drawn(2**63 - 1) == drawn(2**31) == drawn(320)
 
 
-def test_asking_for_a_log_probability_changes_no_token():
-    def drawn(how: Sampling) -> list[int]:
+def test_log_probabilities_change_no_token():
+    def drawn(sampling: Sampling) -> list[int]:
         engine = cuda_rig()
-        engine.admit(hot := request("hot", [1, 2, 3], 8, sampling=how))
+        engine.admit(hot := request("hot", [1, 2, 3], 8, sampling=sampling))
         engine.drain()
         return hot.output
 
@@ -194,7 +205,9 @@ def test_a_draw_depends_on_seed_and_position_alone():
 
     alone = drawn(cuda_rig(max_num_seqs=1))
     assert drawn(cuda_rig(async_depth=1)) == alone
-    assert drawn(rig(executor="torch_cpu")) != alone  # another way to draw; greedy is the same
+    assert (
+        drawn(rig(executor="torch_cpu")) != alone
+    )  # it draws by another method; greedy tokens are equal
     assert len(set(alone)) > 4
 
 
@@ -205,7 +218,7 @@ def test_padding_is_computed_and_writes_to_no_block_of_a_request(padding):
     engine = cuda_rig()
     engine.admit(a := request("a", range(20), 3))
     engine.step()
-    cache = runner(engine)._model.cache.numbers
+    cache = executor_of(engine)._model.cache.numbers
     before = cache[:, :-1].clone()
     engine.executor.execute(StepBatch(padding=padding))
     assert torch.equal(cache[:, :-1], before)
@@ -215,12 +228,12 @@ def test_padding_is_computed_and_writes_to_no_block_of_a_request(padding):
 
 
 @pytest.mark.parametrize("n_more", [0, 1, 2])
-def test_prompts_are_computed_right_beside_padding_of_any_length(n_more):
-    """A static batch pads the shorter prompt with what it lacks; with one token of padding, rows of
-    one token are not all in front."""
+def test_prompts_are_right_with_padding_of_any_length(n_more):
+    """A static batch pads the shorter prompt by the difference. With a single token of padding,
+    rows of a single token are not all in front."""
     prompts = [range(30), range(100, 130 - n_more)]
 
-    def told(**options):
+    def outputs(**options):
         pair = [request(f"r{i}", prompt, 8) for i, prompt in enumerate(prompts)]
         engine = options.pop("engine")(policy="static", batch_size=2, **options)
         engine.admit(*pair)
@@ -228,12 +241,12 @@ def test_prompts_are_computed_right_beside_padding_of_any_length(n_more):
         engine.drain()
         return [req.output for req in pair]
 
-    assert told(engine=cuda_rig) == told(engine=rig, executor="torch_cpu")
+    assert outputs(engine=cuda_rig) == outputs(engine=rig, executor="torch_cpu")
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_masked_rows_read_blocks_of_their_own_and_write_to_the_scratch_block(graphs):
-    """A block that they share would stay in the GPU's cache and cost them nothing."""
+def test_decodes_of_padding_read_different_blocks_and_write_to_the_scratch_block(graphs):
+    """A block that they shared would stay in the GPU's cache, and reading it would cost nothing."""
     read: list[list[int]] = []
     written: list[int] = []
 
@@ -250,7 +263,7 @@ def test_masked_rows_read_blocks_of_their_own_and_write_to_the_scratch_block(gra
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), spying, 16, 144)
     site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
-    executor = TorchCuda(model, spying, site, 24, CpuLane(), graphs)
+    executor = TorchCuda(model, spying, site, 24, CpuStream(), graphs)
     read.clear()
     written.clear()
     executor.execute(StepBatch(padding=Padding(0, 4, 4 * 80)))
@@ -260,7 +273,7 @@ def test_masked_rows_read_blocks_of_their_own_and_write_to_the_scratch_block(gra
     assert set(written) == {24}
 
 
-def test_prompts_for_nobody_write_to_the_scratch_block_alone():
+def test_prompts_of_padding_write_to_the_scratch_block_only():
     written: list[int] = []
 
     def rope_write(qkv, positions, slots, *others):
@@ -271,48 +284,54 @@ def test_prompts_for_nobody_write_to_the_scratch_block_alone():
     config = resolve("nano").config
     model = PagedLlama(config, random_weights(config, 0), spying, 16, 144)
     site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
-    executor = TorchCuda(model, spying, site, 24, CpuLane(), has_graphs=False)
+    executor = TorchCuda(model, spying, site, 24, CpuStream(), has_graphs=False)
     executor.execute(StepBatch(padding=Padding(200, 20, 0)))
     assert len(written) == 2 * 220
     assert set(written) == {24}
 
 
 def test_decode_steps_are_graphs_and_others_are_not():
-    class Counting(CpuLane):
+    class CountingStream(CpuStream):
         def __init__(self) -> None:
             self.sizes: list[int] = []
 
         def capture(self, work):
-            again, result = super().capture(work)
+            replay, result = super().capture(work)
 
             def counted() -> None:
                 self.sizes.append(len(result))
-                again()
+                replay()
 
             return counted, result
 
-    config, lane = resolve("nano").config, Counting()
+    config, stream = resolve("nano").config, CountingStream()
     model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 1024)
     site = Site(resolve("nano"), 256, 16, 1024, lambda s: None, max_num_seqs=8)
     engine = rig()
-    engine.executor = TorchCuda(model, PLAIN, site, 256, lane)
+    engine.executor = TorchCuda(model, PLAIN, site, 256, stream)
     engine.admit(*(request(f"r{i}", range(1, 30), 4 + i) for i in range(3)))
     engine.drain()
-    assert lane.sizes == [4, 4, 4, 2, 1]  # 3 rows thrice, then 2, then 1; the prompts were none
+    assert stream.sizes == [
+        4,
+        4,
+        4,
+        2,
+        1,
+    ]  # 3 rows three times, then 2, then 1; prompts have no graph
     assert engine.executor.caps == Caps(0, 2 * 2 * 2 * 16 * 4 * 16 / 40e9, 256)
 
 
-def test_a_machine_without_a_gpu_is_told_so_and_what_to_do():
+def test_a_machine_without_a_gpu_gets_an_error_with_the_remedy():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(MissingDependency, match=r"needs an NVIDIA GPU.*device=cpu") as refused:
+    with pytest.raises(MissingDependency, match=r"needs an NVIDIA GPU.*device=cpu") as error:
         EXECUTORS.build({"kind": "torch_cuda"}).build(
             Site(resolve("nano"), 8, 16, 64, lambda s: None)
         )
-    assert refused.value.exit_code == 2
+    assert error.value.exit_code == 2
 
 
-def test_heads_that_no_kernel_computes_are_refused():
+def test_unsupported_head_sizes_are_rejected():
     source = resolve("nano")
     odd = replace(source, config=replace(source.config, head_dim=24))
     with pytest.raises(UsageError, match="heads of 24 numbers"):
@@ -321,14 +340,14 @@ def test_heads_that_no_kernel_computes_are_refused():
         )
 
 
-def test_a_second_step_before_the_tokens_of_the_first_is_a_bug():
+def test_a_second_launch_before_the_first_tokens_is_an_assertion_error():
     engine = cuda_rig()
-    runner(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
+    executor_of(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
     with pytest.raises(AssertionError, match="not waited for"):
-        runner(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
+        executor_of(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
 
 
-def test_serve_says_that_there_is_no_gpu_and_exits_2(capfd):
+def test_serve_without_a_gpu_prints_an_error_and_exits_2(capfd):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     from reference_engine.__main__ import main
@@ -342,7 +361,7 @@ def test_serve_says_that_there_is_no_gpu_and_exits_2(capfd):
 
 
 def test_greedy_tokens_are_the_likeliest_by_the_margin_rule(expected):
-    """The rule itself: nothing falls short here, and one token that is another does."""
+    """The rule itself: no token falls short here, but a wrong token does."""
     from tests.reference_engine.margin import shortfalls
 
     prompt = fresh()[6].tokens  # greedy, 90 tokens
@@ -354,17 +373,36 @@ def test_greedy_tokens_are_the_likeliest_by_the_margin_rule(expected):
 
 @pytest.mark.parametrize("name", ["0.6b", "8b", "qwen2"])
 def test_the_rule_holds_in_bfloat16_for_every_kind_of_block(name):
-    """Norms of queries and keys, biases, 2, 4 and 7 query heads for each KV head, at small widths;
-    tokens of a model without the norms or the biases fall short by far."""
+    """Norms of queries and keys, biases, 2, 4 and 7 query heads per KV head, at small widths.
+    Tokens of a model without the norms or the biases fall short by far."""
     wide = WIDE[name]
     config = replace(
         wide, d_model=64, n_heads=2 * wide.n_heads // wide.n_kv_heads, n_kv_heads=2, head_dim=16,
         d_ffn=176, vocab_size=2000,
     )  # fmt: skip
-    short = greedy_shortfalls(config, torch.bfloat16, CpuLane(), PLAIN)
+    short = greedy_shortfalls(config, torch.bfloat16, CpuStream(), PLAIN)
     assert len(short) == 96
     assert max(short) <= 0.1
     if config.qk_norm or config.qkv_bias:
         without = replace(config, qk_norm=False, qkv_bias=False)
-        found = greedy_shortfalls(config, torch.bfloat16, CpuLane(), PLAIN, computed=without)
-        assert max(found) > 1
+        wrong = greedy_shortfalls(config, torch.bfloat16, CpuStream(), PLAIN, computed=without)
+        assert max(wrong) > 1
+
+
+def test_buckets_are_fine_for_small_steps():
+    assert buckets(1) == (1,)
+    assert buckets(40) == (1, 2, 4, 8, 16, 32, 40)
+    assert buckets(256)[-3:] == (224, 240, 256)
+    assert buckets(400)[-4:] == (256, 320, 384, 400)
+
+
+@given(st.integers(1, 600), st.integers(1, 700))
+def test_a_step_goes_to_the_smallest_bucket_that_holds_it(max_rows, n_rows):
+    sizes = buckets(max_rows)
+    assert list(sizes) == sorted(set(sizes))
+    bucket = bucket_of(n_rows, sizes)
+    if n_rows > max_rows:
+        assert bucket is None
+    else:
+        assert bucket == next(size for size in sizes if size >= n_rows)
+        assert bucket - n_rows < max(16, 64 * (n_rows > 256))

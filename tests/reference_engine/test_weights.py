@@ -1,4 +1,4 @@
-"""Weights and configs from local files, and errors that say what was looked for."""
+"""Weights and configs from local files, and errors that list the files and tensors searched for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_safetensors(path, tensors):
 
 
 def model_directory(path, config=LLAMA, shards=1):
-    """A whole model of ones times 1, 2, 3 …, one number per tensor, in bf16."""
+    """A whole model in bf16; the k-th tensor holds the number k. Returns the numbers by name."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     names = list(weights.shapes(config_from(config)).items())
@@ -78,7 +78,7 @@ def test_a_local_directory_is_read_as_float32(tmp_path, shards):
     assert {t.dtype for t in loaded.values()} == {torch.float32}
 
 
-def test_numbers_and_shapes_come_from_the_right_place(tmp_path):
+def test_numbers_and_shapes_are_read_by_their_offsets(tmp_path):
     path = tmp_path / "two.safetensors"
     first, second = struct.pack("<6f", *range(6)), struct.pack("<2e", 0.5, -2.0)
     write_safetensors(path, {"a": ("F32", [2, 3], first), "b": ("F16", [2], second)})
@@ -93,11 +93,11 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(UsageError, match=r"bad\.safetensors: not a safetensors file"):
         weights.read_safetensors(path)
     write_safetensors(path, {"a": ("I64", [1], b"\0" * 8)})
-    with pytest.raises(UsageError, match=r"a: dtype I64 \(known: F32"):
+    with pytest.raises(UsageError, match=r"a: dtype I64 \(supported: F32"):
         weights.read_safetensors(path)
 
 
-def test_what_is_missing_is_listed(tmp_path):
+def test_errors_list_missing_files_and_tensors(tmp_path):
     with pytest.raises(UsageError, match=r"neither a shape nor a local model directory; did you"):
         resolve("tinny")
     with pytest.raises(UsageError, match=r"has no config\.json"):
@@ -112,7 +112,9 @@ def test_what_is_missing_is_listed(tmp_path):
     with pytest.raises(UsageError, match=r"9 tensors are missing, e\.g\. model\.layers\.1\.input"):
         weights.load(resolve(str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 21}))
-    with pytest.raises(UsageError, match=r"embed_tokens\.weight is \(20, 8\), config\.json says"):
+    with pytest.raises(
+        UsageError, match=r"embed_tokens\.weight has shape \(20, 8\); config\.json requires"
+    ):
         weights.load(resolve(str(tmp_path)))
 
 
@@ -130,14 +132,14 @@ def test_what_is_missing_is_listed(tmp_path):
         ),
     ],
 )
-def test_a_config_that_cannot_be_computed_names_file_and_key(tmp_path, text, words):
+def test_an_unsupported_config_is_an_error_with_file_and_key(tmp_path, text, words):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=f"config.json: .*{words}"):
         read_config(path)
 
 
-def test_a_config_is_read_in_the_words_of_transformers_4_and_5():
+def test_a_config_is_read_with_the_keys_of_transformers_4_and_5():
     old = config_from({**LLAMA, "rope_theta": 5e5})
     new = config_from({**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
     assert old == new
@@ -178,7 +180,7 @@ def test_random_weights_are_a_function_of_the_seed():
     assert float(a[name].std()) == pytest.approx(0.02, rel=0.02)
 
 
-def test_a_model_larger_than_memory_is_refused_before_it_is_made():
+def test_a_model_larger_than_memory_is_rejected_before_it_is_allocated():
     huge = ModelSource("huge", ModelConfig(1000, 65536, 512, 512, 128, 262144, 320))
     with pytest.raises(UsageError, match=r"'huge' needs .* GB for float32 weights"):
         weights.load(huge)

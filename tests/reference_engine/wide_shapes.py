@@ -1,6 +1,6 @@
-"""Two layers of the widths that models have, on any device, judged by the margin rule.
+"""Two layers as wide as those of real models, on any device, checked by the margin rule.
 
-Not collected by itself: `test_torch_cuda.py` does it at small widths on the CPU, `tests/gpu` on a
+Not collected by itself: `test_torch_cuda.py` uses it at small widths on the CPU, `tests/gpu` on a
 device.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from reference_engine.executors.base import Site
-from reference_engine.executors.cuda_stream import Lane
+from reference_engine.executors.cuda_stream import DeviceStream
 from reference_engine.executors.torch_cuda import TorchCuda
 from reference_engine.kernels.ops import Ops
 from reference_engine.model.paged import PagedLlama
@@ -29,32 +29,35 @@ WIDE = {
         2, 896, 14, 2, 64, 4864, 151_936, rope_theta=1e6, qkv_bias=True, tied=True
     ),
 }
-N_BLOCKS, MOST = 64, 256
+N_BLOCKS, MAX_MODEL_LEN = 64, 256
 
 
 def greedy_shortfalls(
     config: ModelConfig,
     dtype: torch.dtype,
-    lane: Lane,
+    stream: DeviceStream,
     ops: Ops,
     computed: ModelConfig | None = None,
 ) -> list[float]:
-    """Of every token of four requests that arrive one a step, their prompts in pieces of 48;
-    `computed` is a config that is computed with instead."""
+    """The shortfall of every token of four requests. A request arrives each step, and prompts are
+    computed in pieces of 48 tokens. `computed` replaces the config that the engine computes
+    with."""
     draw = random.Random(3)
     requests = [
         request(f"r{i}", [draw.randrange(config.vocab_size) for _ in range(n)], 24)
         for i, n in enumerate((1, 17, 64, 150))
     ]
-    weights = lively_weights(config, dtype, lane.device)
-    model = PagedLlama(computed or config, weights, ops, 16, MOST)
-    site = Site(ModelSource("wide", config), N_BLOCKS, 16, MOST, lambda s: None, max_num_seqs=4)
-    engine = rig(n_blocks=N_BLOCKS, max_model_len=MOST, token_budget=48, max_num_seqs=4)
-    engine.executor = TorchCuda(model, ops, site, N_BLOCKS, lane)
+    weights = lively_weights(config, dtype, stream.device)
+    model = PagedLlama(computed or config, weights, ops, 16, MAX_MODEL_LEN)
+    site = Site(
+        ModelSource("wide", config), N_BLOCKS, 16, MAX_MODEL_LEN, lambda s: None, max_num_seqs=4
+    )
+    engine = rig(n_blocks=N_BLOCKS, max_model_len=MAX_MODEL_LEN, token_budget=48, max_num_seqs=4)
+    engine.executor = TorchCuda(model, ops, site, N_BLOCKS, stream)
     for req in requests:
         engine.admit(req)
         engine.step()
     engine.drain()
-    oracle = Oracle(config, lively_weights(config, dtype, lane.device), MOST)
+    oracle = Oracle(config, lively_weights(config, dtype, stream.device), MAX_MODEL_LEN)
     assert [req.n_output for req in requests] == [24] * 4
     return [x for req in requests for x in oracle.shortfalls(req.tokens, req.n_prompt)]

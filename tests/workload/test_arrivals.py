@@ -10,7 +10,7 @@ from scipy import stats
 
 from loadgen.measure.statistics.arrival_stats import describe_arrivals
 from loadgen.workload.arrivals import ARRIVALS
-from loadgen.workload.random_streams import Purpose, stream
+from loadgen.workload.layout import Purpose, RandomStreams
 from loadgen.workload.scenario import scenario_from_flags
 from loadgen.workload.schedule import make_schedule, merge, split
 from tests import strategies
@@ -64,7 +64,7 @@ def test_the_merged_schedule_of_all_shards_is_the_process(spec):
     for n_shards in (2, 7):
         merged = merge(split(schedule, n_shards)[::-1])
         assert merged.tobytes() == schedule.tobytes()
-    drawn = ARRIVALS.build(spec).times(stream(0, Purpose.arrivals), 100.0)
+    drawn = ARRIVALS.build(spec).times(RandomStreams(0).stream(Purpose.arrivals), 100.0)
     assert np.array_equal(schedule["scheduled_s"], drawn)
 
 

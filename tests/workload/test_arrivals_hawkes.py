@@ -114,5 +114,5 @@ def test_parameters_that_cannot_be_meant_are_refused(changes, said):
 
 def test_a_memory_beyond_reason_is_refused():
     process = ARRIVALS.build({**SPEC, "branching": 0.999, "decay": "1h"})
-    with pytest.raises(ScenarioError, match=r"remembers 3\.6e\+06s.*lower branching or decay"):
+    with pytest.raises(ScenarioError, match=r"memory of 3\.6e\+06s.*lower branching or decay"):
         process.times(generator(1), 10.0)

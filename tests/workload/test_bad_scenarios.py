@@ -1,4 +1,4 @@
-"""Every malformed file in tests/golden/bad_scenarios against the exact message it deserves."""
+"""The exact error message of every invalid file in tests/golden/bad_scenarios."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bad_scenario_is_told_with_file_line_key_and_fix(name, check_golden, monkeypatch):
+def test_the_error_names_file_line_key_and_fix(name, check_golden, monkeypatch):
     monkeypatch.chdir(FOLDER)
     with pytest.raises(ScenarioError) as caught:
         load_scenario(f"{name}.yaml")
@@ -21,6 +21,6 @@ def test_a_bad_scenario_is_told_with_file_line_key_and_fix(name, check_golden, m
     check_golden(FOLDER / f"{name}.txt", f"{caught.value}\n")
 
 
-def test_no_expected_message_is_left_without_its_scenario():
+def test_every_expected_message_has_its_scenario():
     assert len(NAMES) >= 50
     assert sorted(path.stem for path in FOLDER.glob("*.txt")) == NAMES

@@ -127,7 +127,7 @@ def test_prompts_are_exact_on_every_tokenizer_that_splits_at_blanks(server):
     schedule, count = plan().schedule, counter(tokens_of)
     calibration, asked, (ok, line) = calibrated(schedule, count)
     prompts = Prompts(Synthetic(), 1, b"the run's")
-    off = np.array([count(prompts.ask(row, calibration.fit)) for row in schedule])
+    off = np.array([count(prompts.prompt(row, calibration.fit)) for row in schedule])
     off -= schedule["input_tokens"]
     assert ok
     assert line.startswith("prompt lengths exact to ≤ 1 token (calibrated on ")
@@ -148,7 +148,7 @@ def test_where_tokens_reach_over_blanks_lengths_hold_on_average_and_it_says_so()
     assert calibration.fit.words is None
     assert len(asked) + 2 <= 13
     prompts = Prompts(Synthetic(), 1, b"the run's")
-    off = np.array([count(prompts.ask(row, calibration.fit)) for row in schedule])
+    off = np.array([count(prompts.prompt(row, calibration.fit)) for row in schedule])
     off -= schedule["input_tokens"]
     assert abs(off.mean()) < 0.1 * schedule["input_tokens"].mean()
 
@@ -158,7 +158,7 @@ def test_a_group_shares_its_prefix_and_nothing_after_it(server):
     schedule = plan().schedule
     calibration, _, _ = calibrated(schedule, counter(tokens_of))
     prompts = Prompts(Synthetic(), 1, b"the run's")
-    texts = [prompts.ask(row, calibration.fit).prompt for row in schedule]
+    texts = [prompts.prompt(row, calibration.fit).prompt for row in schedule]
     for group in (1, 2, 3):
         mine = [t for t, row in zip(texts, schedule, strict=True) if row["prefix_id"] == group]
         shared = os.path.commonprefix(mine)  # noqa: RUF071 - characters are meant
@@ -180,7 +180,7 @@ def test_later_turns_have_their_planned_length_with_the_template_in_it(server):
         planned.schedule, planned.edges, Prompts(Synthetic(), 1, b"run"), calibration.fit
     )
     off = [
-        count(talk.ask(row)) - int(planned.schedule["input_tokens"][row])
+        count(talk.prompt(row)) - int(planned.schedule["input_tokens"][row])
         for row in range(len(planned.schedule))
     ]
     assert np.abs(off).max() <= 1, name
@@ -254,5 +254,5 @@ def test_what_is_asked_is_no_request_of_the_run():
     _, asked, _ = calibrated(rows, counter(lambda text: len(text.encode())), unsalted)
     prompts = Prompts(unsalted, 1, b"")
     calibration, _, _ = calibrated(rows, counter(lambda text: len(text.encode())), unsalted)
-    sent = {prompts.ask(row, calibration.fit).prompt[:20] for row in rows}
+    sent = {prompts.prompt(row, calibration.fit).prompt[:20] for row in rows}
     assert not sent & {question.prompt[:20] for question in asked}

@@ -52,7 +52,7 @@ def test_each_request_sends_one_prompt_of_the_file_as_it_is(lines):
     planned = scenario({"kind": "dataset", "path": lines, "salt": "none"}, output_tokens=9)
     rows, _ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"")
-    said = {prompts.ask(row, PromptFit()).as_messages() for row in rows}
+    said = {prompts.prompt(row, PromptFit()).as_messages() for row in rows}
     assert said == {
         (("user", "What is a queue?"),),
         (("system", "Be brief."), ("user", "Hi")),
@@ -66,7 +66,7 @@ def test_lengths_are_those_of_the_prompt_that_is_sent(lines):
     rows, _ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"")
     for row in rows:
-        texts = [text for _, text in prompts.ask(row, PromptFit()).as_messages()]
+        texts = [text for _, text in prompts.prompt(row, PromptFit()).as_messages()]
         assert row["input_tokens"] == sum(len(text.encode()) for text in texts)
         assert row["output_tokens"] == (40 if len(texts) == 1 else 9)
 
@@ -80,7 +80,7 @@ def test_a_salt_puts_a_head_of_its_own_before_each(lines):
     planned = scenario({"kind": "dataset", "path": lines})
     rows, _ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"this run")
-    firsts = [prompts.ask(row, PromptFit()).as_messages()[0][1] for row in rows]
+    firsts = [prompts.prompt(row, PromptFit()).as_messages()[0][1] for row in rows]
     assert {text[HEAD_CHARS:] for text in firsts} == {" What is a queue?", " Be brief."}
     assert len({text[:HEAD_CHARS] for text in firsts}) == len(rows)
 
@@ -91,7 +91,7 @@ def test_sharegpt_gives_first_questions_with_the_length_of_their_answers(tmp_pat
     planned = scenario({"kind": "sharegpt", "path": str(path), "salt": "none"})
     rows, _ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"")
-    assert {prompts.ask(row, PromptFit()).prompt for row in rows} == {"Why is the sky blue?"}
+    assert {prompts.prompt(row, PromptFit()).prompt for row in rows} == {"Why is the sky blue?"}
     answer = "Rayleigh scattering, in one phrase!"
     assert set(rows["output_tokens"].tolist()) == {round(len(answer) / 4)}
 

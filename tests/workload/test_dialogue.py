@@ -41,9 +41,9 @@ def test_scripted_turns_have_exactly_their_planned_tokens_in_any_order(new, spok
     random.shuffle(order)
     talk = dialogue(planned)
     in_order = dialogue(planned)
-    expected = {row: in_order.ask(row).as_messages() for row in sorted(order)}
+    expected = {row: in_order.prompt(row).as_messages() for row in sorted(order)}
     for row in order:
-        messages = talk.ask(row).as_messages()
+        messages = talk.prompt(row).as_messages()
         assert messages == expected[row]
         n_chars = sum(len(content) for _, content in messages)
         assert n_chars + 12 == planned.schedule["input_tokens"][row]
@@ -51,7 +51,7 @@ def test_scripted_turns_have_exactly_their_planned_tokens_in_any_order(new, spok
 
 def test_a_turn_begins_with_all_that_was_said_before():
     talk = dialogue(plan(shared_prefix={"tokens": 30}))
-    first, second, third = (talk.ask(row).as_messages() for row in range(3))
+    first, second, third = (talk.prompt(row).as_messages() for row in range(3))
     assert [role for role, _ in third] == ["user", "assistant", "user", "assistant", "user"]
     assert third[:3] == second
     assert second[:1] == first
@@ -60,7 +60,7 @@ def test_a_turn_begins_with_all_that_was_said_before():
 
 def test_sessions_say_different_things():
     talk = dialogue(plan())
-    said = [talk.ask(row).as_messages()[-1][1] for row in range(24)]
+    said = [talk.prompt(row).as_messages()[-1][1] for row in range(24)]
     assert len(set(said)) == 24
 
 
@@ -68,9 +68,9 @@ def test_a_real_turn_waits_for_the_answer_and_quotes_it():
     planned = plan(context="real")
     talk = dialogue(planned)
     assert [talk.waits_for(row) for row in range(4)] == [None, 0, 1, None]
-    first = talk.ask(0).as_messages()
-    second = talk.ask(1, "so spoke the server").as_messages()
-    third = talk.ask(2, "and again").as_messages()
+    first = talk.prompt(0).as_messages()
+    second = talk.prompt(1, "so spoke the server").as_messages()
+    third = talk.prompt(2, "and again").as_messages()
     assert second[:2] == (*first, ("assistant", "so spoke the server"))
     assert third[3] == ("assistant", "and again")
     assert third[:3] == second
@@ -80,11 +80,11 @@ def test_a_real_turn_waits_for_the_answer_and_quotes_it():
 def test_parts_of_a_plan_say_what_the_whole_says():
     planned = plan()
     whole = dialogue(planned)
-    said = {int(planned.schedule["request_id"][r]): whole.ask(r) for r in range(24)}
+    said = {int(planned.schedule["request_id"][r]): whole.prompt(r) for r in range(24)}
     for part in split_plan(planned, 3):
         talk = dialogue(part)
         for row, request_id in enumerate(part.schedule["request_id"].tolist()):
-            assert talk.ask(row).as_messages() == said[request_id].as_messages()
+            assert talk.prompt(row).as_messages() == said[request_id].as_messages()
 
 
 @pytest.mark.parametrize("tokens_per_char", [0.25, 0.4])
@@ -92,7 +92,7 @@ def test_with_a_fit_a_turn_is_right_to_half_a_character_per_message(tokens_per_c
     planned = plan(turns=4)
     talk = dialogue(planned, PromptFit(12.0, tokens_per_char))
     for row in range(4):
-        messages = talk.ask(row).as_messages()
+        messages = talk.prompt(row).as_messages()
         tokens = 12 + tokens_per_char * sum(len(content) for _, content in messages)
         slack = tokens_per_char * len(messages) / 2
         assert abs(tokens - int(planned.schedule["input_tokens"][row])) <= slack + 1e-9
@@ -117,6 +117,6 @@ def test_chains_say_nothing_of_each_other():
         )
     )
     talk = dialogue(planned)
-    lengths = [len(talk.ask(row).prompt) for row in range(4)]
+    lengths = [len(talk.prompt(row).prompt) for row in range(4)]
     assert lengths == [28, 38, 28, 38]
     assert np.all(planned.schedule["context"] == 0)

@@ -9,19 +9,20 @@ from scipy import integrate, linalg, stats
 
 from loadgen.errors import TraceFileError
 from loadgen.units import parse_duration_s, parse_rate_per_s
-from loadgen.workload.fit import fit, fit_text
+from loadgen.workload.fit import (
+    copula_correlation,
+    fit,
+    fit_file,
+    fit_lengths,
+    ks_distance,
+    power_law_exponent,
+)
 from loadgen.workload.fit_arrivals import (
     DispersionCurve,
     TwoStates,
     fit_arrivals,
     gamma_shape,
     mmpp_log_likelihood,
-)
-from loadgen.workload.fit_lengths import (
-    copula_correlation,
-    fit_lengths,
-    ks_distance,
-    power_law_exponent,
 )
 from loadgen.workload.lengths import LENGTHS
 from loadgen.workload.renewal import Gamma
@@ -204,7 +205,7 @@ def recorded(tmp_path):
 
 def test_a_fitted_file_gives_a_scenario_that_loads_and_looks_like_it(recorded, tmp_path):
     kind = {"kind": "columns", "time": "when", "input_tokens": "asked", "output_tokens": "answered"}
-    text, facts = fit_text(recorded, TRACES.build(kind))
+    text, facts = fit_file(recorded, TRACES.build(kind))
     path = tmp_path / "fitted.yaml"
     path.write_text(text)
     scenario = load_scenario(path)
@@ -223,7 +224,7 @@ def test_a_fitted_file_gives_a_scenario_that_loads_and_looks_like_it(recorded, t
 
 
 def test_a_trace_without_times_or_rows_enough():
-    with pytest.raises(TraceFileError, match="5 requests are too few to fit; needs 20"):
+    with pytest.raises(TraceFileError, match="5 requests are too few; a fit needs 20"):
         fit(load_trace(SAMPLES / "mooncake.jsonl"))
 
 
@@ -231,9 +232,9 @@ def test_the_real_azure_hour_keeps_its_burstiness():
     path = SHARED / "AzureLLMInferenceTrace_code.csv"
     if not path.exists():
         pytest.skip(f"{path} is not there (set SLOBENCH_SHARED to the folder that holds traces/)")
-    found = fit(load_trace(path))
-    trace, fitted = found.arrivals["trace"], found.arrivals["fit"]
+    facts = fit(load_trace(path)).facts
+    trace, fitted = facts["arrivals"]["trace"], facts["arrivals"]["fit"]
     assert trace["dispersion"] > 20
     assert fitted["dispersion"] == pytest.approx(trace["dispersion"], rel=0.35)
     assert fitted["dispersion_100"] == pytest.approx(trace["dispersion_100"], rel=0.5)
-    assert any("the rate changes" in note for note in found.notes)
+    assert any("the rate changes" in note for note in facts["notes"])

@@ -1,22 +1,22 @@
 """Input and output lengths together: observed pairs, and the Gaussian copula."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from pydantic import ValidationError
 from scipy import stats
 
 from loadgen.errors import ScenarioError
-from loadgen.workload.lengths import LENGTHS, Lengths
-from loadgen.workload.pairs import check_lengths, correlated, draw_pair, mean_pair
+from loadgen.workload.lengths import LENGTHS
+from loadgen.workload.pairs import correlated
+from loadgen.workload.requests import Requests
 
 
-@dataclass
-class Asked:
-    input_tokens: Lengths | None
-    output_tokens: Lengths | None
-    correlation: float = 0.0
+def requests(inputs, outputs, correlation=0.0):
+    return Requests(input_tokens=inputs, output_tokens=outputs, correlation=correlation)
+
+
+def drawn(asked, n, seed, output_seed=0):
+    return asked.draw_lengths(generator(seed), generator(output_seed), n)
 
 
 LOGNORMAL = LENGTHS.build({"kind": "lognormal", "median": 2000, "sigma": 0.8, "max": 100_000})
@@ -34,12 +34,12 @@ def test_equal_pairs_are_equal_kinds():
 
 
 def test_pairs_stay_together():
-    inputs, outputs = draw_pair(Asked(JOINT, None), generator(91), 40_000)
+    inputs, outputs = drawn(requests(JOINT, None), 40_000, 91)
     pairs, counts = np.unique(np.stack([inputs, outputs]), axis=1, return_counts=True)
     assert pairs.T.tolist() == [[10, 900], [20, 30], [4000, 5]]
     assert stats.chisquare(counts, [20_000, 10_000, 10_000]).pvalue > 0.01
     assert inputs.dtype == outputs.dtype == np.uint32
-    assert mean_pair(Asked(JOINT, None)) == pytest.approx((4040 / 4, 1835 / 4))
+    assert requests(JOINT, None).mean_lengths == pytest.approx((4040 / 4, 1835 / 4))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_pairs_from_a_file_are_those_of_a_list(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text)
     joint = LENGTHS.build({"kind": "joint", "path": str(path)})
-    assert mean_pair(Asked(joint, None)) == pytest.approx((1010, 458.75))
+    assert requests(joint, None).mean_lengths == pytest.approx((1010, 458.75))
     support = np.arange(10, 4001)
     assert joint.cdf(support) == pytest.approx(JOINT.cdf(support), abs=1e-15)
 
@@ -64,7 +64,7 @@ def test_pairs_from_a_file_are_those_of_a_list(tmp_path, name, text):
 @pytest.mark.parametrize("rho", [-1.0, -0.6, 0.3, 0.9, 1.0])
 def test_the_copula_has_the_asked_correlation(rho):
     n = 100_000
-    inputs, outputs = draw_pair(Asked(LOGNORMAL, POWER_LAW, rho), generator(92), n)
+    inputs, outputs = drawn(requests(LOGNORMAL, POWER_LAW, rho), n, 92)
     # Kendall's τ of a Gaussian copula is (2/π) asin ρ; its standard error is below 2/(3·sqrt(n))
     # times 1.5 for any ρ. Ties (both laws have thousands of values) cost less than 0.01.
     tau = stats.kendalltau(inputs, outputs).statistic
@@ -93,26 +93,24 @@ def test_a_longer_schedule_keeps_the_earlier_pairs():
 
 
 def test_independent_lengths_come_from_a_stream_each():
-    inputs, outputs = draw_pair(Asked(LOGNORMAL, POWER_LAW), generator(1), 50, generator(2))
+    inputs, outputs = drawn(requests(LOGNORMAL, POWER_LAW), 50, 1, output_seed=2)
     assert np.array_equal(inputs, LOGNORMAL.draw(generator(1), 50))
     assert np.array_equal(outputs, POWER_LAW.draw(generator(2), 50))
-    assert mean_pair(Asked(LOGNORMAL, None)) == (LOGNORMAL.mean, None)
+    assert requests(LOGNORMAL, None).mean_lengths == (LOGNORMAL.mean, None)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("lengths", "message"),
     [
-        (Asked(LOGNORMAL, JOINT), "belongs at requests.input_tokens, with output_tokens"),
-        (Asked(JOINT, POWER_LAW), "output_tokens and correlation left out"),
-        (Asked(JOINT, None, 0.5), "output_tokens and correlation left out"),
-        (Asked(LOGNORMAL, None, 0.5), "correlation ties input_tokens to output_tokens; name both"),
+        ((LOGNORMAL, JOINT), "belongs at requests.input_tokens, with output_tokens"),
+        ((JOINT, POWER_LAW), "output_tokens and correlation left out"),
+        ((JOINT, None, 0.5), "output_tokens and correlation left out"),
+        ((LOGNORMAL, None, 0.5), "correlation ties input_tokens to output_tokens; name both"),
     ],
 )
-def test_pairs_beside_what_they_replace_are_refused(asked, said):
-    with pytest.raises(ValueError, match=said):
-        check_lengths(asked)
-    with pytest.raises(ScenarioError, match=said):
-        draw_pair(asked, generator(1), 5)
+def test_lengths_that_are_stated_twice_are_rejected(lengths, message):
+    with pytest.raises(ValidationError, match=message):
+        requests(*lengths)
 
 
 def test_pairs_cannot_stand_for_one_length():

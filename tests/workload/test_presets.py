@@ -44,22 +44,22 @@ OTHERS = {
 }
 
 
-def promised(name):
+def preset_slos(name):
     """(metric, percentile, limit in ms) of each promise."""
-    slos = [parse_slo(text) for text in CATALOGUE[name].promises]
+    slos = [parse_slo(text) for text in CATALOGUE[name].slos]
     return [(slo.metric, slo.quantile, pytest.approx(slo.limit * 1000)) for slo in slos]
 
 
 @pytest.mark.parametrize("line", MLPERF.split("\n")[1:-1])
 def test_mlperf_presets_are_those_of_the_table(line):
     name, ttft_ms, tpot_ms = line.split()
-    assert promised(name) == [("ttft_s", 0.99, int(ttft_ms)), ("tpot_s", 0.99, int(tpot_ms))]
+    assert preset_slos(name) == [("ttft_s", 0.99, int(ttft_ms)), ("tpot_s", 0.99, int(tpot_ms))]
     assert name.replace("3.1", "3_1") in CATALOGUE[name].source
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_other_presets_are_those_of_their_sources(name):
-    assert promised(name) == OTHERS[name]
+    assert preset_slos(name) == OTHERS[name]
 
 
 def test_there_are_no_presets_but_these_and_each_says_why_and_whence():
@@ -70,7 +70,7 @@ def test_there_are_no_presets_but_these_and_each_says_why_and_whence():
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_preset_can_be_named_in_a_scenario(name):
     scenario = load_scenario("quickstart", {"slo": [{"preset": name}]})
-    assert scenario.slo_texts() == CATALOGUE[name].promises
+    assert scenario.slo_texts() == CATALOGUE[name].slos
 
 
 def test_an_expression_after_a_preset_overrides_it():

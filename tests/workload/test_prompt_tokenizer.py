@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import MissingDependency, ScenarioError
 from loadgen.records import SCHEDULE
-from loadgen.workload.client_tokenizer import Utf8Tokenizer, fit_text, load_tokenizer
+from loadgen.workload.client_tokenizer import Utf8Tokenizer, cut_to_tokens, load_tokenizer
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.texts import Synthetic
 from loadgen.workload.vocabulary import WORDS
@@ -98,7 +98,7 @@ def test_a_tokenizer_travels_to_the_load_generators(prompts):
 @given(st.text(min_size=1, max_size=200).filter(str.strip), st.integers(1, 60))
 def test_bytes_are_cut_between_characters(text, n_tokens):
     tokenizer = Utf8Tokenizer()
-    fitted = fit_text(tokenizer, text, n_tokens)
+    fitted = cut_to_tokens(tokenizer, text, n_tokens)
     least = len(text[0].encode())
     if tokenizer.count(text) >= n_tokens >= least:
         assert abs(len(fitted.encode()) - n_tokens) <= 4

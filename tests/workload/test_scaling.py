@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from loadgen.workload.scaling import amount, probed, scaled
+from loadgen.workload.scaling import offered_load, scaled, with_window
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import make_schedule
 from tests import strategies
@@ -33,9 +33,9 @@ def process(of) -> Any:
 @given(strategies.renewals | strategies.modulated, st.floats(0.01, 100))
 def test_any_steady_process_is_scaled_to_any_rate(arrivals, level):
     asked = scenario(arrivals)
-    assert amount(asked, "rate").is_steady
+    assert offered_load(asked, "rate").is_steady
     found = scaled(asked, level, "rate")
-    assert amount(found, "rate").level == pytest.approx(level, rel=1e-9)
+    assert offered_load(found, "rate").level == pytest.approx(level, rel=1e-9)
     shape = process(found).model_dump(exclude={"rate"})
     assert shape == process(asked).model_dump(exclude={"rate"})
 
@@ -53,7 +53,7 @@ def test_any_steady_process_is_scaled_to_any_rate(arrivals, level):
 )  # fmt: skip
 def test_a_rate_that_varies_is_scaled_as_a_whole_and_keeps_its_window(arrivals):
     asked = scenario(arrivals)
-    assert not amount(asked, "rate").is_steady
+    assert not offered_load(asked, "rate").is_steady
     found = scaled(asked, 7.0, "rate")
     assert process(found).mean_rate_per_s(100.0) == pytest.approx(7.0)
     half = process(asked).expected(50.0) / process(asked).expected(100.0)
@@ -77,7 +77,7 @@ def test_a_sum_and_classes_with_their_own_arrivals_scale_together():
             "phases": {"measure": "60s"},
         }
     )
-    assert amount(asked, "rate").level == 4.0
+    assert offered_load(asked, "rate").level == 4.0
     found = scaled(asked, 2.0, "rate")
     assert [process(own).rate for own in found.classes.values()] == [0.5, 1.5]
 
@@ -87,7 +87,7 @@ def test_a_trace_is_played_faster_and_over_again(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     asked = scenario({"kind": "trace", "path": str(path), "format": {"kind": "azure"}})
-    found = scaled(asked, 4 * amount(asked, "rate").level, "rate")
+    found = scaled(asked, 4 * offered_load(asked, "rate").level, "rate")
     n = len(make_schedule(found))
     assert n == pytest.approx(4 * len(make_schedule(asked)) * 100 / 60, rel=0.7)
     assert process(found).loop
@@ -95,7 +95,7 @@ def test_a_trace_is_played_faster_and_over_again(tmp_path):
 
 def test_users_are_counted_in_whole_people():
     asked = load_scenario("closed_loop_users")
-    assert amount(asked, "concurrency").level == 50
+    assert offered_load(asked, "concurrency").level == 50
     assert process(scaled(asked, 7.0, "concurrency")).users == 7
 
 
@@ -109,9 +109,9 @@ def test_users_are_counted_in_whole_people():
 )
 def test_what_cannot_be_scaled_is_refused_with_what_can(arrivals, over, said):
     with pytest.raises(UsageError, match=said):
-        amount(scenario(arrivals), over)
+        offered_load(scenario(arrivals), over)
 
 
 def test_a_probe_has_its_own_window_and_seed():
-    found = probed(scenario({"kind": "poisson", "rate": "3/s"}), 2.5, 17.25, 99)
+    found = with_window(scenario({"kind": "poisson", "rate": "3/s"}), 2.5, 17.25, 99)
     assert (found.phases.warmup, found.phases.measure, found.seed) == (2.5, 17.25, 99)

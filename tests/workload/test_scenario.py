@@ -59,7 +59,7 @@ def test_a_file_becomes_seconds_rates_and_kinds(chat):
     assert scenario.requests.output_tokens == Fixed(tokens=64)
     assert (scenario.phases.warmup, scenario.phases.measure) == (30.0, 300.0)
     assert scenario.horizon_s == 330.0
-    assert [slo.metric for slo in scenario.promises()] == ["ttft_s", "attainment"]
+    assert [slo.metric for slo in scenario.slos()] == ["ttft_s", "attainment"]
 
 
 def test_what_is_not_said_has_a_default(chat):

@@ -330,5 +330,5 @@ def test_split_never_parts_a_session():
 
 def test_a_conversation_that_no_counter_holds_is_refused():
     planned = scenario(requests=asked(10_000_000, 10_000_000), session={"turns": 200})
-    with pytest.raises(ScenarioError, match=r"a session grows to .* tokens; ask fewer turns"):
+    with pytest.raises(ScenarioError, match=r"a session grows to .* tokens; plan fewer turns"):
         make_plan(planned)

@@ -1,1 +1,1 @@
-"""Recorded traffic, read exactly: one file per format, found by name or by the columns it has."""
+"""Formats of recorded traffic, chosen by name or recognized by their columns."""

@@ -6,14 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_limits
-from loadgen.workload.traces.trace import (
-    LIMIT_COLUMNS,
-    Trace,
-    TraceColumns,
-    TraceFormat,
-    build_trace,
-)
+from loadgen.workload.traces.text_columns import read_csv
+from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 _TIME, _IN, _OUT, _IMAGES = "TIMESTAMP", "ContextTokens", "GeneratedTokens", "NumImages"
 
@@ -22,8 +16,9 @@ class Azure(TraceFormat):
     """Azure LLM inference traces: CSV with TIMESTAMP, ContextTokens, GeneratedTokens and, in 2025,
     NumImages.
 
-    Timestamps keep their seven digits (100 ns); 2023 has no zone, 2024 has one and may lack the
-    fraction. Requests with images are kept as text of as many context tokens, and counted.
+    Timestamps keep their seven digits (100 ns). Files of 2023 have no time zone; those of 2024 have
+    one and may lack the fraction. Requests with images are sent as text of the same number of
+    context tokens, and counted in a note.
 
     Source: P. Patel et al., Splitwise (ISCA 2024), and the dataset's own README.
     """
@@ -35,12 +30,9 @@ class Azure(TraceFormat):
         return {_TIME, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        line = first_line(content)[0].decode("utf-8", "replace")
-        header = csv_header(line)
-        optional = [name for name in (_IMAGES, *LIMIT_COLUMNS) if name in header]
-        table = read_csv(content, source, (_TIME, _IN, _OUT, *optional))
+        table = read_csv(content, source, (_TIME, _IN, _OUT))
         notes = []
-        if _IMAGES in header:
+        if table.has(_IMAGES):
             images = table.whole_numbers(_IMAGES)
             n_images = int(np.count_nonzero(images))
             notes = [f"{n_images} of {len(images)} requests had images; sent as text only"]
@@ -48,7 +40,7 @@ class Azure(TraceFormat):
             ticks=table.instants(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
-            slo_s=read_limits(table, header),
+            slo_s=table.limits(),
             notes=notes,
         )
         return build_trace(source, self.kind, columns)

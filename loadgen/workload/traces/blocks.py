@@ -1,11 +1,11 @@
-"""Block hashes of prompts (`hash_ids`) to the one shared prefix that each row can declare.
+"""Conversion of block hashes of prompts (`hash_ids`) to one shared prefix per row.
 
-The hash lists of a trace form a tree: two prompts share text as far as their lists agree. A
-schedule's row names one prefix and how much of it, so the tree is cut into chains: each node
-continues the chain of its parent if it is the child most prompts go on to, and begins a chain of
-its own otherwise. A row takes the chain of the deepest node that another row shares with it. Rows
-of one chain do share min(d₁, d₂) blocks in the trace, so sharing is never overstated; what rows of
-different chains share (the stem where they part) is lost, and `Sharing` says how much that is.
+The hash lists of a trace form a tree: two prompts share text as far as their lists agree. A row of
+a schedule has only one prefix id and a length, so the tree is cut into chains: a node continues the
+chain of its parent if it is the child that most prompts continue with; every other node begins a
+new chain. A row gets the chain of the deepest node that it shares with another row. Rows of one
+chain share min(d₁, d₂) blocks in the trace, so sharing is never overstated. Blocks that rows of
+different chains share (before they branch) are lost; `Sharing` states how many.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from loadgen.workload.traces.trace import Ids
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`prefix_ids` (0 = none) and `blocks` of each row; the share of all prompt blocks that an
-    unlimited prefix cache would have hit in the trace, and does hit with these prefixes."""
+    """`prefix_ids` (0 = none) and shared `blocks` of each row, and the share of all prompt blocks
+    that an unlimited prefix cache hits in the trace and with these prefixes."""
 
     prefix_ids: Ids
     blocks: NDArray[np.int64]
@@ -32,27 +32,27 @@ class Sharing:
 def share_blocks(
     ids: NDArray[np.int64], n_ids: NDArray[np.int64], order: NDArray[np.intp]
 ) -> Sharing:
-    """Prefixes of n rows in file order. `ids` holds all lists one after another, `n_ids` [n] their
-    lengths, `order` [n] the rows by time (which row comes first decides what is a cache hit).
+    """Prefixes of n rows in file order. `ids` is the concatenation of all lists, `n_ids` [n] their
+    lengths, `order` [n] the rows by time (a later row hits the blocks of earlier ones).
 
-    Only nodes that two or more rows reach are built, so the work is linear in what is shared.
+    Only nodes that two or more rows share are built, so the work is linear in the shared blocks.
     """
     n = n_ids.size
     first = (np.cumsum(n_ids) - n_ids)[order]
     left = n_ids[order]
-    if ids.size and not (ids.min() >= 0 and ids.max() < 2**36):  # hashes, not running numbers
+    if ids.size and not (ids.min() >= 0 and ids.max() < 2**36):  # hashes, not sequence numbers
         _, ids = np.unique(ids, return_inverse=True)
     n_distinct = int(ids.max(initial=0)) + 1
     depth, hits, chain = (np.zeros(n, np.int64) for _ in range(3))  # of rows in order of time
-    rows = np.arange(n)  # those that share every block so far
-    place_above = np.zeros(n, np.int64)  # of each row, its node's number within the level above
-    chain_above = np.zeros(1, np.int64)  # of the nodes of that level; before the first, the root
+    rows = np.arange(n)  # rows that share every block so far
+    place_above = np.zeros(n, np.int64)  # of each row: the number of its node in the level above
+    chain_above = np.zeros(1, np.int64)  # of each node of the level above; at first, the root
     n_chains, level = 0, 0
     while rows.size:
         rows = rows[left[rows] > level]
         assert chain_above.size * n_distinct < 2**62, "a (parent, id) pair must fit in 64 bits"
         key = place_above[rows] * n_distinct + ids[first[rows] + level]
-        found, first_row, place, count = np.unique(
+        nodes, first_row, place, count = np.unique(
             key, return_index=True, return_inverse=True, return_counts=True
         )
         is_shared = count >= 2
@@ -63,7 +63,7 @@ def share_blocks(
         level += 1
         hits[rows[is_in & is_later]] = level
         rows, place = rows[is_in], renumbered[place[is_in]]
-        parent, count = found[is_shared] // n_distinct, count[is_shared]
+        parent, count = nodes[is_shared] // n_distinct, count[is_shared]
         chain_here, n_chains = _continued(parent, count, chain_above, n_chains, level == 1)
         depth[rows], chain[rows] = level, chain_here[place]
         place_above[rows], chain_above = place, chain_here
@@ -83,8 +83,8 @@ def _continued(
     n_chains: int,
     is_first: bool,
 ) -> tuple[NDArray[np.int64], int]:
-    """The chain of each node of a level: the parent's for its most used child (the first of
-    equals), a new one for every other and for every child of the root."""
+    """The chain of each node of a level: the parent's chain for its most used child (the first of
+    equals), a new chain for every other child and for every child of the root."""
     chain = np.zeros(parent.size, np.int64)
     is_new = np.ones(parent.size, np.bool_)
     if not is_first:
@@ -98,7 +98,7 @@ def _continued(
 
 
 def _hits_within(chain: NDArray[np.int64], depth: NDArray[np.int64]) -> NDArray[np.int64]:
-    """min(own depth, deepest earlier one of the same chain) of rows in order of time."""
+    """min(own depth, largest earlier depth in the same chain) of rows in order of time."""
     by_chain = np.argsort(chain, kind="stable")
     sorted_chain, sorted_depth = chain[by_chain], depth[by_chain]
     span = int(depth.max(initial=0)) + 1

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-
-from loadgen.workload.traces.text_columns import csv_header, first_line, read_csv, read_limits
-from loadgen.workload.traces.trace import (
-    LIMIT_COLUMNS,
-    Ids,
-    Trace,
-    TraceColumns,
-    TraceFormat,
-    build_trace,
-)
+from loadgen.workload.traces.text_columns import read_csv
+from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 _TIME, _MODEL, _IN, _OUT = "Timestamp", "Model", "Request tokens", "Response tokens"
 _SESSION = "Session ID"
@@ -24,7 +15,7 @@ class BurstGPT(TraceFormat):
     """BurstGPT: CSV with Timestamp (seconds), Model, Request tokens, Response tokens, Total tokens,
     Log Type; version 2 adds Session ID and Elapsed time.
 
-    Each Model is a class. Failed requests have no response tokens and are left out, counted.
+    Each Model is a class. Failed requests have no response tokens; they are left out and counted.
 
     Source: Y. Wang et al., BurstGPT (arXiv 2401.17644).
     """
@@ -36,22 +27,13 @@ class BurstGPT(TraceFormat):
         return {_TIME, _MODEL, _IN, _OUT} <= set(fields)
 
     def parse(self, content: bytes, source: str) -> Trace:
-        line = first_line(content)[0].decode("utf-8", "replace")
-        header = csv_header(line)
-        optional = [name for name in (_SESSION, *LIMIT_COLUMNS) if name in header]
-        wanted = (_TIME, _MODEL, _IN, _OUT, *optional)
-        table = read_csv(content, source, wanted)
-        sessions: Ids | None = None
-        if _SESSION in header:
-            codes, names = table.words(_SESSION)
-            is_named = np.array([name != "" for name in names])
-            sessions = np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
+        table = read_csv(content, source, (_TIME, _MODEL, _IN, _OUT))
         columns = TraceColumns(
             ticks=table.ticks(_TIME),
             input_tokens=table.whole_numbers(_IN),
             output_tokens=table.whole_numbers(_OUT),
-            session_ids=sessions,
+            session_ids=table.sessions(_SESSION) if table.has(_SESSION) else None,
             classes=table.words(_MODEL),
-            slo_s=read_limits(table, header),
+            slo_s=table.limits(),
         )
         return build_trace(source, self.kind, columns)

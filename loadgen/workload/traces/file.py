@@ -1,15 +1,19 @@
-"""Opening a trace file: what it is packed in, and what was downloaded in its place."""
+"""Reading of a trace file in any registered format, compressed or not."""
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from pathlib import Path
+
+import msgspec
 
 from loadgen.errors import TraceFileError, UnknownKind
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
 _GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 1 << 20
 _NOT_A_TRACE = {
     b"PK\x03\x04": "is a zip archive; unpack it first",
     b"PAR1": "is a Parquet file; write it as CSV",
@@ -23,9 +27,10 @@ _NOT_A_TRACE = {
 
 
 def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
-    """The trace in a file, gzip or not; a relative path starts where slobench runs.
+    """The trace in a file, compressed with gzip or not; a relative path is relative to the current
+    directory.
 
-    Raises TraceFileError with file, line and reason where the file cannot be read as a trace.
+    Raises TraceFileError with file, line and reason if the file cannot be read as a trace.
     """
     try:
         reader = TRACES.build(format)
@@ -35,7 +40,7 @@ def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """A text file's bytes, unpacked and without a byte order mark. Raises TraceFileError."""
+    """A text file's bytes, decompressed and without byte order mark. Raises TraceFileError."""
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:
@@ -56,3 +61,40 @@ def read_bytes(path: str | Path) -> bytes:
     if not content or content.isspace():
         raise TraceFileError(f"{path}: is empty")
     return content
+
+
+class Auto(TraceFormat):
+    """The registered format that matches the columns or keys of the file."""
+
+    kind = "auto"
+
+    def parse(self, content: bytes, source: str) -> Trace:
+        fields = first_fields(content, source)
+        matching = [cls for cls in TRACES if cls.is_mine(fields)]
+        if not matching:
+            known = ", ".join(kind for kind in TRACES.names() if kind != self.kind)
+            raise TraceFileError(
+                f"{source}:1: columns {', '.join(fields)[:200]} match no known format ({known});"
+                " name the columns: format: {kind: columns, time: …, input_tokens: …,"
+                " output_tokens: …}"
+            )
+        if len(matching) > 1:
+            names = ", ".join(cls.kind for cls in matching)
+            raise TraceFileError(f"{source}: could be any of {names}; choose one with format")
+        return matching[0]().parse(content, source)
+
+
+def first_fields(content: bytes, source: str) -> list[str]:
+    """The column names of a CSV file, or the keys of a file's first JSON object."""
+    head = content[:_HEAD_BYTES].lstrip()
+    line = re.split(rb"[\r\n]", head, maxsplit=1)[0]
+    if head[:1] == b"{":
+        try:
+            return [*msgspec.json.decode(line, type=dict[str, msgspec.Raw])]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise TraceFileError(f"{source}:1: is not a JSON line: {error}") from None
+    if head[:1] == b"[":  # an array of objects: the keys of the first object are near the start
+        return [key.decode("utf-8", "replace") for key in re.findall(rb'"(\w+)"\s*:', head[:4096])]
+    from loadgen.workload.traces.text_columns import read_header  # imports pyarrow: 0.1 s
+
+    return read_header(head, source)[0]

@@ -1,27 +1,30 @@
-"""Any flat CSV or JSON-lines file, told by the names of its columns."""
+"""Flat CSV or JSON-lines files of any origin, read by the names of their columns."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
-import numpy as np
+import msgspec
+import pyarrow as pa
 from pydantic import Field
 
 from loadgen.records import OWN_SLO
-from loadgen.workload.traces.json_lines import read_json_table
-from loadgen.workload.traces.text_columns import first_line, read_csv
+from loadgen.workload.traces.json_lines import decode_line, line_of_record
+from loadgen.workload.traces.text_columns import TextTable, first_line, read_csv, require
 from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
 ColumnName = Annotated[str, Field(min_length=1)]
 
 
 class Named(TraceFormat):
-    """A CSV file with a header, or flat JSON lines, whose columns are named here.
+    """A CSV file with a header, or flat JSON lines; the keys name its columns.
 
-    `time` may hold numbers (of `unit`) or dates with times (ISO 8601); `session` and `class` name
-    optional columns. `ttft_slo`, `tpot_slo` and `e2e_slo` name columns of what each request was
-    promised, numbers of `slo_unit`; an empty cell or 0 is no promise of its own. Which of the two a
-    file is shows in its first character.
+    `time` holds numbers (of `unit`) or dates with times (ISO 8601). `session` and `class` are
+    optional. `ttft_slo`, `tpot_slo` and `e2e_slo` hold the limits of each request in `slo_unit`; an
+    empty cell or 0 is no limit. A file that begins with a brace is JSON lines.
     """
 
     kind = "columns"
@@ -38,35 +41,56 @@ class Named(TraceFormat):
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
 
     def parse(self, content: bytes, source: str) -> Trace:
-        names = (self.time, self.input_tokens, self.output_tokens, self.session, self.class_column)
         limits = self._limits()
-        wanted = list(dict.fromkeys(n for n in (*names, *limits.values()) if n is not None))
+        optional = (self.session, self.class_column, *limits.values())
+        all_names = (self.time, self.input_tokens, self.output_tokens, *optional)
+        names = list(dict.fromkeys(name for name in all_names if name is not None))
         table = (
-            read_json_table(content, source, wanted)
+            _read_json_table(content, source, names)
             if first_line(content)[0][:1] == b"{"
-            else read_csv(content, source, wanted, self.separator)
+            else read_csv(content, source, names, self.separator)
         )
-        sessions = None
-        if self.session is not None:
-            codes, words = table.words(self.session)
-            is_named = np.array([word != "" for word in words])
-            sessions = np.where(is_named[codes], codes + 1, 0).astype(np.uint32)
         columns = TraceColumns(
             ticks=table.ticks(self.time, self.unit)
             if table.is_numeric(self.time)
             else table.instants(self.time),
             input_tokens=table.whole_numbers(self.input_tokens),
             output_tokens=table.whole_numbers(self.output_tokens),
-            session_ids=sessions,
+            session_ids=None if self.session is None else table.sessions(self.session),
             classes=None if self.class_column is None else table.words(self.class_column),
             slo_s={OWN_SLO[m]: table.seconds(n, self.slo_unit) for m, n in limits.items()},
         )
         return build_trace(source, self.kind, columns)
 
-    def promised(self) -> tuple[str, ...]:
+    def own_slo_metrics(self) -> tuple[str, ...]:
         return tuple(self._limits())
 
     def _limits(self) -> dict[str, str]:
-        """Metric → the column with each row's limit of it."""
-        named = {"ttft_s": self.ttft_slo, "tpot_s": self.tpot_slo, "e2e_s": self.e2e_slo}
-        return {metric: name for metric, name in named.items() if name is not None}
+        """Metric → name of the column with its limits."""
+        columns = {"ttft_s": self.ttft_slo, "tpot_s": self.tpot_slo, "e2e_s": self.e2e_slo}
+        return {metric: name for metric, name in columns.items() if name is not None}
+
+
+def _read_json_table(content: bytes, source: str, names: Sequence[str]) -> TextTable:
+    """The given keys of flat JSON lines as a table of text. Raises TraceFileError with the line for
+    a missing key."""
+    texts: dict[str, list[str]] = {name: [] for name in names}
+    decoder: msgspec.json.Decoder[Mapping[str, msgspec.Raw]] = msgspec.json.Decoder(
+        dict[str, msgspec.Raw]
+    )
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        record = decode_line(decoder, line, source, number)
+        try:
+            for name in names:
+                texts[name].append(_text(bytes(record[name])))
+        except KeyError:
+            require(source, record, names, number)
+    columns = {name: [pa.array(values, pa.string())] for name, values in texts.items()}
+    return TextTable(source, names, columns.__getitem__, partial(line_of_record, content))
+
+
+def _text(raw: bytes) -> str:
+    """A JSON scalar as the text of a CSV cell."""
+    return str(json.loads(raw)) if raw[:1] == b'"' else "" if raw == b"null" else raw.decode()

@@ -1,4 +1,4 @@
-"""ShareGPT: shared conversations, texts without times."""
+"""ShareGPT: shared conversations, with texts and without times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic import Field
 from loadgen.errors import TraceFileError
 from loadgen.workload.traces.trace import Trace, TraceColumns, TraceFormat, build_trace
 
-_ASKING, _ANSWERING = {"human", "user"}, {"gpt", "chatgpt", "bard", "bing", "assistant"}
+_USER, _ASSISTANT = {"human", "user"}, {"gpt", "chatgpt", "bard", "bing", "assistant"}
 
 
 class _Turn(msgspec.Struct):
-    who: str = msgspec.field(name="from")
+    role: str = msgspec.field(name="from")
     value: str | None = None
 
 
@@ -27,9 +27,9 @@ class _Conversation(msgspec.Struct):
 class ShareGPT(TraceFormat):
     """ShareGPT: a JSON array of {id, conversations: [{from: human | gpt, value: text}, …]}.
 
-    It has no times and no token counts: lengths only. Each conversation gives its first question
-    and answer (as vLLM's benchmark takes them), with ⌈characters / chars_per_token⌉ tokens; 4 is
-    the usual rule of thumb for English, 1 is the bundled byte tokenizer.
+    It has no times and no token counts. Each conversation contributes its first question and
+    answer (as in vLLM's benchmark), with ⌈characters / chars_per_token⌉ tokens; 4 is the usual rule
+    of thumb for English, 1 corresponds to the bundled byte tokenizer.
     """
 
     kind = "sharegpt"
@@ -41,16 +41,16 @@ class ShareGPT(TraceFormat):
 
     def parse(self, content: bytes, source: str) -> Trace:
         try:
-            found = msgspec.json.decode(content, type=list[_Conversation])
+            conversations = msgspec.json.decode(content, type=list[_Conversation])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TraceFileError(f"{source}: {_located(content, error)}") from None
-        pairs = [pair for item in found if (pair := _first_exchange(item.conversations))]
+        pairs = [pair for c in conversations if (pair := _first_exchange(c.conversations))]
         if not pairs:
             raise TraceFileError(f"{source}: no conversation has a question and an answer")
-        n_later = sum(len(item.conversations) > 2 for item in found)
+        n, n_longer = len(conversations), sum(len(c.conversations) > 2 for c in conversations)
         notes = [
-            f"{len(found) - len(pairs)} of {len(found)} conversations have no question with an"
-            f" answer; left out. {n_later} have more turns than the first two; those are not read",
+            f"{n - len(pairs)} of {n} conversations have no question with an"
+            f" answer; left out. {n_longer} have more turns than the first two; those are not read",
             f"token counts are characters / {self.chars_per_token:g}",
         ]
         lengths = np.ceil(np.array(pairs, np.float64) / self.chars_per_token).astype(np.int64)
@@ -61,18 +61,18 @@ class ShareGPT(TraceFormat):
 
 
 def _first_exchange(turns: Sequence[_Turn]) -> tuple[int, int] | None:
-    """Characters of the first question and the answer that follows it at once."""
-    first = next((k for k, turn in enumerate(turns) if turn.who in _ASKING), None)
-    if first is None or first + 1 >= len(turns) or turns[first + 1].who not in _ANSWERING:
+    """Characters of the first question and of the answer directly after it; None without them."""
+    first = next((k for k, turn in enumerate(turns) if turn.role in _USER), None)
+    if first is None or first + 1 >= len(turns) or turns[first + 1].role not in _ASSISTANT:
         return None
     return len(turns[first].value or ""), len(turns[first + 1].value or "")
 
 
 def _located(content: bytes, error: Exception) -> str:
-    """A decoder's message with a line where it knows the byte."""
+    """A decoder's message, with the line if the message names the byte."""
     text = str(error)
-    _, found, place = text.partition("(byte ")
-    if found and place.rstrip(")").isdecimal():
+    place = text.partition("(byte ")[2]
+    if place.rstrip(")").isdecimal():
         line = content.count(b"\n", 0, int(place.rstrip(")"))) + 1
         return f"line {line}: {text}"
     return text[:1].lower() + text[1:].replace("`", "'")

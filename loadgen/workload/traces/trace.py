@@ -1,4 +1,4 @@
-"""A trace: what a recorded service was asked and when, whatever file it came from."""
+"""Traces: the requests of a recorded service and their instants, independent of the file format."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from loadgen.records import OWN_SLO, Times
 from loadgen.registry import Plugin, Registry
 from loadgen.workload.lengths import TokenCounts
 
+NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+LONGEST_SLO_S = 86_400.0
 Ticks = NDArray[np.int64]  # nanoseconds from any zero
 Ids = NDArray[np.uint32]  # 0 = none
-Parents = NDArray[np.int32]  # row numbers; −1 = none
-Order = slice | NDArray[np.intp]  # which rows, and in which order
+Order = slice | NDArray[np.intp]  # row numbers in their new order
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """n requests in order of time; every array has n entries.
 
-    `times_s` counts from the first request, and is NaN throughout where the file has no times.
-    `prefix_ids` and `prefix_tokens` say which text a prompt begins with and how much of it: two
-    rows of one id share the smaller of their two prefixes. `session_ids` number conversations from
-    1. `parents` is the row that a row answers, −1 for none. `class_ids` index `classes`. `slo_s`
-    are the promises that rows carry, by the schedule's column (0: none). `notes` say what was
-    dropped, reordered or approximated, and how much of it.
+    `times_s` counts from the first request; it is NaN throughout for a file without times.
+    `prefix_ids` and `prefix_tokens` are the shared text at the start of a prompt and its length:
+    two rows with one id share the shorter of their prefixes. `session_ids` number conversations
+    from 1. `class_ids` index `classes`. `slo_s` holds the limits of the rows, by column of the
+    schedule (0: none). `notes` list the rows that were dropped, reordered or approximated.
     """
 
     source: str
@@ -41,7 +41,6 @@ class Trace:
     prefix_ids: Ids
     prefix_tokens: NDArray[np.uint32]
     session_ids: Ids
-    parents: Parents
     class_ids: NDArray[np.uint16]
     classes: tuple[str, ...] = ("default",)
     slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -57,7 +56,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """What a format reads, in file order and unchecked; `build_trace` makes a Trace of it.
+    """The columns that a format has read, in file order; `build_trace` turns them into a Trace.
 
     `prefix` is (ids, tokens); `classes` is (ids, names).
     """
@@ -67,29 +66,28 @@ class TraceColumns:
     output_tokens: NDArray[np.int64]
     prefix: tuple[Ids, NDArray[np.uint32]] | None = None
     session_ids: Ids | None = None
-    parents: NDArray[np.int64] | None = None
     classes: tuple[NDArray[np.integer], tuple[str, ...]] | None = None
     slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
 class TraceFormat(Plugin, ABC):
-    """A file format, known by the names of its columns or keys."""
+    """A file format, recognized by the names of its columns or keys."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     @classmethod
     def is_mine(cls, fields: Collection[str]) -> bool:
-        """Whether a file whose first record has these columns or keys is of this format."""
+        """Whether a file whose first record has these columns or keys has this format."""
         return False
 
-    def promised(self) -> tuple[str, ...]:
-        """The per-request metrics of which rows state a limit, where that shows without a file."""
+    def own_slo_metrics(self) -> tuple[str, ...]:
+        """The per-request metrics for which rows have limits, if known without reading a file."""
         return ()
 
     @abstractmethod
     def parse(self, content: bytes, source: str) -> Trace:
-        """The trace in a file's bytes; `source` is what messages call the file.
+        """The trace in a file's bytes; `source` names the file in messages.
 
         Raises TraceFileError with `source:line: reason`.
         """
@@ -100,24 +98,24 @@ def _bare_name(spec: object) -> dict[str, object] | None:
 
 
 LIMIT_COLUMNS = {f"{own.removesuffix('_s')}_ms": own for own in OWN_SLO.values()}
-"""Column or key of any format that says what each request was promised → that of the schedule."""
+"""Column or key of a limit in any format → column of the schedule."""
 
 TRACES: Registry[TraceFormat] = Registry("slobench.traces", "trace format", _bare_name)
 
 
 def build_trace(source: str, kind: str, columns: TraceColumns) -> Trace:
-    """A Trace in order of time, from the first kept row on; rows without input or output tokens are
-    left out and counted (recorded services log failed requests so, and a request of zero tokens
-    cannot be sent).
+    """A Trace in order of time that begins with the first kept row. Rows without input or output
+    tokens are left out and counted: services record failed requests in this way, and a request of
+    zero tokens cannot be sent.
 
-    Raises TraceFileError where no row is left.
+    Raises TraceFileError if no row is left.
     """
     n, notes = len(columns.input_tokens), list(columns.notes)
     is_kept = (columns.input_tokens > 0) & (columns.output_tokens > 0)
     n_kept = int(np.count_nonzero(is_kept))
     if not n_kept:
         raise TraceFileError(f"{source}: none of its {n} rows has both input and output tokens")
-    order: Order = slice(None)  # nothing is copied of a file that is complete and in order
+    order: Order = slice(None)  # a complete and sorted file is not copied
     if n_kept < n:
         order = np.flatnonzero(is_kept)
         notes.append(f"{n - n_kept} of {n} rows left out: zero input or output tokens (no answer)")
@@ -143,18 +141,8 @@ def build_trace(source: str, kind: str, columns: TraceColumns) -> Trace:
         prefix_ids=ids[order],
         prefix_tokens=tokens[order],
         session_ids=sessions[order],
-        parents=_moved(columns.parents, order, n, n_kept),
         class_ids=class_ids[order].astype(np.uint16, copy=False),
         classes=classes,
         slo_s={column: limits_s[order] for column, limits_s in columns.slo_s.items()},
         notes=tuple(notes),
     )
-
-
-def _moved(parents: NDArray[np.int64] | None, order: Order, n: int, n_kept: int) -> Parents:
-    """Row numbers of parents after rows moved or went; a parent that went is none."""
-    if parents is None:
-        return np.full(n_kept, -1, np.int32)
-    place = np.full(n + 1, -1, np.int32)  # the last entry is where −1 looks
-    place[:n][order] = np.arange(n_kept)
-    return place[parents[order]]

@@ -1,3 +1,2 @@
-"""HTTP in processes of its own: `processes` starts them beside the engine, `FrontLink` (engine's
-side) and `EngineLink` (front's side) talk in `messages` over a `channel`, and `app` is what runs in
-one."""
+"""HTTP in processes of its own. `processes` starts them, `http_worker` is their program, and
+`worker_link` is the engine's end of a `channel` to a worker."""

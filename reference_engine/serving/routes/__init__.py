@@ -1,1 +1,1 @@
-"""What the server answers, a module per subject; `server` puts them together."""
+"""The routes of the server, a module per subject; `serve` combines them."""

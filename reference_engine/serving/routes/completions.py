@@ -1,25 +1,43 @@
-"""Chat and completions: bodies to the service, streams back whole or as server-sent events."""
+"""`/v1/chat/completions` and `/v1/completions`, whole or streamed.
+
+A task per streamed answer writes through aiohttp whatever is rare: the head, the first token, the
+end, errors, and tokens that a slow reader has to wait for. Every other token goes from the wake-up
+of its step straight to the socket (`ChunkWriter`), without waking a task or awaiting anything.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from loadgen.clock import Clock
 from reference_engine.serving.identity import ServerIdentity
-from reference_engine.serving.routes.streaming import stream_answer
 from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
-from reference_engine.serving.wire.response import Encoder
+from reference_engine.serving.wire.response import Encoder, WriteText
+from reference_engine.serving.wire.wire_errors import WireError, error_event
+
+log = logging.getLogger(__name__)
 
 _LONGEST_REQUEST_ID = 128
+_SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # keeps proxies from collecting tokens
+}
+_MOST_BUFFERED_BYTES = 1 << 14
 
 
-class Streams(Protocol):
-    """What answers calls: a `Service`, or the link to one in another process."""
+class AnswerSource(Protocol):
+    """Accepts calls and returns their answers: a `Service`, or the link to a service in another
+    process."""
 
     @property
     def clock(self) -> Clock: ...
@@ -28,58 +46,53 @@ class Streams(Protocol):
 
 
 class CompletionRoutes:
-    """`/v1/chat/completions` and `/v1/completions`. `mark` is in the ids of answers, and tells
-    those of several processes apart."""
+    """The routes. Completion ids are numbered; `id_prefix` keeps the ids of several HTTP workers
+    apart."""
 
-    def __init__(self, service: Streams, about: ServerIdentity, mark: str = "") -> None:
-        self._service, self._about, self._mark = service, about, mark
+    def __init__(self, source: AnswerSource, identity: ServerIdentity, id_prefix: str = "") -> None:
+        self._source, self._identity, self._id_prefix = source, identity, id_prefix
         self._n_answers = 0
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/chat/completions", self.chat_completions),
-            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", partial(self._complete, parse_chat)),
+            web.post("/v1/completions", partial(self._complete, parse_completion)),
         ]
 
-    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, parse_chat)
-
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, parse_completion)
-
     async def _complete(
-        self, request: web.Request, parse: Callable[[bytes, str | None], Call]
+        self, parse: Callable[[bytes, str | None], Call], request: web.Request
     ) -> web.StreamResponse:
         body = await request.read()
-        # With its last byte: whoever sends slowly has not waited here, and overtakes nobody by it.
-        arrived_s = self._service.clock.now_s()
+        # A request arrives with its last byte, so time spent sending it is not time in the queue.
+        arrived_s = self._source.clock.now_s()
         call = parse(body, request.headers.get("x-tenant"))
-        self._about.check_model(call)
-        stream = self._service.submit(call, request_id(request), arrived_s)
-        encoder = Encoder(call, self._answer_id(call), self._about.model, int(time.time()))
+        self._identity.check_model(call)
+        stream = self._source.submit(call, request_id(request), arrived_s)
+        encoder = Encoder(call, self._answer_id(call), self._identity.model, int(time.time()))
         try:
             await stream.admitted()
-            foretold = _foretold(stream)
+            headers = _forecast_headers(stream)
             if call.stream:
-                return await stream_answer(request, call, stream, encoder, foretold)
+                return await stream_answer(request, call, stream, encoder, headers)
             body = await _whole(stream, encoder)
-            return web.Response(body=body, content_type="application/json", headers=foretold)
+            return web.Response(body=body, content_type="application/json", headers=headers)
         finally:
             stream.close()
 
     def _answer_id(self, call: Call) -> str:
         self._n_answers += 1
-        return f"{'chatcmpl' if call.is_chat else 'cmpl'}-{self._mark}{self._n_answers}"
+        return f"{'chatcmpl' if call.is_chat else 'cmpl'}-{self._id_prefix}{self._n_answers}"
 
 
 def request_id(request: web.Request) -> str | None:
-    """The client's id, if it is one that can stand in a header and a log line."""
-    given = request.headers.get("x-request-id", "")
-    return given if 0 < len(given) <= _LONGEST_REQUEST_ID and given.isprintable() else None
+    """The client's `x-request-id`, if it is fit for a header and a log line."""
+    client_id = request.headers.get("x-request-id", "")
+    is_fit = 0 < len(client_id) <= _LONGEST_REQUEST_ID and client_id.isprintable()
+    return client_id if is_fit else None
 
 
-def _foretold(stream: TokenStream) -> dict[str, str]:
-    """What the engine foretold at arrival, for the client to compare with what came."""
+def _forecast_headers(stream: TokenStream) -> dict[str, str]:
+    """The forecast made at arrival, for the client to compare with the actual start."""
     forecast = stream.request.forecast
     if forecast is None:
         return {}
@@ -91,21 +104,116 @@ def _foretold(stream: TokenStream) -> dict[str, str]:
 
 
 async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
-    kept: list[StreamDelta] = []
+    """The body of an answer that is not streamed."""
+    collected: list[StreamDelta] = []
 
-    def keep(delta: StreamDelta) -> bool:
-        goes_on = delta.finish_reason is None
-        if goes_on:
-            kept.append(delta)
-        return goes_on
+    def collect(delta: StreamDelta) -> bool:
+        if delta.finish_reason is not None:
+            return False  # wakes this task
+        collected.append(delta)
+        return True
 
     async for deltas in stream:
-        kept += deltas
-        stream.hand(keep)
-    last = kept[-1]
+        collected += deltas
+        stream.forward_to(collect)
+    last = collected[-1]
     return encoder.whole(
-        "".join([delta.text for delta in kept]),
+        "".join([delta.text for delta in collected]),
         last.finish_reason or "stop",
         stream.usage(last.n_output),
-        [delta.chosen for delta in kept if delta.chosen is not None],
+        [delta.chosen for delta in collected if delta.chosen is not None],
     )
+
+
+class ChunkWriter:
+    """Writes events with plain text to the transport of a response, each as a chunk of its body
+    (RFC 9112 §7.1), while the client keeps up."""
+
+    def __init__(self, transport: asyncio.WriteTransport, write_text: WriteText) -> None:
+        self._transport, self._write_text = transport, write_text
+
+    def accept(self, delta: StreamDelta) -> bool:
+        """Write the delta. Returns False, without writing, if it is more than plain text, if the
+        client is gone, or if it reads too slowly: the task then handles the delta."""
+        text, n_output, finish_reason, chosen = delta
+        transport = self._transport
+        if (
+            finish_reason is not None
+            or chosen is not None
+            or transport.is_closing()
+            or transport.get_write_buffer_size() > _MOST_BUFFERED_BYTES
+        ):
+            return False
+        if text:
+            event = self._write_text(text, n_output)
+            transport.write(b"".join((b"%x\r\n" % len(event), event, b"\r\n")))
+        return True
+
+
+async def stream_answer(
+    request: web.Request,
+    call: Call,
+    stream: TokenStream,
+    encoder: Encoder,
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    """Send the answer as server-sent events. Errors after the status line become an event, unless
+    the client is gone."""
+    response = web.StreamResponse(headers={**_SSE_HEADERS, **headers})
+    transport = request.transport
+    if transport is not None:
+        stream.on_cut_off = transport.abort
+    try:
+        await response.prepare(request)
+        # Bodies of HTTP/1.0 have no chunks; its tokens all go through the task.
+        is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        await _write_events(response, call, stream, encoder, transport if is_chunked else None)
+    except WireError as error:
+        await _send_error(response, str(error))
+    except ClientConnectionResetError:
+        log.debug("request %s: the client disconnected", stream.request.id)
+    except Exception:  # the request's boundary: a bug of the server, logged
+        log.exception("request %s failed", stream.request.id)
+        await _send_error(response, "internal error")
+    return response
+
+
+async def _send_error(response: web.StreamResponse, message: str) -> None:
+    with suppress(ClientConnectionResetError):
+        await response.write(error_event(WireError(message, status=500)))
+
+
+async def _write_events(
+    response: web.StreamResponse,
+    call: Call,
+    stream: TokenStream,
+    encoder: Encoder,
+    transport: asyncio.WriteTransport | None,
+) -> None:
+    """Write each delta as an event, all deltas fetched together in a single write. Later deltas go
+    straight to `transport`, unless it is None."""
+    events, n_output = [encoder.role()], 0
+    write_text: WriteText | None = None
+    async for deltas in stream:
+        if write_text is None:  # the number of cached tokens is final once there is a token
+            request = stream.request
+            n_prompt, n_cached = request.n_prompt, request.n_cached
+            write_text = encoder.text_writer(n_prompt, n_cached, call.continuous_usage)
+        for text, n_output, finish_reason, chosen in deltas:
+            if text and finish_reason is None and chosen is None:
+                events.append(write_text(text, n_output))
+            elif text or finish_reason or chosen:
+                usage = stream.usage(n_output) if call.continuous_usage else None
+                events.append(encoder.event(text, finish_reason, usage, chosen))
+        if stream.is_over:
+            events.append(encoder.end(stream.usage(n_output) if call.include_usage else None))
+        data = b"".join(events)
+        if data:  # an empty chunk would end the body
+            stream.is_blocked = True
+            await response.write(data)
+            stream.is_blocked = False
+            # Only after a write through aiohttp, which sends the head of the response first.
+            if transport is not None:
+                stream.forward_to(ChunkWriter(transport, write_text).accept)
+        events = []
+    await response.write_eof()

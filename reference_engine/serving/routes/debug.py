@@ -1,37 +1,47 @@
-"""Looking into the engine: why a request waits, what the last steps did, which policy decides."""
+"""Routes under `/debug`: the engine's state (why a request waits, the last steps, the batching
+mode), and an operator's interventions (another mode, a paused tenant, a priority, an empty prefix
+cache). Each intervention is an event in the log, with its actor and reason."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
 
+from loadgen.errors import UnknownKind, UsageError
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import Attribution
 from reference_engine.attribution.attribution_process import AttributionProcess
 from reference_engine.attribution.counterfactual import Case
+from reference_engine.core import interventions
 from reference_engine.core.core import EngineState
 from reference_engine.core.setup import Setup
-from reference_engine.policies.base import POLICIES
+from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
+from reference_engine.serving.wire.fields import integer, parse_object, text, wrong_value
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.steps import StepRecord
 
 log = logging.getLogger(__name__)
 
 _N_STEPS, _MOST_STEPS = 100, 4096
-_MOST_SIMULATED = 60_000  # steps, all modes together: some ten seconds of a core
+_MOST_SIMULATED = 60_000  # steps of all modes together: some ten seconds of a core
+
+
+MakePolicy = Callable[[str, Mapping[str, Any]], Policy]
 
 
 class DebugRoutes:
-    """Answered by the engine thread between two steps, so that the numbers belong together."""
+    """Reads and changes the state on the engine thread between two steps, so the numbers of a
+    response are consistent. `make_policy` gets a mode and its knobs."""
 
-    def __init__(self, service: Service, about: ServerIdentity) -> None:
-        self._service, self._about = service, about
-        self._bench = AttributionProcess()
+    def __init__(self, service: Service, identity: ServerIdentity, make_policy: MakePolicy) -> None:
+        self._service, self._identity, self._make_policy = service, identity, make_policy
+        self._attribution = AttributionProcess()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -41,48 +51,126 @@ class DebugRoutes:
             web.get("/debug/tenants", self.tenants),
             web.get("/debug/steps", self.steps),
             web.get("/debug/policy", self.policy),
+            web.put("/debug/policy", self.switch_policy),
+            web.post("/debug/tenants/{name}/pause", self.pause),
+            web.post("/debug/tenants/{name}/resume", self.resume),
+            web.put("/debug/requests/{id}/priority", self.reprioritise),
+            web.post("/reset_prefix_cache", self.reset_prefix_cache),  # vLLM's path
         ]
 
     async def engine(self, request: web.Request) -> web.Response:
-        """Sizes and totals of this moment."""
-        sizes = await self._service.ask(_sizes)
-        about = {"device": self._about.device, "slow_readers": self._service.n_slow_readers}
-        return web.json_response({**sizes, **about})
+        """Current sizes, and totals since the start."""
+        sizes = await self._service.between_steps(_sizes)
+        sizes["device"] = self._identity.device
+        sizes["slow_readers"] = self._service.n_slow_readers
+        return web.json_response(sizes)
 
     async def request(self, request: web.Request) -> web.Response:
-        """Where the waiting time of a live or recent request went, and whose fault it is if it was
-        served later than promised."""
+        """The waiting time of a live or recent request by cause, and the causes of its missed
+        SLOs."""
         request_id = request.match_info["id"]
-        answer, case = await self._service.ask(lambda state: _look(state, request_id))
-        if answer is None:
+        account, policy_view, case = await self._service.between_steps(
+            lambda state: _inspect(state, request_id)
+        )
+        if account is None:
             raise WireError(
-                f"no request '{request_id}' is live or among the recent ones",
+                f"request '{request_id}' is neither live nor among the recent requests",
                 status=404,
                 code="request_not_found",
             )
-        entry, thoughts = answer
-        misses = await self._bench.misses(case)
-        told = {"policy": thoughts, "misses": [_miss_json(miss) for miss in misses]}
-        return web.json_response({**_account_json(entry), **told})
+        misses = await self._attribution.misses(case)
+        return web.json_response(
+            {
+                **_account_json(account),
+                "policy": policy_view,
+                "misses": [_miss_json(miss) for miss in misses],
+            }
+        )
 
     async def misses(self, request: web.Request) -> web.Response:
-        """Every promise that recent requests were not served with, and whose fault it is."""
-        misses = await self._bench.misses(await self._service.ask(_case))
+        """The SLOs that recent requests missed, each with its cause."""
+        misses = await self._attribution.misses(await self._service.between_steps(_case))
         return web.json_response({"misses": [_miss_json(miss) for miss in misses]})
 
     async def tenants(self, request: web.Request) -> web.Response:
-        """What each tenant got, waited for and cost the others."""
-        return web.json_response({"tenants": await self._service.ask(_tenants_json)})
+        """Per tenant: tokens received, waiting time, and the waiting time caused to others."""
+        return web.json_response({"tenants": await self._service.between_steps(_tenants_json)})
 
     async def steps(self, request: web.Request) -> web.Response:
         """The last `n` steps, oldest first."""
-        n = _count(request.query.get("n", str(_N_STEPS)))
-        records = await self._service.ask(lambda state: list(state.log.last(n)))
+        n = _n_steps(request.query.get("n", str(_N_STEPS)))
+        records = await self._service.between_steps(lambda state: list(state.log.last(n)))
         return web.json_response({"steps": [_step_json(record) for record in records]})
 
     async def policy(self, request: web.Request) -> web.Response:
-        """The mode and its knobs, in the form in which they can be put back."""
-        return web.json_response(await self._service.ask(policy_json))
+        """The mode and its knobs, in the form that `PUT /debug/policy` accepts."""
+        return web.json_response(await self._service.between_steps(_policy_json))
+
+    async def switch_policy(self, request: web.Request) -> web.Response:
+        """Switch to `{"mode": …, "knobs": {…}}` without draining. The knobs are those of this body
+        and the server's own `max_num_seqs` and `token_budget`."""
+        body = parse_object(await request.read())
+        mode, knobs = text(body, "mode"), body.get("knobs", {})
+        if mode is None:
+            raise WireError("mode is missing; it must name a batching mode", param="mode")
+        if not isinstance(knobs, dict):
+            raise wrong_value("knobs", "an object", knobs)
+        try:
+            policy = self._make_policy(mode, knobs)
+        except UsageError as error:
+            param = "mode" if isinstance(error, UnknownKind) else "knobs"
+            raise WireError(str(error), param=param) from None
+        actor = _actor(request, body)
+
+        def switch(state: EngineState) -> dict[str, Any]:
+            before = _policy_json(state)
+            interventions.switch_policy(state, policy, **actor)
+            return {"before": before, **_policy_json(state)}
+
+        return web.json_response(await self._service.between_steps(switch))
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Hold back a tenant's waiting and future requests; its running requests go on."""
+        return await self._set_tenant(request, interventions.pause)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """Return a tenant's requests to their places in the queue."""
+        return await self._set_tenant(request, interventions.resume)
+
+    async def reprioritise(self, request: web.Request) -> web.Response:
+        """Set the priority of a live request to `{"priority": n}`; lower runs first."""
+        request_id = request.match_info["id"]
+        body = parse_object(await request.read())
+        priority, actor = integer(body, "priority", -(1 << 31)), _actor(request, body)
+        if priority is None:
+            raise WireError("priority is missing; it must be an integer", param="priority")
+        if not await self._service.between_steps(
+            lambda state: interventions.reprioritise(state, request_id, priority, **actor)
+        ):
+            raise WireError(
+                f"request '{request_id}' is not live", status=404, code="request_not_found"
+            )
+        return web.json_response({"request_id": request_id, "priority": priority})
+
+    async def reset_prefix_cache(self, request: web.Request) -> web.Response:
+        """Drop all cached prefixes; running requests go on."""
+        actor = await _actor_of(request)
+        n_blocks = await self._service.between_steps(
+            lambda state: interventions.reset_prefix_cache(state, **actor)
+        )
+        return web.json_response({"blocks": n_blocks})
+
+    async def _set_tenant(
+        self, request: web.Request, intervene: Callable[..., int]
+    ) -> web.Response:
+        tenant, actor = request.match_info["name"], await _actor_of(request)
+
+        def change(state: EngineState) -> dict[str, Any]:
+            intervene(state, tenant, **actor)
+            n_held = sum(held.tenant == tenant for held in state.roster.held.values())
+            return {"tenant": tenant, "is_paused": tenant in state.gate.paused, "held": n_held}
+
+        return web.json_response(await self._service.between_steps(change))
 
 
 def _sizes(state: EngineState) -> dict[str, Any]:
@@ -98,36 +186,33 @@ def _sizes(state: EngineState) -> dict[str, Any]:
     }
 
 
-def _look(
-    state: EngineState, request_id: str
-) -> tuple[tuple[Account, dict[str, Any]] | None, Case]:
-    """A request's account and what the policy thinks of it, and all that its misses are judged
-    by."""
-    entry, case = state.explain(request_id), replace(_case(state), only=request_id)
-    if entry is None:
-        return None, case
+def _inspect(state: EngineState, request_id: str) -> tuple[Account | None, dict[str, Any], Case]:
+    """The account of a request, the policy's explanation of it, and the input for attribution."""
     is_live = state.roster.find(request_id) is not None
-    return (entry, _thoughts(state, request_id) if is_live else {}), case
+    policy_view = _policy_view(state, request_id) if is_live else {}
+    return state.explain(request_id), policy_view, replace(_case(state), only=request_id)
 
 
-def _thoughts(state: EngineState, request_id: str) -> dict[str, Any]:
+def _policy_view(state: EngineState, request_id: str) -> dict[str, Any]:
     try:
         return state.policy.explain(request_id, state.view())
-    except Exception as error:  # a plug-in's boundary: who only looks must not end the serving
+    except Exception as error:  # a plug-in's boundary: inspecting must not end the engine thread
         log.exception("mode '%s' cannot explain request %s", state.policy.kind, request_id)
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _case(state: EngineState) -> Case:
-    """The requests that ended last and the last steps, for any thread."""
+    """Copies of the last requests and steps, usable in any thread."""
     return Case(Setup.of(state), list(state.books.accounts), list(state.log.steps), _MOST_SIMULATED)
 
 
 def _miss_json(miss: Attribution) -> dict[str, Any]:
+    slo = miss.promise._asdict()
     return {
         "request_id": miss.request_id,
         "tenant": miss.tenant,
-        "promise": miss.promise._asdict(),
+        "slo": slo,
+        "promise": slo,  # the former name of `slo`, for one release
         "was_s": miss.was_s,
         "blame": str(miss.blame),
         "culprit": miss.culprit or None,
@@ -142,26 +227,40 @@ def _tenants_json(state: EngineState) -> dict[str, Any]:
     }
 
 
-def _account_json(entry: Account) -> dict[str, Any]:
+def _account_json(account: Account) -> dict[str, Any]:
     waits = [
         {"why": cause.why.name, "blocker": cause.blocker or None, "seconds": seconds}
-        for cause, seconds in entry.waits
+        for cause, seconds in account.waits
     ]
-    blockers = [blocker._asdict() for blocker in entry.blockers]
-    return {**entry._asdict(), "waits": waits, "blockers": blockers, "sentence": entry.sentence()}
+    blockers = [blocker._asdict() for blocker in account.blockers]
+    sentence = account.sentence()
+    return {**account._asdict(), "waits": waits, "blockers": blockers, "sentence": sentence}
 
 
 def _step_json(record: StepRecord) -> dict[str, Any]:
     return {**record._asdict(), "items": dict(record.items), "causes": dict(record.causes)}
 
 
-def policy_json(state: EngineState) -> dict[str, Any]:
+def _policy_json(state: EngineState) -> dict[str, Any]:
+    """The mode, its knobs, and the names of all modes."""
     policy = state.policy
     return {"mode": policy.kind, "knobs": policy.model_dump(mode="json"), "modes": POLICIES.names()}
 
 
-def _count(text: str) -> int:
+def _n_steps(text: str) -> int:
     is_number = text.isdecimal() and len(text) <= len(str(_MOST_STEPS))
     if not is_number or not 1 <= int(text) <= _MOST_STEPS:
-        raise WireError(f"n must be a number from 1 to {_MOST_STEPS}, got '{text:.20}'", param="n")
+        raise WireError(f"n must be an integer in [1, {_MOST_STEPS}], got '{text:.20}'", param="n")
     return int(text)
+
+
+async def _actor_of(request: web.Request) -> dict[str, str]:
+    """`_actor` of a request whose body may be empty."""
+    body = await request.read()
+    return _actor(request, parse_object(body) if body else {})
+
+
+def _actor(request: web.Request, body: Mapping[str, Any]) -> dict[str, str]:
+    """Actor and reason for the event log; the actor may be in the header `x-actor` instead."""
+    actor = text(body, "actor") or request.headers.get("x-actor") or "http"
+    return {"actor": actor, "reason": text(body, "reason") or ""}

@@ -1,4 +1,5 @@
-"""What the server says about itself: models, health, version, metrics."""
+"""Routes that describe the server: models, health, version, metrics; and the responses of every
+route while the model is loading."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from reference_engine.metrics.exposition import CONTENT_TYPE, Moment, page
 from reference_engine.metrics.gpu import Gpu
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
+from reference_engine.serving.wire.wire_errors import WireError
 
 
-class AboutRoutes:
-    """Read-only, and answered without the engine thread: also while a long step runs."""
+class IdentityRoutes:
+    """Read-only routes that do not involve the engine thread, so a long step does not delay
+    them."""
 
     def __init__(
-        self, service: Service, state: EngineState, about: ServerIdentity, gpu: Gpu | None = None
+        self, service: Service, state: EngineState, identity: ServerIdentity, gpu: Gpu | None
     ) -> None:
-        self._service, self._state, self._about, self._gpu = service, state, about, gpu
+        self._service, self._state, self._identity, self._gpu = service, state, identity, gpu
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -33,16 +36,16 @@ class AboutRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         model = {
-            "id": self._about.model,
+            "id": self._identity.model,
             "object": "model",
-            "created": self._about.started_utc,
+            "created": self._identity.started_utc,
             "owned_by": "slobench",
-            "max_model_len": self._about.max_model_len,
+            "max_model_len": self._identity.max_model_len,
         }
         return web.json_response({"object": "list", "data": [model]})
 
     async def health(self, request: web.Request) -> web.Response:
-        """Whether the process is worth keeping."""
+        """200 unless the process should be replaced."""
         failure = self._service.failure
         if failure is not None:
             return web.json_response({"status": "failed", "reason": failure}, status=500)
@@ -51,12 +54,12 @@ class AboutRoutes:
         return web.json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Whether to send it requests now."""
+        """200 if the server accepts requests now."""
         phase = self._service.phase
         return web.json_response({"status": phase}, status=200 if phase == "ready" else 503)
 
     async def version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": self._about.version})
+        return web.json_response({"version": self._identity.version})
 
     async def metrics(self, request: web.Request) -> web.Response:
         text = await asyncio.to_thread(self._page, self._moment())
@@ -69,14 +72,35 @@ class AboutRoutes:
 
     def _moment(self) -> Moment:
         service, state = self._service, self._state
-        policy = {name: str(value) for name, value in state.policy.model_dump().items()}
+        knobs = {name: str(value) for name, value in state.policy.model_dump().items()}
         return Moment(
-            model=self._about.model,
+            model=self._identity.model,
             n_running=service.n_running,
             n_waiting=service.n_waiting,
             kv_usage=1 - state.kv.n_free / state.kv.n_blocks,
-            cache=self._about.cache,
-            policy={"mode": state.policy.kind, **policy},
+            cache=self._identity.cache,
+            policy={"mode": state.policy.kind, **knobs},
             n_slow_readers=service.n_slow_readers,
             n_refused=dict(service.n_refused),
         )
+
+
+def loading_routes() -> list[web.RouteDef]:
+    """Routes until the model is loaded: `/health` is 200, everything else 503."""
+    return [
+        web.get("/health", _health),
+        web.get("/ready", _ready),
+        web.route("*", "/{path:.*}", _loading),
+    ]
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
+
+
+async def _ready(request: web.Request) -> web.Response:
+    return web.json_response({"status": "loading"}, status=503)
+
+
+async def _loading(request: web.Request) -> web.Response:
+    raise WireError("the model is loading", status=503, code="loading", retry_after_s=1)

@@ -1,5 +1,5 @@
-"""The OpenAI bodies the server reads and writes, by example and not by schema.
+"""Request and response bodies of the OpenAI API, written by hand rather than from a schema.
 
-Written apart from the client's codecs on purpose, so that a misunderstanding cannot cancel itself
-out.
+The load generator has its own codecs in `targets`. The two share no code on purpose: a
+misunderstanding of the API cannot cancel out between client and server.
 """

@@ -1,8 +1,12 @@
-"""A request body, read: chat or completion. Fields that would change the answer and are not
-supported are refused by name; unknown fields are ignored."""
+"""Request bodies of chats and completions, parsed and checked.
+
+A field that would change the answer and is not supported is an error that names the field. Unknown
+fields are ignored.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +20,18 @@ from reference_engine.serving.wire.fields import (
     seconds,
     text,
     valid_unicode,
+    wrong_value,
 )
-from reference_engine.serving.wire.prompt import parse_messages, parse_prompt
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed body. Exactly one of `messages` (chat), `prompt`, `prompt_ids` is set.
+    """A parsed request body. Exactly one of `messages` (chat), `prompt`, `prompt_ids` is set.
 
-    `max_tokens` None means as many as fit; `deadline_s` counts from arrival.
+    `messages` are pairs of role and text; `max_tokens` None means as many as fit; `deadline_s`
+    counts from arrival.
     """
 
     model: str | None
@@ -35,7 +40,7 @@ class Call:
     prompt_ids: tuple[int, ...] | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
-    sampling: Sampling | None = None  # without a seed the service draws one
+    sampling: Sampling | None = None  # the service draws a seed if there is none
     has_seed: bool = False
     logprobs: bool = False
     stop: tuple[str, ...] = ()
@@ -54,7 +59,7 @@ class Call:
         return self.messages is not None
 
 
-# Fields that change what is generated, with the values that change nothing.
+# Unsupported fields, each with the values that have no effect and are therefore accepted.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
@@ -78,37 +83,40 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _MOST_STOPS = 4
 _LEAST_TEMPERATURE = 1e-5  # greedy below, as in vLLM: logits divided by less overflow float32
 _MOST_TENANT_CHARS = 128
+_MOST_ID = 1 << 32  # above the ids of any vocabulary
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def parse_chat(body: bytes, tenant: str | None = None) -> Call:
-    """A `/v1/chat/completions` body. `tenant`, of a header, wins over the body's. Raises WireError
-    naming the field."""
+    """Parse the body of `/v1/chat/completions`. `tenant` is the request header's and takes
+    precedence over the body's. Raises WireError naming the field."""
     data = parse_object(body)
     return _call(
         data,
         tenant,
-        messages=parse_messages(data),
+        messages=_messages(data),
         max_tokens=integer(data, "max_completion_tokens", 1) or integer(data, "max_tokens", 1),
         logprobs=flag(data, "logprobs"),
     )
 
 
 def parse_completion(body: bytes, tenant: str | None = None) -> Call:
-    """A `/v1/completions` body: a string, a list of token ids, or a list of one string."""
+    """Parse the body of `/v1/completions`, whose prompt is a string, a list of token ids, or a
+    list that holds only such a prompt. Raises WireError naming the field."""
     data = parse_object(body)
-    prompt, ids = parse_prompt(data)
+    prompt, prompt_ids = _prompt(data)
     return _call(
         data,
         tenant,
         prompt=prompt,
-        prompt_ids=ids,
+        prompt_ids=prompt_ids,
         max_tokens=integer(data, "max_tokens", 1) or 16,
-        logprobs=_wants_logprobs(data),
+        logprobs=_has_logprobs(data),
     )
 
 
 def parse_either(body: bytes, tenant: str | None = None) -> Call:
-    """A chat body if it has `messages`, else a completion."""
+    """Parse a chat body if it has `messages`, else a completion body."""
     parse = parse_chat if "messages" in parse_object(body) else parse_completion
     return parse(body, tenant)
 
@@ -122,12 +130,15 @@ def _call(
 ) -> Call:
     for field, neutral in _NEUTRAL.items():
         if data.get(field) not in neutral:
+            accepted = " or ".join(map(json.dumps, neutral))
             raise WireError(
-                f"{field}: {data[field]!r} is not supported by this engine", param=field
+                f"{field}: {data[field]!r:.100} is not supported by this engine, which accepts "
+                f"only {accepted}",
+                param=field,
             )
     options = data.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise WireError("stream_options must be an object", param="stream_options")
+        raise wrong_value("stream_options", "an object", options)
     if options and not flag(data, "stream"):
         raise WireError(
             "stream_options is only allowed when stream is true", param="stream_options"
@@ -171,16 +182,16 @@ def _sampling(data: Mapping[str, Any], seed: int, logprobs: bool) -> Sampling:
     )
 
 
-def _wants_logprobs(data: Mapping[str, Any]) -> bool:
-    """0 and 1 alike ask for the chosen token; more would ask for tokens that were not chosen."""
+def _has_logprobs(data: Mapping[str, Any]) -> bool:
+    """Whether a completion returns the log-probability of each chosen token.
+
+    The field is the number of further tokens per position; the chosen token comes with 0 and 1
+    alike, and more would be tokens that were not chosen.
+    """
     value = data.get("logprobs")
-    if value is None:
-        return False
-    if not is_int(value) or value not in (0, 1):
-        raise WireError(
-            f"logprobs must be 0 or 1 (of the chosen token), got {value!r}", param="logprobs"
-        )
-    return True
+    if value is not None and (not is_int(value) or value not in (0, 1)):
+        raise wrong_value("logprobs", "0 or 1 (of the chosen token)", value)
+    return value is not None
 
 
 def _stop(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -191,14 +202,59 @@ def _stop(data: Mapping[str, Any]) -> tuple[str, ...]:
         or len(stops) > _MOST_STOPS
         or not all(isinstance(s, str) and s for s in stops)
     ):
-        raise WireError(f"stop must be up to {_MOST_STOPS} non-empty strings", param="stop")
-    # What is no valid Unicode never comes to pass.
+        raise wrong_value("stop", f"up to {_MOST_STOPS} non-empty strings", stop)
+    # Generated text is valid Unicode, so a stop string that is not can never occur in it.
     return tuple(s for s in stops if valid_unicode(s) == s)
 
 
 def _tenant(name: str) -> str:
     if len(name) > _MOST_TENANT_CHARS or not name.isprintable():
-        raise WireError(
-            f"tenant must be up to {_MOST_TENANT_CHARS} printable characters", param="tenant"
-        )
+        raise wrong_value("tenant", f"up to {_MOST_TENANT_CHARS} printable characters", name)
     return name
+
+
+def _messages(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Role and text of each message; the text is valid Unicode."""
+    messages = data.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise wrong_value("messages", "a non-empty list", messages)
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def _message(message: object, path: str) -> tuple[str, str]:
+    if not isinstance(message, dict):
+        raise wrong_value(path, "an object", message)
+    role = message.get("role")
+    if role not in _ROLES:
+        raise wrong_value(f"{path}.role", f"one of {', '.join(_ROLES)}", role)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_part(part, f"{path}.content[{i}]") for i, part in enumerate(content))
+    if content is None and role == "assistant":
+        content = ""
+    if not isinstance(content, str):
+        raise wrong_value(f"{path}.content", "a string or a list of text parts", content)
+    return role, valid_unicode(content)
+
+
+def _part(part: object, path: str) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    expected = "{'type': 'text', 'text': …}, the only supported kind of part"
+    raise wrong_value(path, expected, part)
+
+
+def _prompt(data: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
+    """(text, None) or (None, token ids); the text is valid Unicode."""
+    prompt = data.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return valid_unicode(prompt), None
+    if isinstance(prompt, list) and prompt and all(is_int(token) for token in prompt):
+        for token in prompt:
+            if abs(token) >= _MOST_ID:
+                raise WireError(f"prompt: token id {token} is above 32 bits", param="prompt")
+        return None, tuple(prompt)
+    expected = "a string or a non-empty list of token ids (no batches)"
+    raise wrong_value("prompt", expected, prompt)

@@ -1,4 +1,4 @@
-"""Values out of a JSON object, each checked and refused under its own name."""
+"""Checked values from a JSON object. Each error names the field and its value."""
 
 from __future__ import annotations
 
@@ -20,22 +20,30 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return data
 
 
+def wrong_value(field: str, expected: str, value: object) -> WireError:
+    """The error for a value that is not as expected; long values are cut off in the message."""
+    return WireError(f"{field} must be {expected}, got {value!r:.100}", param=field)
+
+
 def valid_unicode(text: str) -> str:
-    """With `?` for lone surrogates, which are valid JSON and no valid Unicode."""
+    """`text` with `?` for each lone surrogate, which JSON allows and UTF-8 does not."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 def is_int(value: object) -> bool:
+    """Whether `value` is an integer and not a bool, which Python counts as an integer."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def integer(data: Mapping[str, Any], field: str, least: int) -> int | None:
+    """An integer from `least` to 2^63 - 1; None if the field is absent or null."""
     value = data.get(field)
     if value is None:
         return None
-    if not is_int(value) or value < least or value >= 1 << 63:
-        expected = f"an integer of at least {least}" if least > -2 else "an integer of 64 bits"
-        raise WireError(f"{field} must be {expected}, got {value!r}", param=field)
+    if not is_int(value) or value < least:
+        raise wrong_value(field, f"an integer of at least {least}", value)
+    if value >= 1 << 63:
+        raise wrong_value(field, "an integer below 2^63", value)
     return int(value)
 
 
@@ -54,26 +62,27 @@ def number(
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (above and value == low):
         interval = f"{'(' if above else '['}{low:.15g}, {high:.15g}]"
-        raise WireError(f"{field} must be a number in {interval}, got {value!r}", param=field)
+        raise wrong_value(field, f"a number in {interval}", value)
     return float(value)
 
 
 def seconds(data: Mapping[str, Any], field_ms: str) -> float | None:
-    """A duration given in milliseconds, up to a day."""
+    """A duration in seconds from a field in milliseconds, at most a day."""
     if data.get(field_ms) is None:
         return None
     return number(data, field_ms, 0.0, 86_400_000.0, 0.0, above=True) / 1e3
 
 
 def flag(data: Mapping[str, Any], field: str, path: str = "") -> bool:
+    """A boolean, false if absent or null; `path` comes before the field's name in errors."""
     value = data.get(field)
     if value is not None and not isinstance(value, bool):
-        raise WireError(f"{path}{field} must be true or false, got {value!r}", param=path + field)
+        raise wrong_value(path + field, "true or false", value)
     return bool(value)
 
 
 def text(data: Mapping[str, Any], field: str) -> str | None:
     value = data.get(field)
     if value is not None and not isinstance(value, str):
-        raise WireError(f"{field} must be a string, got {value!r}", param=field)
+        raise wrong_value(field, "a string", value)
     return value

@@ -1,4 +1,4 @@
-"""The answer to a call: whole, or as server-sent events of a stream."""
+"""Response bodies: a JSON object, or server-sent events of a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from reference_engine.serving.wire.call import Call
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Token counts as the model saw them, and seconds since arrival at the server."""
+    """Token counts as the model saw them, and times in seconds since arrival at the server, None
+    until the response is complete."""
 
     input_tokens: int
     output_tokens: int
@@ -24,11 +25,11 @@ class TokenUsage:
     e2e_s: float | None = None
 
 
-# What stands around the text in an event of text alone.
+# The JSON before and after the text in an event that carries text only.
 _CHAT = (b'"delta":{"content":', b"}")
 _COMPLETION = (b'"text":', b',"logprobs":null')
-# `_usage` in the parts between what changes from token to token: a tenth of the time that writing
-# it as JSON takes.
+# `_usage` as templates around the numbers that change with each token: filling them takes a tenth
+# of the time of encoding the object.
 _COUNTS = (
     b',"usage":{"prompt_tokens": %d, "completion_tokens": ',
     b', "total_tokens": ',
@@ -36,12 +37,12 @@ _COUNTS = (
 )
 _encode = msgspec.json.Encoder().encode
 
-Piece = Callable[[str, int], bytes]  # the event of a text, and of how many tokens there are with it
+WriteText = Callable[[str, int], bytes]  # (text, output tokens so far) -> event
 
 
 class Chosen(NamedTuple):
-    """A generated token: its text, where in the answer that begins (characters), and the natural
-    logarithm of the probability it was chosen with at temperature 1."""
+    """A generated token: its text, the offset of that text in the answer (characters), and the
+    natural logarithm of the token's probability at temperature 1."""
 
     text: str
     offset: int
@@ -49,7 +50,7 @@ class Chosen(NamedTuple):
 
 
 class Encoder:
-    """Writes the answer to one call; everything that does not change is encoded once."""
+    """Encodes the answer to a call; the constant parts are encoded once."""
 
     def __init__(self, call: Call, response_id: str, model: str, created: int) -> None:
         self._call = call
@@ -62,16 +63,16 @@ class Encoder:
         self._closing = after + b',"finish_reason":null}]'
 
     def role(self) -> bytes:
-        """The event that opens a chat stream; nothing for completions."""
+        """The first event of a chat stream; empty for completions."""
         if not self._call.is_chat:
             return b""
         return self._event(
             '{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}'
         )
 
-    def pieces(self, n_input: int, n_cached: int, has_counts: bool) -> Piece:
-        """Writes the events of a piece of text and nothing else, nearly all of them; `has_counts`
-        with the counts that `continuous_usage_stats` asks for."""
+    def text_writer(self, n_input: int, n_cached: int, has_counts: bool) -> WriteText:
+        """A fast encoder of events that carry only text, as nearly all do. With `has_counts` the
+        events carry the token counts of `continuous_usage_stats`."""
         before, join = self._before, b"".join
         if not has_counts:
             after = self._closing + b"}\n\n"
@@ -92,40 +93,39 @@ class Encoder:
         usage: TokenUsage | None = None,
         chosen: Chosen | None = None,
     ) -> bytes:
-        """The event of a piece of text, possibly empty, with all that may come with it; `usage`
-        rides along for `continuous_usage_stats`."""
+        """An event with a piece of text, possibly empty, and everything else an event may carry;
+        `usage` is for `continuous_usage_stats`."""
         quoted = json.dumps(text)
         reason = f'"{finish_reason}"' if finish_reason else "null"
         if self._call.is_chat:
             delta = f'{{"content":{quoted}}}' if text else "{}"
-            more = f'"logprobs":{json.dumps(_chat_logprobs([chosen]))},' if chosen else ""
-            choice = f'{{"index":0,"delta":{delta},{more}"finish_reason":{reason}}}'
+            logprobs = f'"logprobs":{json.dumps(_chat_logprobs([chosen]))},' if chosen else ""
+            choice = f'{{"index":0,"delta":{delta},{logprobs}"finish_reason":{reason}}}'
         else:
             logprobs = json.dumps(_completion_logprobs([chosen])) if chosen else "null"
             choice = f'{{"index":0,"text":{quoted},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return self._event(choice, usage)
 
     def end(self, usage: TokenUsage | None) -> bytes:
-        """The usage event, if asked for, and the terminator."""
-        closing = b"data: [DONE]\n\n"
+        """The usage event, unless `usage` is None, and the terminator."""
+        done = b"data: [DONE]\n\n"
         if usage is None:
-            return closing
+            return done
         tail = json.dumps({"choices": [], "usage": _usage(usage), "timings": _timings(usage)})
-        return b"data: " + self._opening + b"," + tail[1:].encode() + b"\n\n" + closing
+        return b"data: " + self._opening + b"," + tail[1:].encode() + b"\n\n" + done
 
     def whole(
         self, text: str, finish_reason: str, usage: TokenUsage, chosen: Sequence[Chosen] = ()
     ) -> bytes:
-        """The body of an answer that is not streamed."""
+        """The body of a response that is not streamed."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
         if self._call.is_chat:
-            kind = "chat.completion"
+            kind, logprobs = "chat.completion", _chat_logprobs
             choice["message"] = {"role": "assistant", "content": text}
         else:
-            kind = "text_completion"
+            kind, logprobs = "text_completion", _completion_logprobs
             choice["text"] = text
         if self._call.logprobs:
-            logprobs = _chat_logprobs if self._call.is_chat else _completion_logprobs
             choice["logprobs"] = logprobs(chosen)
         return json.dumps(
             {
@@ -145,7 +145,7 @@ class Encoder:
 def _quoted(text: str) -> bytes:
     try:
         return _encode(text)
-    except UnicodeEncodeError:  # a lone surrogate is a JSON string and no UTF-8
+    except UnicodeEncodeError:  # a lone surrogate: valid in JSON (escaped), not in UTF-8
         return json.dumps(text).encode()
 
 

@@ -1,38 +1,48 @@
-"""What cannot be served, in the shape of OpenAI's error object."""
+"""Errors of the HTTP API, in the shape of OpenAI's error object."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 
+@dataclass(eq=False)
 class WireError(Exception):
-    """An answer to a request that cannot be served. `param` is the field at fault; `more` are
-    further keys of the error object; `retry_after_s` becomes the Retry-After header."""
+    """An error response. `param` names the field at fault; `more` are further keys of the error
+    object; `retry_after_s` becomes the Retry-After header."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        status: int = 400,
-        type_: str = "invalid_request_error",
-        more: Mapping[str, object] | None = None,
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.param, self.code = message, param, code
-        self.status, self.type = status, type_
-        self.more, self.retry_after_s = dict(more or {}), retry_after_s
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+    more: Mapping[str, object] = field(default_factory=dict)
+    retry_after_s: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def type(self) -> str:
+        """OpenAI's error type, which follows from the status."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
 def error_body(error: WireError) -> bytes:
-    """The OpenAI error object."""
-    what = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return json.dumps({"error": {**what, **error.more}}).encode()
+    """The JSON of an error response."""
+    fields = {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+        **error.more,
+    }
+    return json.dumps({"error": fields}).encode()
 
 
 def error_event(error: WireError) -> bytes:
-    """An error after the stream began: in band, since the status line is gone."""
+    """The error as an event of a stream, for errors after the status line was sent."""
     return b"data: " + error_body(error) + b"\n\n"

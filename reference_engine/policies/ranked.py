@@ -1,0 +1,188 @@
+"""Planning by rank: all decodes, then prefills and waiting requests in a common order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+from typing import ClassVar, NamedTuple
+
+from pydantic import PrivateAttr
+
+from reference_engine.policies.sorted_queue import (
+    Key,
+    OverdueQueue,
+    Ranked,
+    SortedQueue,
+    ranked_prefills,
+)
+from reference_engine.policies.step_budget import NO_TOKENS, StepBudget, TokenBudgetPolicy
+from reference_engine.state.cost_model import CostModel, StepShape
+from reference_engine.state.plan import Cause, Plan, Preemption, View, Why
+from reference_engine.state.sequence import Request
+
+
+class BlockedRequest(NamedTuple):
+    """The first waiting request in rank that could not be admitted, and the cause."""
+
+    request: Request
+    cause: Cause
+
+
+Candidates = Callable[[View, BlockedRequest], Iterable[Request]]
+"""Decoding requests that may be preempted for a blocked request, in the order of preemption."""
+
+
+def plan_by_rank(
+    budget: StepBudget,
+    view: View,
+    prefills: Sequence[Ranked],
+    waiting: Iterable[Ranked],
+    candidates: Candidates | None = None,
+) -> Plan:
+    """A plan of all decodes that gives the rest of `budget` in order of rank to `prefills` and
+    `waiting`, both sorted, lowest rank first.
+
+    No waiting request overtakes another: once a request cannot be admitted, it blocks all behind
+    it, and the rest of the budget goes to prefills. If it lacks a slot or KV blocks, as many of its
+    `candidates` as it needs are preempted.
+    """
+    blocked = _share_out(budget, prefills, waiting)
+    plan = Plan(tuple(budget.items), decode_all=True, rest=NO_TOKENS)
+    if blocked is None:
+        return plan
+    request, cause = blocked
+    preempt: tuple[Preemption, ...] = ()
+    if candidates is not None and cause.why in (Why.no_seq_slot, Why.no_kv_blocks):
+        preempt = _preemptions(budget, view, blocked, candidates(view, blocked))
+    if cause.why is not Why.no_kv_blocks:
+        return plan._replace(preempt=preempt, rest=cause)
+    behind = Cause(Why.lower_priority, request.id)
+    return plan._replace(preempt=preempt, causes=((request.id, cause),), rest=behind)
+
+
+def _share_out(
+    budget: StepBudget, prefills: Sequence[Ranked], waiting: Iterable[Ranked]
+) -> BlockedRequest | None:
+    n_continued, blocked = 0, None
+    for rank, request in waiting:
+        while n_continued < len(prefills) and prefills[n_continued][0] < rank:
+            budget.continue_prefill(prefills[n_continued][1])
+            n_continued += 1
+        cause = budget.admit(request)
+        if cause is not None:
+            blocked = BlockedRequest(request, cause)
+            break
+    for _, request in prefills[n_continued:]:
+        budget.continue_prefill(request)
+    budget.force_first_prefill()
+    return blocked
+
+
+def _preemptions(
+    budget: StepBudget, view: View, blocked: BlockedRequest, candidates: Iterable[Request]
+) -> tuple[Preemption, ...]:
+    """Preemptions of as many candidates as the blocked request needs. None if all of them would not
+    be enough, or if no request would be left to compute.
+
+    The core admits nothing in a step that preempts, so a step that admits preempts nothing.
+    """
+    if budget.admitted:
+        return ()
+    cause, chosen = blocked.cause, list[Preemption]()
+    if cause.why is Why.no_seq_slot:
+        n_missing = 1.0  # any request frees a slot
+    else:
+        n_missing = (cause.want or 0.0) + budget.spare_blocks - (cause.have or 0.0)
+    for victim in candidates:
+        chosen.append(Preemption(victim.id, by=blocked.request.id))
+        n_missing -= len(victim.blocks)
+        if n_missing <= 0:
+            break
+    n_left = len(view.decoding) - len(chosen) + len(budget.items)
+    return tuple(chosen) if n_missing <= 0 < n_left else ()
+
+
+def prefill_s(n_tokens: int, cost: CostModel) -> float:
+    """Seconds of a step that computes nothing but a prompt of `n_tokens`, by the cost model."""
+    return cost.estimate(StepShape(1, n_tokens, n_tokens * n_tokens / 2))
+
+
+class Ranking:
+    """Live requests by rank: overdue requests first, then by the key they were filed under."""
+
+    __slots__ = ("_keys", "_overdue", "_queue")
+
+    def __init__(self) -> None:
+        self._overdue = OverdueQueue()
+        self._queue = SortedQueue()
+        self._keys: dict[str, Key] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the request was filed and has not been dropped."""
+        return request_id in self._keys
+
+    def put(self, request: Request, key: Key, overdue_s: float = inf) -> None:
+        """File a waiting request under `key`, overdue from the instant `overdue_s` on."""
+        self._keys[request.id] = key
+        self._queue.put(request, key)
+        self._overdue.put(request, overdue_s)
+
+    def move(self, request_id: str, key: Key) -> None:
+        """Change the key of a running request."""
+        self._keys[request_id] = key
+
+    def drop(self, request_id: str) -> None:
+        self._keys.pop(request_id, None)
+        self._queue.drop(request_id)
+        self._overdue.drop(request_id)
+
+    def key(self, request_id: str) -> Key:
+        return self._keys[request_id]
+
+    def overdue_s(self, request_id: str) -> float:
+        """The instant at which the request becomes overdue."""
+        return self._overdue.overdue_s(request_id)
+
+    def rank(self, request_id: str, now_s: float) -> Key:
+        """The rank of a waiting or running request at this instant."""
+        return self._overdue.rank(request_id, self._keys[request_id], now_s)
+
+    def waiting(self, view: View) -> Iterator[Ranked]:
+        """The waiting requests with their ranks, lowest first."""
+        return self._overdue.overdue_first(self._queue.walk(view), view)
+
+    def prefills(self, view: View) -> list[Ranked]:
+        """The running requests in prefill with their ranks, lowest first."""
+        return ranked_prefills(view, lambda request: self.rank(request.id, view.now_s))
+
+    def ranked_after(self, view: View, request: Request) -> list[str]:
+        """Ids of the running requests that rank after `request`, last in rank first."""
+        now_s = view.now_s
+        own = self.rank(request.id, now_s)
+        ranked = [(self.rank(other.id, now_s), other.id) for other in view.running]
+        return [other_id for rank, other_id in sorted(ranked, reverse=True) if rank > own]
+
+
+class RankedPolicy(TokenBudgetPolicy):
+    """A mode that files each request in `_ranking` on arrival and serves by rank. Requests that
+    rank last are preempted first."""
+
+    is_aged: ClassVar[bool] = True
+    is_work_conserving: ClassVar[bool] = True
+
+    _ranking: Ranking = PrivateAttr(default_factory=Ranking)
+
+    def on_finish(self, request: Request, view: View) -> None:
+        self._ranking.drop(request.id)
+
+    def plan(self, view: View) -> Plan:
+        budget, ranking = self.budget_after_decodes(view), self._ranking
+        prefills, waiting = ranking.prefills(view), ranking.waiting(view)
+        return plan_by_rank(budget, view, prefills, waiting, self.candidates)
+
+    def candidates(self, view: View, blocked: BlockedRequest) -> Iterable[Request]:
+        """Decoding requests to preempt for `blocked`, in the order of preemption."""
+        return ()
+
+    def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
+        return self._ranking.ranked_after(view, request)

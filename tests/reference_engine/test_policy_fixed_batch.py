@@ -1,0 +1,134 @@
+"""Batches that run to completion, by example: static and dynamic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.plan import Cause, Why
+from reference_engine.state.sequence import State
+from tests.reference_engine.engine_kit import Rig, request, rig
+
+
+def gang(n: int, policy: str = "static", **knobs: Any) -> Rig:
+    """An engine with n requests waiting: prompts of 10, 20, … tokens, answers of 2, 3, …"""
+    engine = rig(policy=policy, executor_args={"step_s": 0.01}, **knobs)
+    engine.admit(
+        *(request(f"r{k}", range(100 * k, 100 * k + 10 * (k + 1)), k + 2) for k in range(n))
+    )
+    return engine
+
+
+def test_a_full_batch_is_prefilled_together_and_padded_to_its_longest_prompt() -> None:
+    engine = gang(4, batch_size=3)
+    plan = engine.plan
+    assert engine.shares == {"r0": 10, "r1": 20, "r2": 30}
+    assert plan.padding == Padding(prefill_tokens=3 * 30 - 60)
+
+
+def test_no_request_joins_before_the_last_of_the_batch_ends() -> None:
+    engine = gang(4, batch_size=3)
+    sizes = []
+    while "r3" in {r.id for r in engine.state.view().waiting}:
+        sizes.append(len(engine.shares))
+        if sizes[-1] == 1 and engine.state.view().running:
+            assert engine.plan.rest == Cause(Why.static_group_running, "r2")
+        engine.step()
+        engine.state.is_source_closed = True
+    # One prefill step, then answers of 2, 3 and 4 tokens end in turn.
+    assert sizes[:4] == [3, 3, 2, 1]
+
+
+def test_masked_rows_are_computed_to_the_end() -> None:
+    """r0 ends with 11 tokens in KV, r1 with 22: their rows continue, a token longer each step."""
+    engine = gang(3, batch_size=3)
+    paddings = []
+    while engine.state.has_work:
+        paddings.append(engine.plan.padding)
+        engine.step()
+    assert [(p.decode_rows, p.decode_context_tokens) for p in paddings[1:]] == [
+        (0, 0),
+        (1, 11),
+        (2, 12 + 22),
+    ]
+
+
+def test_dropped_rows_and_packed_prompts_cost_nothing() -> None:
+    engine = gang(3, batch_size=3, finished_rows="dropped", pad="none")
+    while engine.state.has_work:
+        assert engine.plan.padding == Padding()
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("policy", "knobs"),
+    [
+        ("static", {"batch_size": 8, "fill_timeout": "250ms"}),
+        ("dynamic", {"max_batch_size": 8, "max_delay": "250ms"}),
+    ],
+)
+def test_a_smaller_batch_begins_when_its_oldest_request_has_waited(
+    policy: str, knobs: dict[str, Any]
+) -> None:
+    engine = gang(2, policy, **knobs)
+    plan = engine.plan
+    assert not plan.items
+    assert plan.wait_until_s == pytest.approx(0.25)
+    assert (plan.rest.why, plan.rest.have, plan.rest.want) == (Why.window_open, 2, 8)
+    engine.clock.advance(0.25)
+    assert engine.shares == {"r0": 10, "r1": 20}
+
+
+def test_a_smaller_batch_begins_when_no_more_requests_will_arrive() -> None:
+    engine = gang(2, batch_size=8, fill_timeout="1h")
+    assert not engine.plan.items
+    engine.state.is_source_closed = True
+    assert len(engine.plan.items) == 2
+    engine.drain()
+
+
+def test_a_window_closes_at_a_preferred_size() -> None:
+    engine = gang(5, "dynamic", max_batch_size=8, preferred_sizes=[2, 4])
+    assert len(engine.plan.items) == 4
+
+
+def test_without_a_delay_a_batch_takes_all_waiting_requests() -> None:
+    engine = gang(3, "dynamic", max_batch_size=8, max_delay="0s")
+    assert len(engine.plan.items) == 3
+    engine.step()
+    engine.admit(request("late", range(900, 905), 2))
+    assert "late" not in engine.shares
+    assert engine.plan.rest == Cause(Why.static_group_running, "r2")
+
+
+def test_a_batch_is_limited_by_the_memory_of_its_longest_outputs() -> None:
+    """32 blocks of 16; each of these may fill 10 of them."""
+    engine = rig(policy="static", n_blocks=32, batch_size=4)
+    engine.admit(*(request(f"r{k}", range(30 * k, 30 * k + 20), 141) for k in range(4)))
+    assert [item.request_id for item in engine.plan.items] == ["r0", "r1", "r2"]
+    engine.state.is_source_closed = True
+    engine.drain()
+    assert engine.state.counters.preemptions == 0
+
+
+def test_a_batch_longer_than_a_step_is_prefilled_before_its_first_decode() -> None:
+    engine = gang(3, batch_size=3, max_step_tokens=25)
+    assert engine.shares == {"r0": 10, "r1": 15}
+    engine.step()
+    assert engine.shares == {"r1": 5, "r2": 20}
+    engine.step()
+    assert engine.shares == {"r2": 10}
+    engine.step()
+    assert engine.shares == {"r0": 1, "r1": 1, "r2": 1}
+
+
+def test_a_request_cancelled_in_the_queue_leaves_no_masked_row() -> None:
+    """Only requests of the batch have a row to be masked."""
+    engine = gang(4, batch_size=2)
+    engine.step()
+    engine.state.end("r3", State.finished_abort)
+    assert engine.plan.padding == Padding()
+    engine.state.end("r0", State.finished_abort)
+    assert engine.plan.padding.decode_rows == 1
