@@ -46,7 +46,7 @@ class AiohttpClient:
     ) -> None:
         self._loop, self._route, self._mode = loop, route, connections
         scheme = "https" if route.is_tls else "http"
-        self._origin = f"{scheme}://{show((route.host, route.port))}"
+        self._origin = f"{scheme}://{format_address((route.host, route.port))}"
         self.on_end: OnEnd = lambda exchange: None
         self.alarm: Alarm = NoAlarm()  # never rung here: the loop runs overdue alarms itself
         self._looks_like_token = looks_like_token
