@@ -27,7 +27,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.run.target import Server, finish, print_check
 from loadgen.workload.scenario import Scenario
 from targets.preflight_result import PreflightCheck
-from targets.quiesce import settle, unreachable
+from targets.quiesce import quiesce, unreachable_reason
 
 if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
@@ -149,7 +149,7 @@ class CellRunner:
                     results.append(failure(title, next_run.turn, error, self.console))
                     continue
                 results.append(recorded)
-                if recorded.run.manifest["ended"] == "interrupted":
+                if recorded.run.manifest.ended == "interrupted":
                     raise KeyboardInterrupt
 
     def _ready(self, turn: PlannedRun) -> _Ready:
@@ -186,7 +186,7 @@ class CellRunner:
             is_later and up.server.kind == "url"
         ):  # it may have ended, or be the partner's server too
             self._settle(up.server, turn.cell.scenario)
-            if problem := finish(unreachable(up.server.endpoint)):
+            if problem := finish(unreachable_reason(up.server.endpoint)):
                 raise TargetError(
                     f"{up.server.name} ended while its partner was measured: {problem}"
                 )
@@ -210,7 +210,7 @@ class CellRunner:
 
     def _settle(self, server: Server, scenario: Scenario) -> None:
         checks = finish(
-            settle(
+            quiesce(
                 server.endpoint,
                 drain_s=self.between.drain_s,
                 resets_cache=self.between.resets_cache,
@@ -236,7 +236,7 @@ def repeated(scenario: Scenario, repeat: int) -> Scenario:
     """The scenario of the `repeat`-th run (from 1): the first has the scenario's seed, each further
     run the next seed."""
     seed = (scenario.seed + repeat - 1) % _SEEDS
-    return Scenario.model_validate(scenario.resolved() | {"seed": seed})
+    return scenario.with_values(scenario.resolved() | {"seed": seed})
 
 
 def kept_paces(directory: Path, console: Console) -> tuple[float, ...]:

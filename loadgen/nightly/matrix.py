@@ -7,17 +7,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from loadgen.cells.cell import Cell
 from loadgen.drive.instrument import host
 from loadgen.errors import UsageError
-from loadgen.measure.comparison.comparable import fixed
+from loadgen.manifest import LabelsSection
+from loadgen.measure.comparison.comparable import Configuration, must_agree
+from loadgen.nightly.declared import DeclaredTarget, declared, pinned, without_faults
 from loadgen.nightly.nightly_file import OURS, Control, NightlyFile, read_scenarios, resolved_path
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import Scenario
 from targets.embed import parse_engine
-from targets.endpoint import Endpoint, load_target
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class NightCell:
     control measured with the cell, if any."""
 
     cell: Cell
-    agrees: Mapping[str, Any]
+    agrees: Mapping[str, object]
     control: Cell | None = None
 
     @property
@@ -75,7 +75,7 @@ def night_cells(
             control = resolved_path(folder, file.control.target)
             pin = pinned(control, of_control, options.environ, machine, f"{label}: control")
             stays_up = _stays_up(file.control, (spec, settings), of_control)
-            pin |= {"servers": "together"} if stays_up else {}
+            agreed_control = pin.to_json() | ({"servers": "together"} if stays_up else {})
         run_options = replace(options, engine=_text({**settings, **on_top}) if mode else "")
         for name, scenario in scenarios.items():
             factors = {"target": target, "scenario": name, **({"mode": mode} if mode else {})}
@@ -89,7 +89,7 @@ def night_cells(
             other = Cell(
                 f"{full}.control", scenario, control, unchanged, factors, "control", stays_up
             )
-            cells.append(NightCell(cell, {**agrees, "control": pin}, other))
+            cells.append(NightCell(cell, {**agrees, "control": agreed_control}, other))
     _refuse_shared_folders(cells, file, label)
     return cells
 
@@ -172,84 +172,14 @@ def _stays_up(
     return are_on_cpu and not would_collide
 
 
-def _agrees(scenario: Scenario, target: Mapping[str, Any]) -> dict[str, Any]:
-    sent = fixed({"scenario": {"resolved": scenario.resolved()}, "target": target})
-    ours = {key: target[key] for key in ("kind", "settings", "host") if key in target}
-    labels = target.get("labels") or {}
-    return {**sent, **ours, "target.labels.flags": labels.get("flags")}
+def _agrees(scenario: Scenario, target: DeclaredTarget) -> Configuration:
+    labels, declared = target.labels or LabelsSection(), target.to_json()
+    return {
+        **must_agree(scenario.resolved(), target.kind, target.api, target.model, labels),
+        **{key: declared[key] for key in ("kind", "settings", "host") if key in declared},
+        "target.labels.flags": labels.flags,
+    }
 
 
 def _text(settings: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in settings.items())
-
-
-FAULTS = ("step_delay",)
-"""Engine settings that inject a fault: they are under test, never part of a key."""
-
-
-def without_faults(settings: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in settings.items() if key not in FAULTS}
-
-
-def declared(
-    spec: str,
-    settings: Mapping[str, str],
-    environ: Mapping[str, str],
-    machine: Mapping[str, Any],
-    where: str,
-) -> dict[str, Any]:
-    """The settings of a target that two nights must share, in the form of a manifest, with the host
-    of a server that slobench starts. Raises UsageError that begins with `where`."""
-    if spec in OURS:
-        return _of_ours(spec, without_faults(settings), machine)
-    endpoint = _endpoint(spec, environ, where)
-    settings_of_target = _of_another(endpoint, {"gpu", "gpus", "flags"})
-    if endpoint.launch is None:
-        return settings_of_target
-    return {**settings_of_target, "kind": "launched", "host": _here(machine)}
-
-
-def pinned(
-    spec: str,
-    settings: Mapping[str, str],
-    environ: Mapping[str, str],
-    machine: Mapping[str, Any],
-    where: str,
-) -> dict[str, Any]:
-    """The settings of a control that two nights must share: all of them, because a control is not
-    under test. Raises UsageError that begins with `where`."""
-    if spec in OURS:
-        return _of_ours(spec, settings, machine)
-    endpoint = _endpoint(spec, environ, where)
-    settings_of_target = _of_another(endpoint, None)
-    if endpoint.launch is None:
-        return {**settings_of_target, "url": endpoint.url}
-    launch = {**endpoint.launch.to_manifest(), "python": endpoint.launch.python}
-    return {**settings_of_target, "kind": "launched", "launch": launch, "host": _here(machine)}
-
-
-def _of_ours(spec: str, settings: Mapping[str, str], machine: Mapping[str, Any]) -> dict[str, Any]:
-    settings_of_target = {"kind": spec, "settings": dict(settings)}
-    return settings_of_target if spec == "sim" else {**settings_of_target, "host": _here(machine)}
-
-
-def _of_another(endpoint: Endpoint, labels: set[str] | None) -> dict[str, Any]:
-    """The declared settings of another server; `labels` None: with all its labels."""
-    settings_of_target = endpoint.labels.model_dump(include=labels, exclude_none=True)
-    return {
-        "kind": "url",
-        "api": endpoint.api,
-        "model": endpoint.model,
-        "labels": settings_of_target,
-    }
-
-
-def _endpoint(spec: str, environ: Mapping[str, str], where: str) -> Endpoint:
-    try:
-        return load_target(spec, environ)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
-def _here(machine: Mapping[str, Any]) -> dict[str, Any]:
-    return {"cpu_model": machine["cpu_model"], "cpus": machine["cpus"]}

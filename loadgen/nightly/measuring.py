@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.measure.comparison.comparable import factor
+from loadgen.manifest import Manifest
+from loadgen.measure.comparison.comparable import Configuration, factor, slos_of
 from loadgen.measure.comparison.measures import Measured
 from loadgen.measure.nights.night_record import RunNumbers, numbers_of
 
@@ -20,17 +20,17 @@ from loadgen.measure.nights.night_record import RunNumbers, numbers_of
 @dataclass
 class CellProgress:
     """The runs of a cell so far: by repeat their numbers, or the reason why there are none;
-    `manifest` is that of the first run."""
+    `manifest` is that of the first run, None before it."""
 
     numbers: dict[int, RunNumbers] = field(default_factory=dict)
     missing: dict[int, str] = field(default_factory=dict)
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Manifest | None = None
 
     def add(self, result: CellRun | CellFailure, directory: Path, measures: Sequence[str]) -> None:
         if isinstance(result, CellFailure):
             self.missing[result.repeat] = result.reason
             return
-        self.manifest = self.manifest or dict(result.run.manifest)
+        self.manifest = self.manifest or result.run.manifest
         where = result.directory.relative_to(directory)
         measured = Measured(result.run, f"{result.cell.name}/r{result.repeat}")
         numbers = numbers_of(measured, measures, str(where))
@@ -55,18 +55,22 @@ class CellProgress:
             for repeat, run in self.numbers.items()
         )
 
-    def factor(self) -> dict[str, Any]:
+    def slos(self) -> tuple[object, ...]:
+        """Every SLO of the runs (`slos_of`), none without a run."""
+        return ((), ()) if self.manifest is None else slos_of(self.manifest)
+
+    def factor(self) -> Configuration:
         """The recorded settings that may differ between nights, flat; empty without a run."""
-        if not self.manifest:
+        if self.manifest is None:
             return {}
-        target = self.manifest.get("target") or {}
+        target = self.manifest.target
         return {
             **factor(self.manifest),
-            "target.model": target.get("model"),
-            "target.api": target.get("api"),
+            "target.model": target.model,
+            "target.api": target.api,
         }
 
-    def factor_of_control(self) -> dict[str, Any]:
+    def factor_of_control(self) -> Configuration:
         """Those of a control's target; load generator and machine are those of the cell."""
         values = self.factor()
         return {f"control.{key}": values[key] for key in values if key.startswith("target.")}

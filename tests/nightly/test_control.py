@@ -193,8 +193,12 @@ def test_the_pace_of_the_machine_is_asked_where_no_control_tells_it(tmp_path):
     text = HEAD + "targets: [reference, old.yaml, mock, 'http://127.0.0.1:1']\n"
     asked = [cell.needs_machine_speed for cell in cells_of(tmp_path, text)]
     assert asked == [True, True, False, False]
-    assert not any(cell.needs_machine_speed for cell in cells_of(tmp_path, text + "control: reference\n"))
-    assert not any(cell.needs_machine_speed for cell in cells_of(tmp_path, HEAD + "targets: [sim]\n"))
+    assert not any(
+        cell.needs_machine_speed for cell in cells_of(tmp_path, text + "control: reference\n")
+    )
+    assert not any(
+        cell.needs_machine_speed for cell in cells_of(tmp_path, HEAD + "targets: [sim]\n")
+    )
     assert 0.0005 < machine_speed_s() < 5
 
 

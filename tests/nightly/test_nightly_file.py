@@ -45,7 +45,8 @@ def cells(tmp_path):
          ":4: modes: needs a target that is a server of slobench"),
         ("schema: 1\ntargets: {}\nscenarios: [a]\n", ":2: targets: "),
         ("schema: 1\ntargets: [sim]\nscenarios: [x/a.yaml, y/a.yaml]\n",
-         ":3: scenarios: two values have the name a; name them yourself: {a: x/a.yaml, a2: y/a.yaml}"),
+         ":3: scenarios: two values have the name a; name them yourself: {a: x/a.yaml, a2: "
+         "y/a.yaml}"),
         ("- 1\n", ":1: expected a mapping of keys, got a list"),
     ],
 )  # fmt: skip
