@@ -37,7 +37,7 @@ def test_a_kept_promise_leads_to_how_much_more_and_an_unproven_one_to_how_much_l
     [(proof, _), (more, command)] = told(measured_run(slo=["p99(ttft) <= 300ms"]))
     assert proof.startswith("Measure for 1m")
     assert "about 299 requests are needed, which take 29.9 s" in proof  # ln 0.05 / ln 0.99, at 10/s
-    assert more == "Find how much more it can take:"
+    assert more == "Find how much more load meets the SLO:"
     assert command == "slobench capacity scenarios/chat.yaml --target http://h"
 
 
