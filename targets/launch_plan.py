@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from loadgen.errors import TargetFileError, nearest
+from loadgen.manifest import LaunchSection
 from loadgen.registry import Block
 from loadgen.units import Seconds
 from targets.safe_text import hide_secrets
@@ -206,15 +207,15 @@ class Launch(Block):
             stop_timeout_s=self.stop.timeout,
         )
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> LaunchSection:
         """The record in a run's manifest: the command as written, without words that look like
         secrets, and the names of the variables that it sets."""
-        return {
-            "preset": self.preset,
-            "command": _shell_line(hide_secrets(self._template())[0]),
-            "model": self.model,
-            "env": sorted(self.env),
-        }
+        return LaunchSection(
+            preset=self.preset,
+            command=_shell_line(hide_secrets(self._template())[0]),
+            model=self.model,
+            env=tuple(sorted(self.env)),
+        )
 
     def _template(self) -> tuple[str, ...]:
         preset = self._preset
