@@ -185,7 +185,7 @@ def test_every_query_of_the_dashboard_names_a_series_and_labels_that_exist():
 
 
 def test_every_series_is_in_the_docs_with_its_meaning():
-    page = (ROOT / "docs" / "watching.md").read_text()
+    page = (ROOT / "docs" / "outputs.md").read_text()
     for name, one in SERIES.items():
         labels = ", ".join(f"`{label}`" for label in one.labels) or "–"
         assert f"| `{name}` | `{one.otel}` | {one.kind} | {labels} | {one.help} |" in page
