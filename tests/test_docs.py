@@ -18,9 +18,7 @@ TEXT = "\n".join(page.read_text() for page in PAGES)
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]  # a group, by its type
 COLUMNS = 100
 REWRAPPED = [  # decisions and the changelog are history and keep their lines
-    page
-    for page in PAGES
-    if page.parent.name != "decisions" and page.name != "CHANGELOG.md"
+    page for page in PAGES if page.parent.name != "decisions" and page.name != "CHANGELOG.md"
 ]
 
 
@@ -73,7 +71,9 @@ def test_links_lead_to_files_and_headings_that_exist():
 def test_pages_that_code_and_files_name_exist():
     """Paths such as docs/nightly.md in code, messages, workflows and the changelog."""
     suffixes = {".py", ".toml", ".yml", ".yaml", ".j2", ".js", ".html", ".md", ".sh", ""}
-    folders = "loadgen reference_engine targets reports scenarios tests benchmarks scripts deploy docs"
+    folders = (
+        "loadgen reference_engine targets reports scenarios tests benchmarks scripts deploy docs"
+    )
     files = [path for name in folders.split() for path in (ROOT / name).rglob("*")]
     files += [*ROOT.glob("*.*"), *(ROOT / ".github").rglob("*.yml"), ROOT / "Makefile"]
     missing = []
@@ -97,9 +97,9 @@ def command_lines(text: str) -> list[str]:
     indented = "\n".join(re.findall(r"^    (.*)$", text, re.MULTILINE))
     blocks = f"{fenced}\n{indented}".replace("\\\n", " ")
     inline = re.findall(r"`(slobench [^`]+)`", text)
-    return [line.strip() for line in blocks.splitlines() if line.strip().startswith("slobench ")] + [
-        line.replace("\n", " ") for line in inline
-    ]
+    return [
+        line.strip() for line in blocks.splitlines() if line.strip().startswith("slobench ")
+    ] + [line.replace("\n", " ") for line in inline]
 
 
 def test_commands_on_the_pages_use_verbs_and_flags_that_exist():
@@ -114,7 +114,15 @@ def test_commands_on_the_pages_use_verbs_and_flags_that_exist():
             if not verb.isalpha():
                 continue
             n += 1
-            known = {flag for param in COMMANDS[verb].params for flag in param.opts + param.secondary_opts} if verb in COMMANDS else None
+            known = (
+                {
+                    flag
+                    for param in COMMANDS[verb].params
+                    for flag in param.opts + param.secondary_opts
+                }
+                if verb in COMMANDS
+                else None
+            )
             if known is None:
                 wrong.append(f"{page.relative_to(ROOT)}: slobench {verb}")
                 continue
