@@ -27,14 +27,16 @@ from loadgen.records import EDGES, SCHEDULE
 from loadgen.run.shard_tasks import Job, Share, shard_task
 from loadgen.run.target import Target
 from loadgen.web.control_messages import Assign, LoadPiece, PromptFitMessage, pieces
-from loadgen.web.credentials import is_loopback, is_same_origin
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, schedule_sha256
 from loadgen.workload.word_text import WordCounts
 from loadgen.yaml_document import parse_document, write_document
+from targets.address import parse_url
 from targets.endpoint import DEFAULT_KEY_ENV, Endpoint, read_target
 
+_OURS = ("reference", "mock")
+_SUFFIXES = (".yaml", ".yml")
 _N_SAMPLED = 8  # requests that are written out for the fingerprint
 
 
@@ -204,3 +206,26 @@ def _plan(data: bytes, scenario: Scenario) -> Plan:
 
 def _transport(word: str) -> Literal["fast", "aiohttp"]:
     return "aiohttp" if word == "aiohttp" else "fast"
+
+
+def is_same_origin(one: str, other: str) -> bool:
+    """Whether two URLs are of one server; False for what is no URL."""
+    try:
+        a, b = parse_url(one), parse_url(other)
+    except TargetFileError:
+        return False
+    return (a.scheme, a.host, a.port, a.unix_path) == (b.scheme, b.host, b.port, b.unix_path)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL leads to this machine, where servers that we launch are."""
+    host = parse_url(url).host
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def environ_for(target: str, given: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a run on `target`: without the API key where the command line gave
+    another server, `given`. Whoever may press Start may name any Host."""
+    is_file = Path(given).suffix in _SUFFIXES or Path(given).is_file()
+    is_given = target in (given, *_OURS) or (not is_file and is_same_origin(target, given))
+    return {name: value for name, value in environ.items() if is_given or name != DEFAULT_KEY_ENV}

@@ -10,6 +10,8 @@ up. Times of clocks are integer nanoseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +23,11 @@ MAX_BYTES = 4 << 20
 PIECE_BYTES = 1 << 20
 MAX_LOAD_BYTES = 8 << 30
 """Of all pieces of one load together."""
+WINDOW = 2
+"""Pieces that may be on their way at once without a confirmation."""
+
+METRICS = ("ttft", "tpot", "itl", "e2e", "lateness")
+"""Metrics that workers count in histograms; latencies count from the scheduled send time."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -264,3 +271,25 @@ class PieceAssembler:
     def data(self) -> bytes:
         assert self.is_whole, f"{len(self._found)} of {self._n} pieces"
         return b"".join(self._found[k] for k in range(self._n))
+
+
+class Upload:
+    """Says what may be sent next; every confirmed piece lets another one go."""
+
+    def __init__(self, parts: Sequence[LoadPiece]) -> None:
+        self._waiting = iter(parts)
+        self._on_their_way = set[int]()
+
+    def begin(self) -> list[LoadPiece]:
+        """The first ones."""
+        return self._fill()
+
+    def got(self, k: int) -> list[LoadPiece]:
+        """Piece `k` has arrived; what goes next. A doubled confirmation changes nothing."""
+        self._on_their_way.discard(k)
+        return self._fill()
+
+    def _fill(self) -> list[LoadPiece]:
+        parts = list(islice(self._waiting, WINDOW - len(self._on_their_way)))
+        self._on_their_way.update(part.k for part in parts)
+        return parts

@@ -25,7 +25,7 @@ from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.run.execute import FinishedRun as Recorded
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions, RunSetup
-from loadgen.web.credentials import environ_for
+from loadgen.web.assignment import environ_for
 from loadgen.web.form import RunForm, read_form
 from loadgen.web.relay_pipe import ENDING, Begin, Note, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet

@@ -25,11 +25,11 @@ from locust.runners import (
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
-from loadgen.web.frame_builder import Ended
+from loadgen.web.form import Settings, add_options, of_this_machine
+from loadgen.web.frames import Ended
 from loadgen.web.locust_master import NOBODY, Master
 from loadgen.web.locust_page import dress
 from loadgen.web.locust_worker import ShardHost
-from loadgen.web.web_options import Settings, add_options, of_this_machine
 
 DOWN, UP = "slobench_down", "slobench_up"
 METHOD = "LLM"

@@ -38,12 +38,12 @@ from loadgen.web.control_messages import (
     ShareRefused,
     StopShard,
     Up,
+    Upload,
     encode,
     pieces,
     read_down,
 )
-from loadgen.web.frame_builder import Ended, FrameBuilder
-from loadgen.web.upload import Upload
+from loadgen.web.frames import Ended, FrameBuilder
 
 LEASE_TICKS = 5
 _UNLEASED = f"nothing was heard of the master for {LEASE_TICKS} s"

@@ -49,7 +49,7 @@ class ToWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, tag=True):
-    """The run as of now (`live_status.LiveStatus.look`)."""
+    """The run as of now (`frames.LiveStatus.look`)."""
 
     facts: dict[str, Any]
 

@@ -13,11 +13,10 @@ from loadgen.drive.shards import CutShort, OnBeat, Outcome
 from loadgen.run.shard_tasks import Job
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, encode, read_up
-from loadgen.web.live_status import LiveStatus, merged
+from loadgen.web.frames import LiveStatus, merged
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
-from loadgen.web.self_report import check_self_report
-from loadgen.web.validate import check_part
+from loadgen.web.validate import check_part, check_self_report
 
 _TELL_EVERY_S = 1.0
 _POLL_S = 0.1

@@ -9,9 +9,8 @@ import pytest
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
-from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
+from loadgen.web.assignment import assignments, environ_for, fingerprint, target_text, task_of
 from loadgen.web.control_messages import LoadPiece, PieceAssembler, encode, read_down
-from loadgen.web.credentials import environ_for
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan, merge, split_plan

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from loadgen.cli.app import app
 from loadgen.cli.scale import locustfile_path
-from loadgen.web.web_options import add_options
+from loadgen.web.form import add_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OBJECTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))

@@ -9,8 +9,7 @@ from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS
 from loadgen.records import SCHEDULE, Status
 from loadgen.web.control_messages import Frame
-from loadgen.web.frame_builder import FrameBuilder
-from loadgen.web.live_status import LiveStatus, ledger, merged
+from loadgen.web.frames import FrameBuilder, LiveStatus, ledger, merged
 from loadgen.web.run_protocol import RemoteShard
 
 NOBODY = (0,) * len(Status)

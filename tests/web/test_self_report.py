@@ -5,7 +5,7 @@ import math
 import pytest
 
 from loadgen.web.control_messages import Bad
-from loadgen.web.self_report import check_self_report
+from loadgen.web.validate import check_self_report
 
 
 def self_report(shard=0, broken=""):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from loadgen.web.control_messages import LoadPiece
-from loadgen.web.upload import WINDOW, Upload
+from loadgen.web.control_messages import WINDOW, LoadPiece, Upload
 
 
 @pytest.mark.parametrize("n", [1, WINDOW, WINDOW + 1, 20])

@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.cli.scale import PASSWORD, PLUGINS, TARGET, ProcessFlags, check_ports, password
 from loadgen.errors import UsageError
-from loadgen.web.web_options import of_this_machine
+from loadgen.web.form import of_this_machine
 
 
 @pytest.mark.parametrize("environ", [{}, {PASSWORD: ""}])
