@@ -15,19 +15,25 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from loadgen.doctor.ceiling import Ceiling, find_ceiling, write_ceiling
 from loadgen.doctor.machine_facts import read_machine, read_pressure
-from loadgen.doctor.proof import prove, proven_rate
-from loadgen.doctor.server_facts import examine_target
+from loadgen.doctor.rates import Ceiling, find_ceiling, prove, proven_rate, write_ceiling
 from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Trial, TrialSetup, measure_trial
 from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import format_number, format_value
-from loadgen.run.target import Choice
-from targets.preflight_result import PreflightCheck
+from loadgen.run.target import Choice, finish, open_server
+from loadgen.workload.prompts import Prompts
+from loadgen.workload.texts import Synthetic
+from targets.endpoint import Endpoint
+from targets.extended_preflight import examine
+from targets.preflight import preflight
+from targets.preflight_checks import CONSEQUENCES, EXAMINED
+from targets.preflight_result import Preflight, PreflightCheck
 from targets.truth_compiler import truth_program
 
+_LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
+_TIMEOUT_S = 30.0
 PROOF_RATES_PER_S = (20.0, 100.0, 400.0)
 _SEARCH_S = 2.0  # measured window of a trial of the search
 _LONGEST_PROOF_S = 15.0  # of one rate
@@ -217,3 +223,49 @@ def _known(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_known(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def examine_target(
+    choice: Choice, salt: bytes, log_dir: Path, console: Console
+) -> tuple[str, list[PreflightCheck], str | None]:
+    """(what was examined, every check, why it cannot be measured at all or None). `salt` makes the
+    prompts new to the server, so that a cache can be told from a first time.
+
+    Raises UsageError for a target that cannot be meant.
+    """
+    with open_server(choice, log_dir, console) as server:
+        found, examined = finish(_asked(server.endpoint, choice.model, salt))
+        checks = [_for_a_doctor(check, found.max_model_len) for check in found.checks]
+        if found.fatal is not None:
+            skipped = [PreflightCheck(name, None, "not checked") for name in EXAMINED]
+            return server.endpoint.url, [*checks, *skipped], found.fatal
+        return server.endpoint.url, [*checks, *examined], None
+
+
+async def _asked(
+    endpoint: Endpoint, model: str, salt: bytes
+) -> tuple[Preflight, tuple[PreflightCheck, ...]]:
+    def text_of(n_chars: int, number: int) -> str:
+        return Prompts(Synthetic(), 0, salt + number.to_bytes(4, "little")).sample(n_chars)
+
+    found = await preflight(
+        endpoint,
+        endpoint.adapter(**({"model": model} if model else {})),
+        max_input_tokens=_LONGEST[0],
+        max_output_tokens=_LONGEST[1],
+        timeout_s=_TIMEOUT_S,
+        text_of=lambda n_chars: text_of(n_chars, 0),
+    )
+    if found.fatal is not None:
+        return found, ()
+    return found, await examine(endpoint, found, text_of, _TIMEOUT_S)
+
+
+def _for_a_doctor(check: PreflightCheck, max_model_len: int | None) -> PreflightCheck:
+    """A check with its consequence; there is no scenario yet whose lengths could be too long."""
+    if check.check == "max_model_len" and check.detail != "not checked":
+        stated = f"{max_model_len} tokens" if max_model_len else "not stated"
+        check = replace(check, detail=stated)
+    if check.ok or check.detail == "not checked":
+        return check
+    return replace(check, consequence=CONSEQUENCES[check.check])

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from loadgen.drive.payloads import request_name
 from loadgen.errors import UsageError
-from loadgen.lab.misses import misses_in
+from loadgen.lab.engine_log import misses_in
 from loadgen.measure.attainment import measured_window
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from loadgen.measure.summary import ClassSummary, Distribution, Summary
 from loadgen.records import Run
@@ -13,6 +16,7 @@ METRICS = ("ttft_s", "tpot_s", "itl_s", "max_stall_s", "e2e_s")
 PERCENTILES = ("p50", "p99")
 
 Cell = dict[str, Any]
+_SERIES = re.compile(r'wait_s\{reason="(?P<reason>[^"]+)"\}')
 
 
 def cell_of(
@@ -62,3 +66,19 @@ def _percentile(found: Distribution, key: str) -> dict[str, float | None]:
 
 def _known(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def read_waits(run: Run) -> dict[str, dict[str, float]]:
+    """Seconds of waiting by reason since the end of warm-up, under the name "" for all classes,
+    which the counters do not tell apart; empty where no server stated them."""
+    rows, start_s = run.server_rows, float(run.manifest["window"]["warmup_s"])
+    waits: dict[str, float] = {}
+    for series_id, name in enumerate(run.names.series):
+        match = _SERIES.fullmatch(name)
+        mine = rows[rows["series_id"] == series_id]
+        if match is None or not len(mine):
+            continue
+        before = mine["value"][mine["t_s"] <= start_s]
+        first = float(before[-1]) if len(before) else 0.0
+        waits[match["reason"]] = float(np.max(mine["value"])) - first
+    return {"": waits} if waits else {}

@@ -7,8 +7,10 @@ intervals beside each other.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,3 +154,22 @@ def _csv(value: object) -> str:
         return ""
     text = f"{value:.9g}" if isinstance(value, float) else str(value)
     return f'"{text}"' if set(text) & set(',"\n') else text
+
+
+def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) -> None:
+    """`modes.json`, `modes.csv` and `modes.html`; with rates also the curve of goodput over them,
+    `goodput.csv`, `goodput.svg` and `goodput.pdf`."""
+    from reports.figure_files import write_figure
+    from reports.modes.charts import paper
+    from reports.modes.page import render
+    from reports.page import write_page
+
+    text = json.dumps(facts, indent=1, allow_nan=False)
+    (directory / "modes.json").write_text(text + "\n", encoding="utf-8")
+    (directory / "modes.csv").write_text(to_csv(facts["rows"]), encoding="utf-8")
+    write_page(directory / "modes.html", render(facts, cache_dir))
+    if facts["rates_per_s"] is not None:
+        whole = [row for row in facts["rows"] if not row["class"]]
+        (directory / "goodput.csv").write_text(to_csv(whole), encoding="utf-8")
+        for suffix in ("svg", "pdf"):
+            write_figure(paper(facts), directory / f"goodput.{suffix}")

@@ -23,8 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.errors import UsageError
-from loadgen.lab.engine_waits import read_waits
-from loadgen.lab.mode_cell import Cell, cell_of
+from loadgen.lab.mode_cell import Cell, cell_of, read_waits
 from loadgen.lab.mode_spec import Mode, seeds_from, variant
 from loadgen.lab.mode_table import rows
 from loadgen.lab.simulate import record

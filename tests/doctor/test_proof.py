@@ -1,9 +1,9 @@
 """A proof tries every rate it has time for, and claims no more than held from the lowest up."""
 
 import pytest
-
-from loadgen.doctor.proof import prove, proven_rate
 from tests.doctor.test_ceiling import trial
+
+from loadgen.doctor.rates import prove, proven_rate
 
 RATES = (20.0, 100.0, 400.0)
 

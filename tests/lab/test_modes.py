@@ -10,9 +10,8 @@ from rich.console import Console
 
 from loadgen.errors import UsageError
 from loadgen.lab.mode_spec import Mode, read_modes, read_rates, variant
-from loadgen.lab.mode_table import QUANTITIES, rows, to_csv
+from loadgen.lab.mode_table import QUANTITIES, rows, to_csv, write_all
 from loadgen.lab.modes import ModesSpec, compare
-from loadgen.lab.modes_files import write_all
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.modes.charts import figures, paper
 from reports.modes.page import render

@@ -18,7 +18,8 @@ from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import Attribution, MissCause
 from reference_engine.attribution.counterfactual import Case, judge
 from reference_engine.step_log.log_files import read_log
-from reference_engine.step_log.log_replay import EngineLog, replay
+from reference_engine.step_log.log_replay import EngineLog, Replay
+from reference_engine.step_log.log_replay import replay as replay_log
 
 _MOST_SIMULATED = 2_000_000  # steps, all modes together
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
@@ -40,6 +41,14 @@ class MissedRequests:
         return found
 
 
+def replay(directory: Path | str) -> Replay:
+    """Whether the engine decides the same again: its steps and events, in a run's directory or in
+    its own `--log-dir`, go through the same core and the same policies, at the instants and with
+    the answers of the log. Raises UsageError for a log that does not hold enough
+    (`log_level=full` does)."""
+    return replay_log(read_log(Path(directory)))
+
+
 def misses(directory: Path | str) -> MissedRequests:
     """Whose fault the misses of a run are, as the engine saw them (from a request's arrival there).
 
@@ -49,7 +58,7 @@ def misses(directory: Path | str) -> MissedRequests:
     """
     path = Path(directory)
     log = read_log(path)
-    again = replay(log)
+    again = replay_log(log)
     if not again.is_identical:
         raise UsageError(f"{path}: the engine's log does not decide the same again: {again}")
     return misses_in(log, again.accounts, read_run(path))

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.doctor.ceiling import (
+from loadgen.doctor.rates import (
     HIGHEST_RATE_PER_S,
     LOWEST_RATE_PER_S,
     ceiling_file,

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from loadgen.lab.misses import misses_in
+from loadgen.lab.engine_log import misses_in
 from reference_engine.attribution.attribution import MissCause
 from reference_engine.core.setup import Setup
 from reference_engine.simulator import simulate
