@@ -1,4 +1,5 @@
-"""The run as of now, put together from the shards' latest frames, for the page and the terminal."""
+"""Frames: a worker's cumulative counts, and the live status of the run computed from the latest
+frame of each shard."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ _COUNTED = ("released", "sent", "in_flight", "waiting", "by_status", "withdrawn"
 
 
 @dataclass
-class _Class:
+class _ClassCounters:
     by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
-    kept: int = 0
+    slo_met: int = 0
     events: int = 0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """One request that ended, as a stock statistic wants it; times in seconds."""
+    """One ended request, for Locust's statistics; times in seconds."""
 
     class_name: str
     status: Status
@@ -43,16 +44,16 @@ class Ended:
 
 
 class FrameBuilder:
-    """Everything since the start. `promises` are the per-request ones of each class, in the order
-    of class_id."""
+    """Adds up the beats of a shard since its start. `slos` are the per-request SLOs of each class,
+    in the order of class_id."""
 
-    def __init__(self, run: str, shard: int, promises: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, run: str, shard: int, slos: Mapping[str, Sequence[str]]) -> None:
         self._run, self._shard, self._seq = run, shard, 0
-        self._names = list(promises)
-        self._promises: list[list[Slo]] = [
-            [parse_slo(text) for text in texts] for texts in promises.values()
+        self._names = list(slos)
+        self._slos: list[list[Slo]] = [
+            [parse_slo(text) for text in texts] for texts in slos.values()
         ]
-        self._classes = [_Class() for _ in self._names]
+        self._classes = [_ClassCounters() for _ in self._names]
         self._counts = {metric: LiveCounts() for metric in METRICS}
         self._last: dict[str, Any] = {
             "now_s": 0.0,
@@ -61,30 +62,30 @@ class FrameBuilder:
         }
 
     def take(self, beat: Mapping[str, Any]) -> list[Ended]:
-        """A beat of the shard; the requests that ended in it."""
+        """Adds a beat of the shard; returns the requests that ended in it."""
         self._last = {"now_s": beat["now_s"], **{key: beat[key] for key in _COUNTED}}
         for _, counts, _ in beat["gaps"]:
             self._add_gaps(counts)
-        return [self._end(dict(zip(FIELDS, one, strict=True))) for one in beat["ended"]]
+        return [self._end(dict(zip(FIELDS, values, strict=True))) for values in beat["ended"]]
 
     def frame(self) -> Frame:
-        """All of it, numbered."""
+        """The next numbered frame with all counts so far."""
         self._seq += 1
         return Frame(
             run=self._run,
             shard=self._shard,
             seq=self._seq,
-            histograms={metric: one.encode() for metric, one in self._counts.items()},
+            histograms={metric: counts.encode() for metric, counts in self._counts.items()},
             classes={
-                name: ClassCounts(list(one.by_status), one.kept, one.events)
-                for name, one in zip(self._names, self._classes, strict=True)
+                name: ClassCounts(list(counts.by_status), counts.slo_met, counts.events)
+                for name, counts in zip(self._names, self._classes, strict=True)
             },
             **self._last,
         )
 
     def _end(self, ended: Mapping[str, Any]) -> Ended:
-        number, status = ended["class_id"], Status(ended["status"])
-        counts = self._classes[number]
+        class_id, status = ended["class_id"], Status(ended["status"])
+        counts = self._classes[class_id]
         counts.by_status[status] += 1
         counts.events += ended["n_events"]
         for metric in ("ttft", "tpot", "e2e", "lateness"):
@@ -92,31 +93,33 @@ class FrameBuilder:
             if value is not None and (status is Status.ok or metric == "lateness"):
                 self._counts[metric].add([value])
         if status is Status.ok and ended["ttft_s"] is not None:
-            counts.kept += meets_slos(ended, self._promises[number])
-        name = self._names[number]
+            counts.slo_met += meets_slos(ended, self._slos[class_id])
+        name = self._names[class_id]
         return Ended(name, status, ended["e2e_s"], ended["duration_s"], ended["n_bytes"])
 
     def _add_gaps(self, counts: Sequence[int]) -> None:
-        """Gaps come counted by bucket; each stands at its bucket's upper end here."""
-        ends = [*FINE_BOUNDS_S, 2 * FINE_BOUNDS_S[-1]]
-        for end_s, n in zip(ends, counts, strict=True):
+        """Adds token gaps, which arrive as counts per bucket; each counts as its bucket's upper
+        bound."""
+        bounds_s = [*FINE_BOUNDS_S, 2 * FINE_BOUNDS_S[-1]]
+        for bound_s, n in zip(bounds_s, counts, strict=True):
             if n:
-                self._counts["itl"].add_many(end_s, n)
+                self._counts["itl"].add_many(bound_s, n)
 
 
 def merged(frames: Sequence[Frame]) -> dict[str, LiveCounts]:
-    """All shards' histograms in one per metric; exact. Raises ValueError for a damaged one."""
-    found = {metric: LiveCounts() for metric in METRICS}
+    """All shards' histograms, one per metric; the merge is exact. Raises ValueError for a damaged
+    histogram."""
+    by_metric = {metric: LiveCounts() for metric in METRICS}
     for frame in frames:
         for metric, data in frame.histograms.items():
-            if metric in found:
-                found[metric].add_encoded(data)
-    return found
+            if metric in by_metric:
+                by_metric[metric].add_encoded(data)
+    return by_metric
 
 
 def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool) -> dict[str, int]:
-    """How many requests are in which state; they always sum to the schedule. Of a shard that is
-    lost, what its last frame does not tell is lost; `open` is what may still end."""
+    """Number of requests in each state; the numbers always add up to the schedule. For a lost
+    shard, requests without an end in its last frame are lost; `open` requests may still end."""
     counts = dict.fromkeys((*(status.name for status in Status), _NEVER_ENDED), 0)
     by_shard = {frame.shard: frame for frame in frames}
     for shard in shards:
@@ -131,7 +134,8 @@ def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool
 
 
 class LiveStatus:
-    """Called once a second with the shards; remembers one point of each series per call."""
+    """The live status of a run. `snapshot` is called once a second and appends one point to each
+    series."""
 
     def __init__(self, schedule: Schedule, horizon_s: float) -> None:
         planned_s = schedule["scheduled_s"]
@@ -141,14 +145,14 @@ class LiveStatus:
         self._sums_before: dict[str, float] = {}
         self._now_before_s = 0.0
 
-    def look(self, shards: Sequence[RemoteShard], is_over: bool = False) -> Facts:
-        """Everything as of now, JSON-like; `point` is what happened since the last look."""
+    def snapshot(self, shards: Sequence[RemoteShard], is_over: bool = False) -> Facts:
+        """The present state, as JSON values; `point` covers the time since the last snapshot."""
         frames = [shard.frame for shard in shards if shard.frame is not None]
-        gone = [s.frame.in_flight for s in shards if s.frame and s.state in ("lost", "died")]
+        lost = [s.frame.in_flight for s in shards if s.frame and s.state in ("lost", "died")]
         counts = merged(frames)
         now_s = max((frame.now_s for frame in frames), default=0.0)
         sums = _sums(frames)
-        sums["in_flight"] -= sum(gone)  # nobody is there to see them end
+        sums["in_flight"] -= sum(lost)  # no worker records their end
         point = self._point(counts, sums, now_s)
         if point is not None:
             self._before, self._sums_before, self._now_before_s = counts, sums, now_s
@@ -175,18 +179,18 @@ class LiveStatus:
     def _point(
         self, counts: Mapping[str, LiveCounts], sums: Mapping[str, float], now_s: float
     ) -> Facts | None:
-        """None too soon after the last one: frames of several shards come one by one, and what one
-        more brings, divided by the moment since, would be a peak."""
+        """None too soon after the last point: frames of several shards arrive one by one, and the
+        counts of one frame, divided by a short time, would show a peak."""
         passed_s = now_s - self._now_before_s
         if passed_s < _POINT_S:
             return None
         point: Facts = {"t_s": round(now_s, 3), "in_flight": sums["in_flight"]}
-        for metric, one in counts.items():
-            new = one.more_than(self._before[metric])
+        for metric, histogram in counts.items():
+            new = histogram.more_than(self._before[metric])
             point[metric] = {name: _or_none(new.quantile(QUANTILES[name])) for name in _SHOWN}
         for name in ("ok", "failed", "kept", "events", "sent"):
-            rose = sums[name] - self._sums_before.get(name, 0.0)
-            point[f"{name}_per_s"] = round(max(0.0, rose) / passed_s, 3)
+            increase = sums[name] - self._sums_before.get(name, 0.0)
+            point[f"{name}_per_s"] = round(max(0.0, increase) / passed_s, 3)
         return point
 
 
@@ -196,30 +200,30 @@ _SHOWN = ("p50", "p99")
 def _sums(frames: Sequence[Frame]) -> dict[str, float]:
     by_status = [sum(column) for column in zip(*(f.by_status for f in frames), strict=False)]
     by_status = by_status or [0] * len(Status)
-    unasked = by_status[Status.not_released] + by_status[Status.dropped]
+    not_sent = by_status[Status.not_released] + by_status[Status.dropped]
     withdrawn = sum(frame.withdrawn for frame in frames)
-    classes = [one for frame in frames for one in frame.classes.values()]
+    classes = [counts for frame in frames for counts in frame.classes.values()]
     return {
         "released": sum(frame.released for frame in frames),
         "sent": sum(frame.sent for frame in frames),
         "in_flight": sum(frame.in_flight for frame in frames),
         "waiting": sum(frame.waiting for frame in frames),
         "ok": by_status[Status.ok],
-        "failed": sum(by_status) - by_status[Status.ok] - unasked - withdrawn,
-        "kept": sum(one.kept for one in classes),
-        "events": sum(one.events for one in classes),
+        "failed": sum(by_status) - by_status[Status.ok] - not_sent - withdrawn,
+        "kept": sum(counts.slo_met for counts in classes),
+        "events": sum(counts.events for counts in classes),
     }
 
 
 def _classes(frames: Sequence[Frame]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    by_class: dict[str, dict[str, int]] = {}
     for frame in frames:
-        for name, one in frame.classes.items():
-            row = found.setdefault(name, {"ended": 0, "ok": 0, "kept": 0})
-            row["ended"] += sum(one.by_status)
-            row["ok"] += one.by_status[Status.ok] if one.by_status else 0
-            row["kept"] += one.kept
-    return found
+        for name, counts in frame.classes.items():
+            row = by_class.setdefault(name, {"ended": 0, "ok": 0, "kept": 0})
+            row["ended"] += sum(counts.by_status)
+            row["ok"] += counts.by_status[Status.ok] if counts.by_status else 0
+            row["kept"] += counts.slo_met
+    return by_class
 
 
 def _row(counts: LiveCounts) -> Facts:

@@ -1,7 +1,7 @@
 """A proof tries every rate it has time for, and claims no more than held from the lowest up."""
 
 import pytest
-from tests.doctor.test_ceiling import trial
+from tests.doctor.test_rates import trial
 
 from loadgen.doctor.rates import prove, proven_rate
 

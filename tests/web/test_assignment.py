@@ -115,7 +115,7 @@ def test_another_variable_is_not_read_for_whoever_asks(tmp_path, text):
     (one,) = assignments(job(OTHER_KEY), 1)
     own = tmp_path / "own.yaml"
     own.write_text(text or "")
-    with pytest.raises(UsageError, match="the key in SOME_KEY is asked for"):
+    with pytest.raises(UsageError, match="the run needs the key in SOME_KEY"):
         built(one, own=own if text else None)
 
 

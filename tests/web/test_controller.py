@@ -142,7 +142,7 @@ def test_rows_of_both_make_the_run_complete():
 def test_another_fingerprint_refuses_the_start():
     wire = Wire()
     wire.meet()
-    with pytest.raises(RunInvalid, match="understands its share otherwise"):
+    with pytest.raises(RunInvalid, match="would send other requests"):
         wire.say(1, ShareReady("run", 1, SHAS[0], "h", "0.2"))
     assert wire.of(Go) == []
 
@@ -227,7 +227,7 @@ def test_rows_that_arrive_damaged_are_not_used():
     wire.finish(0)
     wire.finish(1, rows=b"rows of a sharc")
     assert wire.phase() == "over"
-    assert wire.controller.dead == {1: "its rows arrived damaged"}
+    assert wire.controller.dead == {1: "its rows were damaged on the way"}
 
 
 def test_a_stop_goes_to_all_and_a_loss_may_end_the_run():

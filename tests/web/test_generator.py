@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from loadgen.web.load_process import clear_up
+from loadgen.web.load_process import remove_if_orphaned
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def pipe():
 def test_rows_that_a_worker_may_still_ask_for_stay(folder, pipe, said):
     ours, theirs = pipe
     os.write(theirs, said)
-    clear_up(ours, folder)
+    remove_if_orphaned(ours, folder)
     assert (folder / "log").read_text() == "said\n"
     os.close(theirs)
 
@@ -36,5 +36,5 @@ def test_nothing_stays_where_the_worker_is_gone(folder, pipe, said):
     ours, theirs = pipe
     os.write(theirs, said)
     os.close(theirs)
-    clear_up(ours, folder)
+    remove_if_orphaned(ours, folder)
     assert not folder.exists()

@@ -80,31 +80,31 @@ def beat(*ended, **changes):
     return {**said, "ended": list(ended), **changes}
 
 
-def test_a_tally_counts_goodput_by_class_as_promised():
-    tally = FrameBuilder("r", 0, {"chat": ["ttft <= 100ms"], "code": []})
+def test_frames_count_goodput_by_class_and_slo():
+    builder = FrameBuilder("r", 0, {"chat": ["ttft <= 100ms"], "code": []})
     quick = ended(ttft_s=0.05, e2e_s=0.5, **OK_S)
     slow = ended(ttft_s=0.20, e2e_s=0.9, **OK_S)
     failed = ended(1, Status.timeout, 0, lateness_s=0.001, duration_s=9.0)
-    told = tally.take(beat(quick, slow, failed))
+    told = builder.take(beat(quick, slow, failed))
     assert [(one.class_name, one.status) for one in told] == [
         ("chat", Status.ok), ("chat", Status.ok), ("code", Status.timeout),
     ]  # fmt: skip
-    frame = tally.frame()
-    assert (frame.classes["chat"].kept, frame.classes["chat"].events) == (1, 16)
+    frame = builder.frame()
+    assert (frame.classes["chat"].slo_met, frame.classes["chat"].events) == (1, 16)
     assert frame.classes["code"].by_status[Status.timeout] == 1
     e2e = merged([frame])["e2e"]
     assert e2e.n == 2
     assert e2e.quantile(1.0) == pytest.approx(0.9, rel=1e-3)
-    assert tally.frame().seq == 2
+    assert builder.frame().seq == 2
 
 
 def test_goodput_so_far_is_of_what_was_due_so_far():
     schedule = np.zeros(10, SCHEDULE)
     schedule["scheduled_s"] = np.arange(10)
-    tally = FrameBuilder("r", 0, {"default": []})
-    tally.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
-    facts = LiveStatus(schedule, 10.0).look(
-        [RemoteShard(0, "w", 10, "running", frame=tally.frame())]
+    builder = FrameBuilder("r", 0, {"default": []})
+    builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
+    facts = LiveStatus(schedule, 10.0).snapshot(
+        [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
     )
     assert facts["due"] == 4
     assert facts["goodput_share_of_due"] == 0.25
@@ -114,21 +114,23 @@ def test_goodput_so_far_is_of_what_was_due_so_far():
 
 def test_a_moment_makes_no_point_and_the_next_one_has_all_of_it():
     """Frames of several shards come one by one: what one brings is not the rate of a moment."""
-    live, tally = LiveStatus(np.zeros(10, SCHEDULE), 10.0), FrameBuilder("r", 0, {"default": []})
+    live, builder = LiveStatus(np.zeros(10, SCHEDULE), 10.0), FrameBuilder("r", 0, {"default": []})
     points = []
     for now_s, n_ok in ((1.0, 2), (1.02, 6), (2.0, 8)):
         by_status = [n_ok, *[0] * (len(Status) - 1)]
-        tally.take(beat(now_s=now_s, by_status=by_status))
-        points.append(live.look([RemoteShard(0, "w", 10, "running", frame=tally.frame())])["point"])
+        builder.take(beat(now_s=now_s, by_status=by_status))
+        points.append(
+            live.snapshot([RemoteShard(0, "w", 10, "running", frame=builder.frame())])["point"]
+        )
     assert points[1] is None
     assert (points[0]["ok_per_s"], points[2]["ok_per_s"]) == (2.0, 6.0)
 
 
 def test_requests_of_a_lost_shard_are_not_in_flight():
-    tally = FrameBuilder("r", 0, {"default": []})
-    tally.take(beat(in_flight=4))
-    shard = RemoteShard(0, "w", 10, "running", frame=tally.frame())
+    builder = FrameBuilder("r", 0, {"default": []})
+    builder.take(beat(in_flight=4))
+    shard = RemoteShard(0, "w", 10, "running", frame=builder.frame())
     live = LiveStatus(np.zeros(10, SCHEDULE), 10.0)
-    assert live.look([shard])["sums"]["in_flight"] == 4
+    assert live.snapshot([shard])["sums"]["in_flight"] == 4
     shard.state = "lost"
-    assert live.look([shard])["sums"]["in_flight"] == 0
+    assert live.snapshot([shard])["sums"]["in_flight"] == 0
