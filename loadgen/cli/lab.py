@@ -207,7 +207,7 @@ def _print_misses(directory: Path, as_json: bool) -> None:
         return
     n_missed = len({miss.request_id for miss in result.missed})
     typer.echo(f"{n_missed} of {result.n_requests} requests missed an SLO")
-    for cause, named in result.by_blame().items():
+    for cause, named in result.by_cause().items():
         if named:
             most = ", ".join(f"{name} {n}" for name, n in named.most_common(_N_NAMED) if name)
             typer.echo(f"  {cause:12} {named.total():5}" + (f"   {most}" if most else ""))

@@ -1,4 +1,5 @@
-"""What the facts of a machine mean for measuring on it, and what to do about them."""
+"""The checks of `doctor` on this machine: the consequence of each fact for measuring, and the
+remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _STEADY_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_c
 
 
 def machine_checks(machine: MachineFacts) -> list[PreflightCheck]:
-    """One line per fact, in a fixed order; `consequence` is what it costs and what to do."""
+    """One check per fact, in a fixed order; `consequence` holds the effect on measurements and the
+    remedy."""
     return list(_checks(machine))
 
 
@@ -44,8 +46,8 @@ def _cores(m: MachineFacts) -> PreflightCheck:
         "cores",
         False if m.cores == 1 else None,
         f"{m.cores} usable",
-        "a server on this machine competes with the client; measure a remote one, or keep the "
-        "rate low",
+        "a server on this machine competes with the client; measure a remote server, or keep "
+        "the rate low",
     )
 
 
@@ -57,22 +59,21 @@ def _quota(m: MachineFacts) -> PreflightCheck:
         "CPU quota",
         not is_tight,
         f"{format_number(m.quota_cores)} cores by the cgroup, of {m.cores}",
-        "a burst that uses the quota up is throttled for tens of milliseconds; raise the "
+        "a burst that exhausts the quota is throttled for tens of milliseconds; raise the "
         "container's CPU limit to whole cores" if is_tight else "",
     )  # fmt: skip
 
 
 def other_load(pressure: float | None) -> PreflightCheck:
-    """Whether others want this machine's cores, by the share of time in which tasks waited."""
+    """Checks whether other programs use this machine's cores, by the share of time in which tasks
+    waited."""
     if pressure is None:
-        return PreflightCheck("other load", None, "this kernel does not say (no /proc/pressure)")
+        return PreflightCheck("other load", None, "not reported by this kernel (no /proc/pressure)")
     detail = f"tasks waited for a core during {format_share(pressure)} of the last 10 s"
     if pressure <= _PRESSED:
         return PreflightCheck("other load", True, detail)
-    advice = "others use this machine: what they cost the client is charged to no server, but "
-    return PreflightCheck(
-        "other load", False, detail, f"{advice}runs may be INVALID; stop them or wait"
-    )
+    advice = "other programs use this machine; runs may be INVALID: stop the programs or wait"
+    return PreflightCheck("other load", False, detail, advice)
 
 
 def _governor(m: MachineFacts) -> PreflightCheck:
@@ -80,9 +81,7 @@ def _governor(m: MachineFacts) -> PreflightCheck:
         return PreflightCheck("governor", None, "not readable here (usual in virtual machines)")
     if m.governor == "performance":
         return PreflightCheck("governor", True, m.governor)
-    advice = (
-        "cores that clock down answer later at low rates; `cpupower frequency-set -g performance`"
-    )
+    advice = "idle cores clock down and respond later; run `cpupower frequency-set -g performance`"
     return PreflightCheck("governor", None, m.governor, advice)
 
 
@@ -92,7 +91,7 @@ def _turbo(m: MachineFacts) -> PreflightCheck:
     if not m.turbo:
         return PreflightCheck("turbo", True, "off")
     return PreflightCheck(
-        "turbo", None, "on", "CPU figures of two runs may differ with temperature"
+        "turbo", None, "on", "CPU times of two runs may differ with the temperature"
     )
 
 
@@ -104,7 +103,7 @@ def _files(m: MachineFacts) -> PreflightCheck:
         "open files",
         False,
         detail,
-        f"each request in flight holds one; `ulimit -n {m.open_files_hard}` allows more",
+        f"each request in flight needs one; `ulimit -n {m.open_files_hard}` raises the limit",
     )
 
 
@@ -118,8 +117,8 @@ def _ports(m: MachineFacts) -> PreflightCheck:
         "ports",
         False,
         detail,
-        "bounds connections, and with `connections: never` the rate (a closed one holds its port "
-        "for a minute); `sysctl net.ipv4.ip_local_port_range='10240 65535'`",
+        "limits connections, and with `connections: never` the rate (a closed connection holds "
+        "its port for a minute); run `sysctl net.ipv4.ip_local_port_range='10240 65535'`",
     )
 
 
@@ -135,7 +134,7 @@ def _timer(m: MachineFacts) -> PreflightCheck:
         "timer",
         False,
         detail,
-        "requests are sent as late as that; the machine is busy, or its timers are coarse",
+        "requests are sent late by that much; the machine is busy, or its timers are coarse",
     )
 
 
@@ -144,7 +143,7 @@ def _clock(m: MachineFacts) -> PreflightCheck:
     detail = f"{name}, {format_number(m.clock_read_ns)} ns to read"
     if m.clock_read_ns <= _SLOW_CLOCK_NS:
         return PreflightCheck("clock", True if name in _STEADY_CLOCKS else None, detail)
-    advice = "every socket read is stamped with it; boot with clocksource=tsc if the CPU has one"
+    advice = "each socket read takes a timestamp; boot with clocksource=tsc if the CPU has a TSC"
     return PreflightCheck("clock", False, detail, advice)
 
 
@@ -163,5 +162,5 @@ def _virtual(m: MachineFacts) -> PreflightCheck:
         "virtual",
         None,
         "a virtual machine",
-        "the host may take its cores away for milliseconds, unseen from inside; repeat runs",
+        "the host may suspend it for milliseconds without a trace inside; repeat runs",
     )

@@ -1,5 +1,6 @@
-"""Whose fault it is that a run of the bundled engine broke promises: the log is decided again,
-which gives every request its waits back, and other modes are asked what they would have done."""
+"""Replays of the bundled engine's log of a run: a check that it decides the same again, and the
+causes of the run's missed SLOs. The replay restores each request's waits; other modes are simulated
+to find what they would have met."""
 
 from __future__ import annotations
 
@@ -28,85 +29,90 @@ Limits = tuple[float | None, float | None, float | None]  # TTFT, TPOT, E2E (s)
 
 @dataclass(frozen=True, slots=True)
 class MissedRequests:
-    """The promises that the engine did not keep, of `n_requests` that were due and had any."""
+    """The missed SLOs, of `n_requests` due requests with an SLO."""
 
     n_requests: int
     missed: tuple[Attribution, ...]
 
-    def by_blame(self) -> dict[MissCause, Counter[str]]:
-        """Misses by whose fault they are, and for each the modes or requests most often named."""
-        found: dict[MissCause, Counter[str]] = {blame: Counter() for blame in MissCause}
+    def by_cause(self) -> dict[MissCause, Counter[str]]:
+        """For each cause: the modes or requests named most often, with the number of their
+        misses."""
+        by_cause: dict[MissCause, Counter[str]] = {cause: Counter() for cause in MissCause}
         for miss in self.missed:
-            found[miss.blame][miss.culprit] += 1
-        return found
+            by_cause[miss.blame][miss.culprit] += 1
+        return by_cause
 
 
 def replay(directory: Path | str) -> Replay:
-    """Whether the engine decides the same again: its steps and events, in a run's directory or in
-    its own `--log-dir`, go through the same core and the same policies, at the instants and with
-    the answers of the log. Raises UsageError for a log that does not hold enough
-    (`log_level=full` does)."""
+    """Whether the engine decides the same again. Its steps and events, in a run directory or in its
+    own `--log-dir`, pass through the same core and policies, with the times and tokens of the log.
+    Raises UsageError for an incomplete log (`log_level=full` is complete)."""
     return replay_log(read_log(Path(directory)))
 
 
 def misses(directory: Path | str) -> MissedRequests:
-    """Whose fault the misses of a run are, as the engine saw them (from a request's arrival there).
+    """The causes of a run's misses, from the engine's view (from the arrival of a request there).
 
-    Only requests that were due count, as in the run's own numbers. Promises are those of the
-    scenario's classes, and what requests asked the engine for themselves. Raises UsageError for a
-    run without a log, or whose log is not decided again as it was.
+    Only due requests count, as in the run's own numbers. The SLOs are those of the scenario's
+    classes, and those that requests sent to the engine themselves. Raises UsageError for a run
+    without a log, or if the replay differs from the log.
     """
     path = Path(directory)
     log = read_log(path)
-    again = replay_log(log)
-    if not again.is_identical:
-        raise UsageError(f"{path}: the engine's log does not decide the same again: {again}")
-    return misses_in(log, again.accounts, read_run(path))
+    replayed = replay_log(log)
+    if not replayed.is_identical:
+        raise UsageError(f"{path}: the replay of the engine's log differs from it: {replayed}")
+    return misses_in(log, replayed.accounts, read_run(path))
 
 
 def misses_in(
     log: EngineLog, accounts: Sequence[Account], run: Run, most_steps: int = _MOST_SIMULATED
 ) -> MissedRequests:
-    """The same of a log that was decided again, with its accounts; other modes are asked until all
-    their simulations together have made `most_steps`."""
+    """The same for a replayed log and its accounts; other modes are simulated for at most
+    `most_steps` steps in total."""
     name = request_name(str(run.manifest["run"]))
     due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
-    accounts = _promised(accounts, run, name)
-    found = judge(Case(log.setup, accounts, log.steps, most_steps))
+    accounts = _with_class_slos(accounts, run, name)
+    attributions = judge(Case(log.setup, accounts, log.steps, most_steps))
     n_requests = sum(
-        any(limit is not None for limit in (one.ttft_slo_s, one.tpot_slo_s, one.deadline_s))
-        for one in accounts
-        if one.request_id in due
+        any(
+            limit is not None
+            for limit in (account.ttft_slo_s, account.tpot_slo_s, account.deadline_s)
+        )
+        for account in accounts
+        if account.request_id in due
     )
-    return MissedRequests(n_requests, tuple(miss for miss in found if miss.request_id in due))
+    return MissedRequests(
+        n_requests, tuple(miss for miss in attributions if miss.request_id in due)
+    )
 
 
-def _promised(accounts: Sequence[Account], run: Run, run_name: str) -> list[Account]:
-    """The accounts with the promises of their classes, where they asked for none themselves."""
+def _with_class_slos(accounts: Sequence[Account], run: Run, run_name: str) -> list[Account]:
+    """The accounts with the SLOs of their classes, unless the request sent its own."""
     limits = _limits(run)
     class_of = dict(
         zip(run.schedule_rows["request_id"], run.schedule_rows["class_id"], strict=True)
     )
-    promised = []
+    completed = []
     for entry in accounts:
         name, _, row = entry.request_id.rpartition("-")
         if name != run_name or not row.isdecimal() or int(row) not in class_of:
-            promised.append(entry)  # a preflight's
+            completed.append(entry)  # a request of the preflight
             continue
         ttft_s, tpot_s, e2e_s = limits[int(class_of[int(row)])]
         due_s = None if e2e_s is None else entry.arrived_s + e2e_s
-        promised.append(
+        completed.append(
             entry._replace(
                 ttft_slo_s=_first(entry.ttft_slo_s, ttft_s),
                 tpot_slo_s=_first(entry.tpot_slo_s, tpot_s),
                 deadline_s=_first(entry.deadline_s, due_s),
             )
         )
-    return promised
+    return completed
 
 
 def _limits(run: Run) -> list[Limits]:
-    """By class; the tightest of its promises per request and the run's."""
+    """By class: the tightest per-request SLOs of the class and the run."""
     shared = list(run.manifest.get("slo") or ())
     own = run.manifest.get("classes") or {}
     limits = []

@@ -1,9 +1,9 @@
 """A proof tries every rate it has time for, and claims no more than held from the lowest up."""
 
 import pytest
-from tests.doctor.test_rates import trial
 
 from loadgen.doctor.rates import prove, proven_rate
+from tests.doctor.test_rates import trial
 
 RATES = (20.0, 100.0, 400.0)
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from loadgen.cli import measure
-from loadgen.doctor.checkup import visit_target
+from loadgen.doctor.checkup import check_server
 from loadgen.doctor.trial import TrialSetup, measure_trial
 from loadgen.errors import UsageError
 from loadgen.run.target import Choice
@@ -72,7 +72,7 @@ def test_without_a_compiler_the_mock_judges(tmp_path):
 
 def test_a_server_of_ours_can_be_measured():
     target = Choice("reference", engine="mode=chunked,shape=nano,device=toy")
-    facts = visit_target(target, Console(quiet=True))
+    facts = check_server(target, Console(quiet=True))
     assert facts.exit_code == 0
     checks = {check.check: check for check in facts.checks}
     assert "present: 1984 of 2000 prompt tokens cached" in checks["prefix_cache"].detail

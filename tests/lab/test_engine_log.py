@@ -36,4 +36,4 @@ def test_requests_of_the_warm_up_and_of_the_preflight_missed_nothing(served):
     due = [f"{run.manifest['run']}-{row}" for row in range(N_WARMUP, N)]
     assert found.n_requests == N - N_WARMUP
     assert [miss.request_id for miss in found.missed] == due
-    assert found.by_blame()[MissCause.request].total() == N - N_WARMUP
+    assert found.by_cause()[MissCause.request].total() == N - N_WARMUP

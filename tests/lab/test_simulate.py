@@ -152,20 +152,24 @@ def test_answers_shorter_than_declared_stop_by_themselves():
     assert (run.request_rows["output_tokens"] == 5).all()
 
 
-def test_an_interrupt_ends_the_run_with_what_there_is(monkeypatch):
-    scenario, looks = steady(rate="5/s", duration="300s"), []
+class InterruptOnce:
+    """An early stop that never stops the run, and sends one SIGINT after 20 ended requests."""
 
-    def interrupt_once(self):
-        looks.append(self._n_interrupts)
-        if len(looks) == 300:
+    n_ended = 0
+
+    def note(self, now_s, ended):
+        before, self.n_ended = self.n_ended, self.n_ended + len(ended)
+        if before < 20 <= self.n_ended:
             signal.raise_signal(signal.SIGINT)
-        return original(self)
 
-    from loadgen.lab.simulate import _Simulation
+    def reason(self, now_s, in_flight):
+        return None
 
-    original = _Simulation._look
-    monkeypatch.setattr(_Simulation, "_look", interrupt_once)
-    run = record(scenario, make_plan(scenario), sim_options({}), QUIET)
+
+def test_an_interrupt_ends_the_run_with_the_results_so_far():
+    scenario = steady(rate="5/s", duration="300s")
+    options = sim_options({})
+    run = record(scenario, make_plan(scenario), options, QUIET, early=InterruptOnce())
     assert run.manifest["ended"] == "interrupted"
     statuses = run.request_rows["status"]
     assert (statuses == Status.ok).any()

@@ -48,5 +48,5 @@ def test_a_line_that_is_closed_ends_the_run_at_once(tmp_path):
             )
         worker.join(60)  # it reads `theirs` until then
         assert not worker.is_alive()
-    assert outcome.dead == {0: "nothing is heard of its worker"}
+    assert outcome.dead == {0: "its worker is silent"}
     assert len(ticks) < 20

@@ -46,10 +46,10 @@ def test_what_is_large_goes_in_pieces_that_may_be_sent():
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ("GO", "a message is bytes"),
-        (None, "a message is bytes"),
+        ("GO", "a message must be bytes"),
+        (None, "a message must be bytes"),
         (b"\xc1", "invalid"),
-        (bytes(control_messages.MAX_BYTES + 1), "at most"),
+        (bytes(control_messages.MAX_BYTES + 1), "exceeds the limit of 4194304 bytes"),
         (msgspec.msgpack.encode({"type": "Go", "run": "r"}), "missing required field `epoch_ns`"),
         (msgspec.msgpack.encode({"type": "Format", "run": "r"}), "Invalid value 'Format'"),
         (
@@ -75,5 +75,5 @@ def test_a_piece_of_another_load_is_refused():
     load = PieceAssembler(2)
     with pytest.raises(Bad, match="piece 0 of 3"):
         load.add(LoadPiece("r", 0, 0, 3, b""))
-    with pytest.raises(Bad, match="at most"):
+    with pytest.raises(Bad, match="exceeds the limit of 4194304 bytes"):
         PieceAssembler(1 << 20)

@@ -112,7 +112,7 @@ def test_a_loss_that_ends_the_run_is_told_once_with_its_instant(ran):
     outcome, line = ran(on_go, on_loss="abort")
     stops = [said for _, said in line.told if isinstance(said, StopShard)]
     assert len(stops) == 1
-    assert outcome.cut_short.reason == "shard 1 was lost (--on-worker-loss abort)"
+    assert outcome.cut_short.reason == "worker w1 was lost (--on-worker-loss abort)"
     assert outcome.dead == {1: "exit status -9"}
 
 
