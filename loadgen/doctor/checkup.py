@@ -94,7 +94,7 @@ class Checkup:
 
 
 def check_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Checkup:
-    """Checks this machine and searches the highest rate that one worker measures accurately on it;
+    """Checks this machine and searches the highest rate that a worker measures accurately on it;
     stores that rate in `cache_dir` for `--workers auto`."""
     checks = machine_checks(read_machine())
     with _trials_folder(cache_dir, cc) as setup:
@@ -121,7 +121,7 @@ def check_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Con
 def check_accuracy(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Checkup:
     """Compares our numbers with the truth server's log, at each rate for which there is time.
     Raises MissingDependency without a C compiler."""
-    share_s = budget_s / (len(PROOF_RATES_PER_S) + 1)  # one more for a second try
+    share_s = budget_s / (len(PROOF_RATES_PER_S) + 1)  # plus a second try
     seconds = min(_LONGEST_PROOF_S, max(1.0, share_s - _OVERHEAD_S))
     busy = other_load(read_pressure())
     with _trials_folder(cache_dir, cc, needs_truth=True) as setup:
@@ -174,7 +174,7 @@ class _Budget:
 def _measured(
     clock: _Budget, console: Console, measure: Callable[[float, int], Trial]
 ) -> Callable[[float], Trial]:
-    """Measures with numbered trials, and prints each result as one line."""
+    """Measures with numbered trials, and prints each result on a line."""
     numbers = iter(range(1 << 30))
 
     def measure_and_print(rate_per_s: float) -> Trial:

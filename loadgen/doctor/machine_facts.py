@@ -26,7 +26,7 @@ _ALARM_GAP_NS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """Facts about this machine; None if the system does not state one. Shares are 0 to 1."""
+    """Facts about this machine; None if the system does not state it. Shares are 0 to 1."""
 
     cores: int  # usable by this process
     quota_cores: float | None = None  # of the cgroup
@@ -36,7 +36,7 @@ class MachineFacts:
     open_files_hard: int = 0
     ephemeral_ports: int | None = None
     timer: str = ""  # class of loadgen.timer in use
-    alarm_late_s: NDArray[np.float64]  # sorted; alarms one millisecond apart
+    alarm_late_s: NDArray[np.float64]  # sorted; alarms a millisecond apart
     uvloop: str | None = None  # its version
     httptools: str | None = None
     clock_source: str | None = None
@@ -85,7 +85,7 @@ def _turbo() -> bool | None:
 
 
 def port_count(text: str | None) -> int | None:
-    """Number of local ports for connections to one address, from the text `low high`."""
+    """Number of local ports for connections to an address, from the text `low high`."""
     words = (text or "").split()
     return int(words[1]) - int(words[0]) + 1 if len(words) == 2 else None
 

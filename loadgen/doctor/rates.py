@@ -1,4 +1,4 @@
-"""The rates of the trials: the search for the highest rate that one worker measures accurately on
+"""The rates of the trials: the search for the highest rate that a worker measures accurately on
 this machine (its ceiling), and the proof at fixed rates."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ceiling:
 def find_ceiling(measure: Callable[[float], Trial], has_time: Callable[[], bool]) -> Ceiling:
     """Doubles the rate until it fails, then halves the gap (as a ratio) while there is time.
 
-    A rate fails when two trials in a row fail: on a shared machine, other programs may spoil one
+    A rate fails when two trials in a row fail: on a shared machine, other programs may spoil a
     trial. The first trial always takes place.
     """
     trials: list[Trial] = []
@@ -69,7 +69,7 @@ def next_rate(held_per_s: float, failed_per_s: float) -> float | None:
 
 
 def ceiling_file(best: Trial, now: datetime | None = None) -> dict[str, Any]:
-    """The content of the file for `--workers auto`: token events per second that one core of this
+    """The content of the file for `--workers auto`: token events per second that a core of this
     machine can measure."""
     return {
         "events_per_s_per_core": round(best.tokens_per_s, 1),
@@ -91,8 +91,8 @@ def write_ceiling(best: Trial, cache_dir: Path) -> Path:
 def prove(
     rates_per_s: Sequence[float], measure: Callable[[float], Trial], has_time: Callable[[], bool]
 ) -> tuple[Trial, ...]:
-    """One trial per rate, ascending, while there is time. A failed rate does not end the proof,
-    because the size of its error is of interest too. The remaining time goes to one more trial of
+    """A trial per rate, ascending, while there is time. A failed rate does not end the proof,
+    because the size of its error is of interest too. The remaining time goes to another trial of
     each failed rate, the lowest first: on a shared machine, other programs may have spoilt the
     first. The lowest rate is always tried."""
     trials: list[Trial] = []

@@ -52,7 +52,7 @@ class TrialSetup:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of one worker at one rate. `problems` lists the run's failed validity gates and
+    """The result of a worker at a rate. `problems` lists the run's failed validity gates and
     its failed requests."""
 
     rate_per_s: float
@@ -76,8 +76,8 @@ class Trial:
 
 
 def measure_trial(setup: TrialSetup, rate_per_s: float, seconds: float, number: int) -> Trial:
-    """Poisson arrivals at a rate during `seconds` measured seconds, with one worker and 64 tokens
-    each.
+    """Poisson arrivals at a rate during `seconds` measured seconds, with a single worker and 64
+    tokens each.
 
     Raises KeyboardInterrupt when the user ended it, MissingDependency without a C compiler.
     """

@@ -19,7 +19,7 @@ _STEADY_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_c
 
 
 def machine_checks(machine: MachineFacts) -> list[PreflightCheck]:
-    """One check per fact, in a fixed order; `consequence` holds the effect on measurements and the
+    """A check per fact, in a fixed order; `consequence` holds the effect on measurements and the
     remedy."""
     return list(_checks(machine))
 
@@ -103,7 +103,7 @@ def _files(m: MachineFacts) -> PreflightCheck:
         "open files",
         False,
         detail,
-        f"each request in flight needs one; `ulimit -n {m.open_files_hard}` raises the limit",
+        f"a request in flight takes a descriptor; `ulimit -n {m.open_files_hard}` raises the limit",
     )
 
 

@@ -1,4 +1,4 @@
-"""Flat tables of runs: one row per run and class, or one row per request."""
+"""Flat tables of runs: a row per run and class, or a row per request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def summary_rows(run: Run, summary: Summary) -> list[Row]:
-    """A run in one row (`class` is "all"), and one row per class if there are several.
+    """A run in one row (`class` is "all"), and a row per class if there are several.
 
     Columns end in their unit; a share has none. The bounds of a confidence interval surround its
     percentile: `ttft_p99_low_s`, `ttft_p99_s`, `ttft_p99_high_s`. Missing values are None.

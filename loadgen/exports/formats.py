@@ -1,7 +1,7 @@
-"""Exports of recorded runs: one file for any number of runs.
+"""Exports of recorded runs: any number of runs in a single file.
 
-csv and json hold one row per run and class, jsonl and parquet one row per request; `rows` selects
-the other kind. vllm-bench is the result file of `vllm bench serve`; several runs take one line
+csv and json hold a row per run and class, jsonl and parquet a row per request; `rows` selects
+the other kind. vllm-bench is the result file of `vllm bench serve`; several runs take a line
 each, as its `--append-result` writes them.
 """
 

@@ -160,8 +160,8 @@ def _n_good(samples: Mapping[str, Seconds], limits_s: Mapping[str, float], n: in
 
 
 def _goodput_limits_s(run: Run) -> dict[str, float] | None:
-    """The run's per-request SLOs as `--goodput` takes them; None if there are none, or if one has
-    no equivalent there."""
+    """The run's per-request SLOs as `--goodput` takes them; None if there are none, or if a metric
+    has no equivalent there."""
     stated = run.manifest.get("classes") or {}
     texts = [*(run.manifest.get("slo") or ()), *(t for c in stated.values() for t in c["slo"])]
     slos = [slo for slo in map(parse_slo, texts) if slo.scope == "request"]

@@ -74,17 +74,10 @@ def misses_in(
     due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
     accounts = _with_class_slos(accounts, run, name)
     attributions = judge(Case(log.setup, accounts, log.steps, most_steps))
-    n_requests = sum(
-        any(
-            limit is not None
-            for limit in (account.ttft_slo_s, account.tpot_slo_s, account.deadline_s)
-        )
-        for account in accounts
-        if account.request_id in due
-    )
-    return MissedRequests(
-        n_requests, tuple(miss for miss in attributions if miss.request_id in due)
-    )
+    limits = [(a.ttft_slo_s, a.tpot_slo_s, a.deadline_s) for a in accounts if a.request_id in due]
+    n_requests = sum(any(limit is not None for limit in of_request) for of_request in limits)
+    missed = tuple(miss for miss in attributions if miss.request_id in due)
+    return MissedRequests(n_requests, missed)
 
 
 def _with_class_slos(accounts: Sequence[Account], run: Run, run_name: str) -> list[Account]:

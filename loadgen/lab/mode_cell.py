@@ -1,4 +1,4 @@
-"""A cell of a comparison: one mode, rate and seed, with the numbers of that run as JSON."""
+"""A cell of a comparison: a mode, rate and seed, with the numbers of that run as JSON."""
 
 from __future__ import annotations
 
@@ -62,12 +62,7 @@ def _percentile(distribution: Distribution, key: str) -> dict[str, float | None]
     """A percentile with failures as +inf, which is None here: a mode must not look fast because its
     requests fail."""
     percentiles = distribution.with_failures or distribution.percentiles
-    percentile = percentiles[key]
-    return {
-        "value": _finite(percentile.value),
-        "low": _finite(percentile.low),
-        "high": _finite(percentile.high),
-    }
+    return {name: _finite(getattr(percentiles[key], name)) for name in ("value", "low", "high")}
 
 
 def _finite(value: float | None) -> float | None:

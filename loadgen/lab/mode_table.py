@@ -29,7 +29,7 @@ RATIOS = ("ttft_p99", "tpot_p50", "itl_p99", "goodput", "output_tokens_per_s")
 
 
 def rows(cells: Sequence[Cell], confidence: float) -> list[dict[str, Any]]:
-    """One row per mode, rate and class ("" is all traffic), in the order of the cells."""
+    """A row per mode, rate and class ("" is all traffic), in the order of the cells."""
     groups: dict[tuple[str, float | None], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell["mode"], cell["rate_per_s"]), []).append(cell)
@@ -98,7 +98,7 @@ def _pairs(
 
 
 def _exp(logarithm: float | None) -> float | None:
-    """None for the open bound of an interval from one or two seeds."""
+    """None for the open bound of an interval from very few seeds."""
     return None if logarithm is None or abs(logarithm) >= 700 else math.exp(logarithm)
 
 
@@ -129,23 +129,15 @@ def to_csv(table: Iterable[Mapping[str, Any]]) -> str:
     lines, names = [], list[str]()
     for row in table:
         flat = {key: row[key] for key in header}
-        for quantity in QUANTITIES:
-            flat |= _flat(quantity, row[quantity])
-        for quantity, estimate in row["difference"].items():
-            flat |= _flat(f"{quantity}_difference", estimate)
-        for quantity, estimate in row["ratio"].items():
-            flat |= _flat(f"{quantity}_ratio", estimate)
+        estimates = {quantity: row[quantity] for quantity in QUANTITIES}
+        for kind in ("difference", "ratio"):
+            estimates |= {f"{quantity}_{kind}": row[kind][quantity] for quantity in row[kind]}
+        for name, estimate in estimates.items():
+            bounds = {f"{name}_{bound}": estimate[bound] for bound in ("low", "high")}
+            flat |= {name: estimate["value"]} | bounds
         names = names or list(flat)
         lines.append(",".join(_csv(flat[name]) for name in names))
     return "\n".join([",".join(names), *lines]) + "\n"
-
-
-def _flat(name: str, estimate: Estimate) -> dict[str, Any]:
-    return {
-        name: estimate["value"],
-        f"{name}_low": estimate["low"],
-        f"{name}_high": estimate["high"],
-    }
 
 
 def _csv(value: object) -> str:

@@ -1,9 +1,9 @@
-"""A comparison of batching modes on the same requests: runs the cells, stores them as files,
-compares them.
+"""A comparison of batching modes on the same requests: runs cells, stores them as files, compares
+them.
 
-modes.json  modes.csv  modes.html  goodput.svg  goodput.pdf     the results cells/      one JSON
-file per cell; an interrupted comparison resumes from them runs/       run directories of cells: of
-simulations with one seed, and of all real runs
+modes.json  modes.csv  modes.html  goodput.svg  goodput.pdf     the results
+cells/      a JSON file per cell; an interrupted comparison resumes from them
+runs/       run directories of cells: of simulations with a single seed, and of all real runs
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TARGETS = ("sim", "reference")
 @dataclass(frozen=True)
 class ModesSpec:
     """The settings of a comparison. `settings` apply to every mode; `rates` None keeps the
-    scenario's own. `n_workers` 0 means one process per core; real engines run one after another."""
+    scenario's own. `n_workers` 0 means a process per core; real engines run in turn."""
 
     scenario: Scenario
     modes: Sequence[Mode]

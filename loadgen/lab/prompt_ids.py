@@ -1,8 +1,8 @@
 """Token ids for simulated prompts: equal where the scenario shares text, unique elsewhere.
 
-A simulated model reads no tokens; only the prefix cache compares them. A shared prefix is one id
-repeated and the rest of a prompt is the row's own id, so the cache hits are those of the rendered
-texts.
+A simulated model reads no tokens; only the prefix cache compares them. A shared prefix is a single
+id repeated and the rest of a prompt is the row's own id, so the cache hits are those of the
+rendered texts.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class SimOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """An engine at time zero, and a one-line description of it."""
+    """An engine at time zero, and a short description of it."""
 
     simulator: Simulator
     policy: Policy

@@ -40,7 +40,8 @@ _REASONS = {State.finished_stop: FinishReason.stop, State.finished_length: Finis
 
 
 class VirtualTimer:
-    """`drive.timer.Timer` in virtual time: one alarm on a clock that jumps from alarm to alarm."""
+    """`drive.timer.Timer` in virtual time: a single alarm on a clock that jumps from alarm to
+    alarm."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

@@ -43,7 +43,7 @@ _N_SAMPLED = 8  # requests rendered for the fingerprint
 
 @dataclass(frozen=True)
 class Assignment:
-    """The messages for one worker, and the fingerprint that it must return."""
+    """The messages for a worker, and the fingerprint that it must return."""
 
     assign: Assign
     rows: list[LoadPiece]
@@ -52,7 +52,8 @@ class Assignment:
 
 
 def assignments(job: Job, n_shards: int) -> list[Assignment]:
-    """One assignment per shard. Raises UsageError for a target whose secrets are in its file."""
+    """An assignment for each shard. Raises UsageError for a target whose secrets are in its
+    file."""
     prompts = job.prompts()
     return [_assignment(job, share, prompts) for share in job.shares(n_shards)]
 

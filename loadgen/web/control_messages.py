@@ -22,7 +22,7 @@ MAX_BYTES = 4 << 20
 """A longer message is rejected before it is decoded; larger data goes in pieces."""
 PIECE_BYTES = 1 << 20
 MAX_LOAD_BYTES = 8 << 30
-"""Largest total size of the pieces of one load."""
+"""Largest total size of the pieces of a load."""
 WINDOW = 2
 """Most unconfirmed pieces on the way at once."""
 
@@ -157,7 +157,7 @@ class Release(_Message, frozen=True):
 
 
 class ClassCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts of one traffic class so far: ended requests by status, requests that met every SLO,
+    """Counts of a traffic class so far: ended requests by status, requests that met every SLO,
     events with tokens."""
 
     by_status: ByStatus
@@ -166,8 +166,8 @@ class ClassCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Frame(_Message, frozen=True):
-    """All counts of a shard so far. `histograms` holds one HdrHistogram per metric, in microseconds
-    and in its own compressed encoding."""
+    """All counts of a shard so far. `histograms` holds an HdrHistogram for each metric, in
+    microseconds and in its own compressed encoding."""
 
     run: str
     shard: Count

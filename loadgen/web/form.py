@@ -132,7 +132,7 @@ def add_options(parser: Any) -> None:
 
 
 def scenarios(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The scenarios in the form: the shipped ones and the one on the command line."""
+    """The scenarios in the form: the shipped scenarios and that of the command line."""
     chosen = _scenario_option(argv, environ)
     return [
         *([chosen] if chosen and chosen not in shipped_scenarios() else []),

@@ -34,7 +34,7 @@ class _ClassCounters:
 
 @dataclass(frozen=True)
 class Ended:
-    """One ended request, for Locust's statistics; times in seconds."""
+    """An ended request, for Locust's statistics; times in seconds."""
 
     class_name: str
     status: Status
@@ -107,7 +107,7 @@ class FrameBuilder:
 
 
 def merged(frames: Sequence[Frame]) -> dict[str, LiveCounts]:
-    """All shards' histograms, one per metric; the merge is exact. Raises ValueError for a damaged
+    """All shards' histograms, merged by metric; the merge is exact. Raises ValueError for a damaged
     histogram."""
     by_metric = {metric: LiveCounts() for metric in METRICS}
     for frame in frames:
@@ -134,7 +134,7 @@ def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool
 
 
 class LiveStatus:
-    """The live status of a run. `snapshot` is called once a second and appends one point to each
+    """The live status of a run. `snapshot` is called once a second and appends a point to each
     series."""
 
     def __init__(self, schedule: Schedule, horizon_s: float) -> None:
@@ -179,7 +179,7 @@ class LiveStatus:
     def _point(
         self, counts: Mapping[str, LiveCounts], sums: Mapping[str, float], now_s: float
     ) -> Facts | None:
-        """None too soon after the last point: frames of several shards arrive one by one, and the
+        """None too soon after the last point: frames of several shards arrive in turn, and the
         counts of one frame, divided by a short time, would show a peak."""
         passed_s = now_s - self._now_before_s
         if passed_s < _POINT_S:

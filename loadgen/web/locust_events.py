@@ -67,7 +67,7 @@ class OpenLoop(LoadTestShape):
 
 
 class LocustSession:
-    """A master's, or a single process's, state from one start to the next."""
+    """A master's, or a single process's, state between two starts."""
 
     def __init__(self, environment: Environment, runner: Runner) -> None:
         self._environment, self._runner = environment, runner

@@ -54,7 +54,7 @@ class Master:
 
     @property
     def why_not(self) -> str | None:
-        """The reason why no run can begin now; None if one can."""
+        """The reason why no run can begin now; None if a run can begin."""
         if self.is_running:
             state = "the last run's report is being written" if self.is_over else "a run is on"
             return f"{state}: start again when it has ended"
@@ -98,7 +98,7 @@ class Master:
 
     @property
     def roster(self) -> list[str]:
-        """The workers of the present run, or those of the next one."""
+        """The workers of the present run, or those of the next run."""
         return self._roster if self.is_running else self.present()
 
     def present(self) -> list[str]:

@@ -176,8 +176,8 @@ def _report(master: Master) -> Response:
 
 
 def _extended(response: Response, master: Master) -> Response:
-    """Locust's response with slobench's data in it. Locust caches responses, so one may pass here
-    twice."""
+    """Locust's response with slobench's data in it. Locust caches responses, so a response may pass
+    here twice."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     if request.endpoint == "locust.request_stats" and response.is_json:
         stats = response.get_json()

@@ -34,8 +34,8 @@ _LOG_TAIL = 2000
 
 
 class ShardHost:
-    """Runs one share at a time. `send` sends encoded messages to the control process; `on_ended`
-    receives each ended request."""
+    """Runs a single share at a time. `send` sends encoded messages to the control process;
+    `on_ended` receives each ended request."""
 
     def __init__(self, send: Callable[[bytes], None], on_ended: Callable[[Ended], None]) -> None:
         self._send, self._on_ended = send, on_ended
@@ -86,7 +86,7 @@ class ShardHost:
 
 
 class _Share:
-    """One load process and the state of its share."""
+    """A load process and the state of its share."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""The protocol of one distributed run: shares, the common start, lost workers.
+"""The protocol of a distributed run: shares, the common start, lost workers.
 
     meeting    ping × 8, to measure the difference of the clocks
     assigning  shares go out; each worker returns the fingerprint of its share
-    running    one epoch for all, on each worker's own clock; frames come in; leases go out
+    running    a common epoch, on each worker's own clock; frames come in; leases go out
     over       every shard has sent its rows, died, or been given up
 
 A pure state machine: messages and times go in, messages come out. Before `go`, any failure ends the
-run before its first request; after it, the other shards go on and the lost one is reported.
+run before its first request; after it, the other shards go on and the run reports the lost shard.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Skew:
 
 @dataclass
 class RemoteShard:
-    """The state of one share and its worker."""
+    """The state of a share and its worker."""
 
     number: int
     worker: str
@@ -81,7 +81,7 @@ class RemoteShard:
 
 @dataclass
 class Controller:
-    """Controls one run. `workers` are in the order of their shares; `max_skew_s` is the largest
+    """Controls a run. `workers` are in the order of their shares; `max_skew_s` is the largest
     allowed difference between the starts. Times are nanoseconds of the control process's monotonic
     clock."""
 
@@ -269,7 +269,7 @@ class Controller:
             check_frame(frame, shard.n_requests)
         except Bad as problem:
             self.n_bad += 1
-            shard.note = f"one of its frames was rejected: {problem}"
+            shard.note = f"a frame was rejected: {problem}"
         else:
             shard.frame = frame
 

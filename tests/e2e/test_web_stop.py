@@ -16,6 +16,7 @@ from loadgen.drive.store import read_run
 from loadgen.records import Status
 from tests.e2e.test_distributed import MOCK, free_port, started
 from tests.e2e.test_web_page import get, listening
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 FORM = {"scenario": "quickstart", "rate": "20/s", "duration": "30s", "warmup": "0s"}
@@ -29,12 +30,12 @@ def post(url, **form):
 
 def until(url, holds):
     """The live facts as soon as something holds of them."""
-    for _ in range(900):
-        told = json.loads(get(f"{url}/slo/live.json"))
-        if holds(told):
-            return told
-        threading.Event().wait(0.1)
-    raise AssertionError(f"it never came to that: {told}")
+
+    def facts_if_so():
+        facts = json.loads(get(f"{url}/slo/live.json"))
+        return facts if holds(facts) else None
+
+    return wait_until(facts_if_so, 90, "the expected live facts did not come")
 
 
 def shards(url):
@@ -95,7 +96,7 @@ def a_form_that_is_none_is_refused(url):
 
 def stop_twice(url):
     """Both presses are answered when the run is told; while it is on, a start is refused."""
-    assert "start again after it" in post(f"{url}/swarm", **FORM)["message"]
+    assert "start again when it has ended" in post(f"{url}/swarm", **FORM)["message"]
     presses = [threading.Thread(target=post, args=[f"{url}/stop"]) for _ in range(2)]
     for press in presses:
         press.start()

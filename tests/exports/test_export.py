@@ -127,7 +127,7 @@ def test_text_of_a_server_does_not_break_a_table():
     [
         ("exel", None, "unknown export format 'exel'"),
         ("csv", "request", "did you mean 'requests'"),
-        ("vllm-bench", "runs", "own layout"),
+        ("vllm-bench", "runs", "fixed layout"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(format, rows, message):

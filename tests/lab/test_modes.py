@@ -63,7 +63,7 @@ def test_modes_are_read_with_their_parameters():
         ("", "--modes: name at least one"),
         ("chunkd", "unknown batching mode 'chunkd'; did you mean 'chunked'"),
         ("chunked:512", "expected key=value after ':', got '512'"),
-        ("chunked,chunked", "'chunked' is named twice"),
+        ("chunked,chunked", "'chunked' appears twice"),
     ],
 )
 def test_modes_that_cannot_be_meant_are_refused(text, message):
@@ -113,7 +113,7 @@ def test_a_comparison_goes_on_where_it_was_left(compared, tmp_path):
     again = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, console)
     assert again.facts["cells"] == found.facts["cells"]
     told = console.file.getvalue()
-    assert "12 of 12 cells are there already" in told
+    assert "12 of 12 cells exist already" in told
     assert "[12/12]" not in told
     wider = compare(asked(rates=[2.0], n_seeds=4), directory, quiet())
     assert wider.facts["n_done"] == 8
