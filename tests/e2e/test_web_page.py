@@ -26,6 +26,12 @@ CHARTS_ARE_DRAWN = "document.querySelectorAll('#slo-charts svg').length === 8"
 PANEL = ["TTFT", "TPOT", "ITL", "E2E", "Send lateness"]
 
 
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
 @contextmanager
 def page(cli, cwd):
     """The address of a page in one process with no worker but itself."""
@@ -60,9 +66,9 @@ def get(url, **headers):
         return answer.read().decode()
 
 
-def test_a_run_is_started_watched_stopped_and_told(cli, tmp_path):
-    """One test, since each step needs what the one before it left behind."""
-    with page(cli, tmp_path) as url, chromium() as browser:
+def test_a_run_is_started_watched_stopped_and_reported(cli, tmp_path, browser):
+    """A single test, because each step needs the state that the step before it left."""
+    with page(cli, tmp_path) as url:
         another_site_cannot_start_a_run(url)
         watch_a_run(browser, url)
         told = json.loads(get(f"{url}/slo/live.json"))
@@ -170,7 +176,7 @@ FIELDS = """() => [...document.querySelectorAll("form input, form textarea, form
                 field.closest(".MuiFormControl-root")?.querySelector("label")?.textContent])"""
 
 
-def test_plain_locust_shows_the_same_form(cli, tmp_path):
+def test_plain_locust_shows_the_same_form(cli, tmp_path, browser):
     """`locust -f $(slobench locustfile)`, and beside it `slobench web`; here under a path, too."""
     ports = [free_port(), free_port()]
     plain = [
@@ -183,7 +189,6 @@ def test_plain_locust_shows_the_same_form(cli, tmp_path):
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as ours,
         started(cli, *plain, module="locust", cwd=tmp_path,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as theirs,
-        chromium() as browser,
     ):  # fmt: skip
         for process, port, path in ((ours, ports[0], "/"), (theirs, ports[1], "/load/")):
             watched = Watched(browser)

@@ -117,7 +117,22 @@ def test_all_start_at_one_instant_each_by_its_own_clock():
     assert [wire.shard(k).skew.bound_s for k in (0, 1)] == [0.001, 0.001]
 
 
-def test_nobody_starts_before_everybody_is_ready():
+def test_the_fastest_answer_measures_a_clock():
+    wire = Wire()
+    controller, rtt_ns = wire.controller, [9, 8, 2, 7, 6, 5, 4, 3]  # of the pings of worker 0
+    controller.start(0)
+    for n_ns in rtt_ns:
+        controller.take("w0", Pong("run", 0, 100 + n_ns // 2), n_ns)
+    assert (wire.shard(0).skew.offset_ns, wire.shard(0).skew.rtt_ns) == (100, 2)
+
+
+def test_the_start_leaves_time_for_several_round_trips():
+    wire = Wire(rtt_ns=90_000_000)
+    wire.start()
+    assert wire.controller.epoch_ns - wire.now_ns == 400_000_000 + 4 * 90_000_000
+
+
+def test_no_worker_starts_before_all_are_ready():
     wire = Wire()
     wire.meet()
     assert [send.worker for send in wire.of(Assign)] == ["w0", "w1"]
