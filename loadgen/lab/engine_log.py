@@ -17,10 +17,10 @@ from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import Attribution, MissCause
-from reference_engine.attribution.counterfactual import Case, judge
-from reference_engine.step_log.log_files import read_log
+from reference_engine.attribution.counterfactual import Case, attribute_misses
 from reference_engine.step_log.log_replay import EngineLog, Replay
 from reference_engine.step_log.log_replay import replay as replay_log
+from reference_engine.step_log.step_files import read_log
 
 _MOST_SIMULATED = 2_000_000  # steps, all modes together
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
@@ -39,7 +39,7 @@ class MissedRequests:
         misses."""
         by_cause: dict[MissCause, Counter[str]] = {cause: Counter() for cause in MissCause}
         for miss in self.missed:
-            by_cause[miss.blame][miss.culprit] += 1
+            by_cause[miss.cause][miss.subject] += 1
         return by_cause
 
 
@@ -73,7 +73,7 @@ def misses_in(
     name = request_name(str(run.manifest["run"]))
     due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
     accounts = _with_class_slos(accounts, run, name)
-    attributions = judge(Case(log.setup, accounts, log.steps, most_steps))
+    attributions = attribute_misses(Case(log.setup, accounts, log.steps, most_steps))
     limits = [(a.ttft_slo_s, a.tpot_slo_s, a.deadline_s) for a in accounts if a.request_id in due]
     n_requests = sum(any(limit is not None for limit in of_request) for of_request in limits)
     missed = tuple(miss for miss in attributions if miss.request_id in due)

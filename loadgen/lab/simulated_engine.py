@@ -18,7 +18,7 @@ from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
-from reference_engine.state.cost_model import CPU, machine
+from reference_engine.state.cost_model import CPU, model_on_hardware
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
@@ -106,7 +106,7 @@ def build(
 ) -> SimulatedEngine:
     """An idle engine. `policy` replaces the policy that the options name."""
     model = resolve(options.shape)
-    fit = machine(model, options.hardware, options.kv_dtype)
+    fit = model_on_hardware(model, options.hardware, options.kv_dtype)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     n_blocks = options.kv_blocks or fit.kv_tokens // BLOCK_TOKENS

@@ -277,7 +277,7 @@ class Recording:
         content = ending(
             self._scenario, self._ended, reason, self._ended_s, outcome.epoch_ns, now_ns, now_utc
         )
-        return content | {"server_ended_s": self._server_ended_s} | outcome.told
+        return content | {"server_ended_s": self._server_ended_s} | outcome.manifest_extra
 
 
 def _with_server(run: Run, scraped: Scraped) -> Run:

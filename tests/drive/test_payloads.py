@@ -145,7 +145,7 @@ def test_what_a_class_was_promised_is_told_where_a_request_brings_nothing_of_its
     talk = Talk(is_real=False)
     knows = OpenAIChat(model="m", sends_promises=True)
     limits_s = ((None, None, None), (2.0, None, 8.0))
-    made = Payloads(rows, talk.ask, knows, HEAD, "run", promises=limits_s)
+    made = Payloads(rows, talk.ask, knows, HEAD, "run", slo_limits_s=limits_s)
     told = [
         {k: v for k, v in said(made.take(row)).items() if k.endswith("_ms")} for row in range(3)
     ]

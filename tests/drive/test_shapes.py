@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.drive.decode import decode
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.transport import Exchange
 from targets.base import Adapter
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions

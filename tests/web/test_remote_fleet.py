@@ -136,7 +136,7 @@ def test_a_bad_message_is_counted_for_the_manifest(ran):
                 *rows_of(shard, rows)]  # fmt: skip
 
     outcome, _ = ran(on_go)
-    assert outcome.told["n_bad_messages"] == 2
+    assert outcome.manifest_extra["n_bad_messages"] == 2
     assert outcome.dead == {}
 
 
