@@ -197,7 +197,7 @@ def test_one_run_keeps_its_own_interval_and_an_infinite_value_has_none():
 
 
 def test_waits_are_told_per_request_the_longest_first():
-    waits_s = {"x": {"behind": 5.0, "no_seq_slot": 10.0}, "y": {"behind": 30.0}}
+    waits_s = {"x": {"no_seq_slot": 10.0, "behind": 5.0}, "y": {"behind": 30.0}}
     found = rows([cell("a", 1, 1.0, waits_s), cell("a", 2, 1.0, waits_s)], 0.95)[0]
     assert list(found["waits_s"].items()) == [("behind", 3.5), ("no_seq_slot", 1.0)]
 
