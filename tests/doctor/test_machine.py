@@ -1,4 +1,4 @@
-"""What is read of a machine, and what it is taken to mean."""
+"""Facts about a machine, and the check of each."""
 
 from dataclasses import replace
 

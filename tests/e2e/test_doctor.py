@@ -100,6 +100,6 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
         ("refrence", False, "60s", "", "did you mean 'reference'"),
     ],
 )
-def test_a_mistake_is_told(target, prove, budget, model, says):
+def test_a_mistake_is_reported(target, prove, budget, model, says):
     with pytest.raises(UsageError, match=says):
         measure.doctor(target, prove, budget, model, json=True)

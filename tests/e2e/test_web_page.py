@@ -49,7 +49,7 @@ def page(cli, cwd):
 
 
 def listening(process, port):
-    """The page's address, once it takes connections; it says that it starts a little before."""
+    """The page's address, once it accepts connections, which is a little after its message."""
     assert any("Starting web interface" in line for line in process.stderr)
     wait_until(lambda: is_listening(port), 60, f"port {port} took no connection")
     return f"http://127.0.0.1:{port}"
@@ -177,7 +177,7 @@ FIELDS = """() => [...document.querySelectorAll("form input, form textarea, form
 
 
 def test_plain_locust_shows_the_same_form(cli, tmp_path, browser):
-    """`locust -f $(slobench locustfile)`, and beside it `slobench web`; here under a path, too."""
+    """`locust -f $(slobench locustfile)`, here with a base path, against `slobench web`."""
     ports = [free_port(), free_port()]
     plain = [
         "-f", str(locustfile_path()), "--host=mock",

@@ -29,7 +29,7 @@ def post(url, **form):
 
 
 def until(url, holds):
-    """The live facts as soon as something holds of them."""
+    """The live facts as soon as a condition holds for them."""
 
     def facts_if_so():
         facts = json.loads(get(f"{url}/slo/live.json"))
@@ -51,7 +51,7 @@ def is_finished(told):
     return told["state"] == "finished"
 
 
-def test_a_stop_keeps_what_ended_and_the_next_run_has_the_late_joiner(cli, tmp_path):
+def test_a_stop_keeps_ended_requests_and_the_next_run_has_the_late_joiner(cli, tmp_path):
     page_port, port = free_port(), free_port()
 
     def worker():
@@ -95,7 +95,7 @@ def a_form_that_is_none_is_refused(url):
 
 
 def stop_twice(url):
-    """Both presses are answered when the run is told; while it is on, a start is refused."""
+    """Both presses return with the result of the run; during the run a start is refused."""
     assert "start again when it has ended" in post(f"{url}/swarm", **FORM)["message"]
     presses = [threading.Thread(target=post, args=[f"{url}/stop"]) for _ in range(2)]
     for press in presses:
@@ -111,7 +111,7 @@ def stop_twice(url):
 
 
 def the_end_came_soon(directory):
-    """By the instants of the record: how long a busy machine writes a report is not the point."""
+    """By the recorded times: the time to write a report does not matter."""
     run = read_run(directory)
     assert np.nanmax(run.request_rows["done_s"]) < run.manifest["window"]["ended_s"] + 4
     statuses = set(run.request_rows["status"].tolist())

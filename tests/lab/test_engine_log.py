@@ -1,4 +1,4 @@
-"""Of a run's misses only those count that its numbers count: not warm-up, not the preflight's."""
+"""The misses of a run: only requests that count in its numbers, without warm-up and preflight."""
 
 from dataclasses import asdict
 

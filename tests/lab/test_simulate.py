@@ -1,4 +1,4 @@
-"""Scenarios in virtual time: the tables a run leaves, against the schedule and the cost model."""
+"""Scenarios in virtual time: the recorded tables against the schedule and the cost model."""
 
 import json
 import signal
@@ -130,7 +130,7 @@ def test_a_promise_of_time_is_kept_by_giving_up():
     assert "limits.timeout" in run.names.errors[int(rows["error_id"][0])]
 
 
-def test_what_is_over_the_cap_is_dropped_or_waits_as_the_scenario_says():
+def test_requests_over_the_cap_are_dropped_or_wait_as_the_scenario_sets():
     flags = {"rate": "40/s", "n_out": 200, "max_concurrency": 4}
     dropped = simulate(steady(**flags))
     assert (dropped.request_rows["status"] == Status.dropped).any()
@@ -178,7 +178,7 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far():
     assert summarize(run).verdict == "no_verdict"
 
 
-def test_waits_are_told_by_class_and_reason():
+def test_waits_are_given_by_class_and_reason():
     run = simulate(load_scenario("mixed_classes", [*SHORT, "arrivals.rate=20/s"]), max_num_seqs=8)
     waits = run.manifest["engine"]["waits_s"]
     assert set(waits) <= {"chat", "completion", "summaries"}
@@ -217,7 +217,7 @@ def test_a_run_directory_is_the_ordinary_one(tmp_path):
         ("mode=chunked,mode=static", "setting 'mode' is given twice"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_says_what_can(settings, message):
+def test_an_invalid_setting_lists_the_valid_ones(settings, message):
     scenario = on_a_grid()
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         record(scenario, make_plan(scenario), sim_options(read_settings(settings)), QUIET)
@@ -244,7 +244,7 @@ def test_planning_ahead_wastes_a_row_for_each_answer_that_stops_by_itself():
 
 
 def test_a_request_is_scheduled_by_the_promise_it_brought(tmp_path):
-    """Ten long prompts at once before a short one that was promised more: it goes first."""
+    """Ten long prompts before a short prompt with a tighter SLO, which goes first."""
     lines = [f"0.{k:03},4000,2,{20000 if k < 10 else 500}" for k in range(11)]
     trace = tmp_path / "t.csv"
     trace.write_text("\n".join(["when,in,out,first", *lines, "20,10,1,"]) + "\n")

@@ -22,7 +22,7 @@ def plugin(tmp_path):
 
 
 def names(plugin):
-    """What a notebook knows after running the page's first block."""
+    """The namespace of a notebook after the page's first block."""
     import sys
 
     return dict(vars(sys.modules[f"slobench_plugin_{plugin.stem}"]))

@@ -1,4 +1,4 @@
-"""What travels to a worker: data without secrets, of which the worker makes the same task."""
+"""Assignments: data without secrets, from which a worker builds the same task."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def built(assignment, environ=None, own=None):
     )
 
 
-def test_the_worker_makes_the_same_task_of_it():
+def test_the_worker_builds_the_same_task():
     asked = job()
     parts = split_plan(asked.plan, 3)
     tasks = [built(one) for one in assignments(asked, 3)]
@@ -77,7 +77,7 @@ def test_the_key_stays_where_it_is():
         assert KEY.encode() not in sent
 
 
-def test_a_worker_without_the_key_says_so():
+def test_a_worker_without_the_key_reports_it():
     (one,) = assignments(job(), 1)
     with pytest.raises(UsageError, match="environment variable OPENAI_API_KEY is not set"):
         assert built(one, {"OTHER": "x"})
@@ -111,7 +111,7 @@ def test_a_certificate_comes_from_the_worker_s_own_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, TARGET, OTHER_KEY.replace("localhost", "elsewhere")])
-def test_another_variable_is_not_read_for_whoever_asks(tmp_path, text):
+def test_another_variable_is_not_read_for_any_master(tmp_path, text):
     (one,) = assignments(job(OTHER_KEY), 1)
     own = tmp_path / "own.yaml"
     own.write_text(text or "")
@@ -129,7 +129,7 @@ def test_a_key_of_the_worker_s_own_file_goes_to_the_server_of_that_file(tmp_path
     assert ("authorization", f"Bearer {KEY}") in built(one, own=own).head.headers
 
 
-def test_a_key_that_is_not_asked_for_is_not_sent(tmp_path):
+def test_a_key_that_the_target_does_not_name_is_not_sent(tmp_path):
     bare = "url: http://localhost:8000\nmodel: m\n"
     (one,) = assignments(job(bare, environ={"OPENAI_API_KEY": ""}), 1)
     own = tmp_path / "own.yaml"
@@ -173,7 +173,7 @@ def test_another_prompt_seed_or_model_has_another_fingerprint(changed):
     assert fingerprint(task) != one.sha256
 
 
-def test_rows_that_are_none_are_refused():
+def test_rows_that_cannot_be_decoded_are_rejected():
     (one,) = assignments(job(), 1)
     with pytest.raises(RunInvalid, match="rows of the share"):
         task_of(one.assign, b"no rows", {"OPENAI_API_KEY": KEY}, None, Path("p"))

@@ -71,7 +71,7 @@ def test_the_image_runs_our_command_line_as_nobody_special():
 
 
 def test_the_image_gets_nothing_that_is_not_versioned():
-    """Runs, caches and environments are large, and a run may hold what is nobody else's."""
+    """Runs, caches and environments are large, and a run may hold confidential data."""
     root = DEPLOY.parent
     kept_out = {
         name

@@ -1,4 +1,4 @@
-"""What is refused before Locust starts, and what its workers find on this machine."""
+"""Options rejected before Locust starts, and the variables of its workers on this machine."""
 
 import os
 import socket
@@ -59,7 +59,7 @@ def test_workers_find_the_plugins_and_the_target_file_of_their_own_command_line(
     }
 
 
-def test_what_a_worker_was_given_stays(tmp_path):
+def test_variables_that_are_set_stay(tmp_path):
     file = tmp_path / "target.yaml"
     file.write_text("url: http://localhost:8000\n")
     given = {TARGET: "/etc/other.yaml", PLUGINS: ""}
@@ -67,7 +67,7 @@ def test_what_a_worker_was_given_stays(tmp_path):
 
 
 @pytest.mark.parametrize("host", [None, "", "mock", "http://localhost:8000", "nothing.yaml"])
-def test_a_target_that_is_no_file_is_none(host, tmp_path, monkeypatch):
+def test_a_target_that_is_no_file_sets_no_variable(host, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mock").write_text("no target file\n")
     assert worker_environ(options(host=host), {}) == {}

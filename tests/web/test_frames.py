@@ -1,4 +1,4 @@
-"""Beats to frames, frames to the picture of the run: exact merging, and a ledger that sums up."""
+"""Frames and the live status: exact merging, and a ledger that adds up to the schedule."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_merged_histograms_are_those_of_one_process(per_shard):
 
 
 @given(durations, durations)
-def test_what_was_added_since_is_what_was_added(before, later):
+def test_a_difference_of_histograms_holds_the_later_values(before, later):
     old, new = LiveCounts(), LiveCounts()
     old.add(before)
     new.add([*before, *later])
@@ -64,7 +64,7 @@ def test_the_ledger_sums_to_the_schedule_at_every_instant(parts, is_over):
 
 
 def ended(class_id=0, status=Status.ok, n_events=8, **seconds):
-    """A glimpse's entry; what is not given never happened."""
+    """An entry of a live sample; fields that are not given are None."""
     known = {"class_id": class_id, "status": int(status), "n_events": n_events, **seconds}
     return [known.get(field) for field in FIELDS]
 
@@ -98,7 +98,7 @@ def test_frames_count_goodput_by_class_and_slo():
     assert builder.frame().seq == 2
 
 
-def test_goodput_so_far_is_of_what_was_due_so_far():
+def test_goodput_so_far_refers_to_the_requests_due_so_far():
     schedule = np.zeros(10, SCHEDULE)
     schedule["scheduled_s"] = np.arange(10)
     builder = FrameBuilder("r", 0, {"default": []})
@@ -112,8 +112,8 @@ def test_goodput_so_far_is_of_what_was_due_so_far():
     assert facts["point"]["ttft"]["p50"] == pytest.approx(0.05, rel=1e-3)
 
 
-def test_a_moment_makes_no_point_and_the_next_one_has_all_of_it():
-    """Frames of several shards come one by one: what one brings is not the rate of a moment."""
+def test_two_close_frames_make_one_point_and_the_next_holds_both():
+    """Frames of several shards arrive in turn: the counts of a single frame are no rate."""
     live, builder = LiveStatus(np.zeros(10, SCHEDULE), 10.0), FrameBuilder("r", 0, {"default": []})
     points = []
     for now_s, n_ok in ((1.0, 2), (1.02, 6), (2.0, 8)):

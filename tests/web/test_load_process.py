@@ -1,4 +1,4 @@
-"""The generating process beside a worker: what it leaves when the worker is gone."""
+"""The load process next to a worker: its files after the end of the worker."""
 
 import os
 
@@ -23,7 +23,7 @@ def pipe():
 
 
 @pytest.mark.parametrize("said", [b"", b"STOP 0.0 the end\n"])
-def test_rows_that_a_worker_may_still_ask_for_stay(folder, pipe, said):
+def test_rows_that_a_worker_may_still_read_stay(folder, pipe, said):
     ours, theirs = pipe
     os.write(theirs, said)
     remove_if_orphaned(ours, folder)

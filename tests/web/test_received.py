@@ -1,4 +1,4 @@
-"""What workers send, good and bad: no share may spoil the others'."""
+"""Valid and invalid data of workers: no share may spoil the others'."""
 
 import base64
 import io
@@ -102,7 +102,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, changes, why):
         check_part(part(tmp_path, **changes), IDS)
 
 
-def test_rows_that_are_none_are_refused(tmp_path):
+def test_rows_that_cannot_be_decoded_are_rejected(tmp_path):
     whole = part(tmp_path)
     for data in (b"", b"no rows", whole[:-40], whole[: len(whole) // 2]):
         with pytest.raises(Bad, match="cannot be read"):

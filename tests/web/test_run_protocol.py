@@ -1,4 +1,4 @@
-"""The conduct of a run, in virtual time: no process, no socket."""
+"""The protocol of a run, in virtual time: no process, no socket."""
 
 import hashlib
 from itertools import permutations
@@ -188,7 +188,7 @@ def test_frames_may_be_doubled_late_or_lost():
         assert wire.shard(0).frame.by_status[Status.ok] == 3
 
 
-def test_what_others_say_means_nothing():
+def test_messages_of_other_workers_and_runs_are_ignored():
     wire = Wire()
     wire.start()
     stranger = wire.controller.take("w7", frame(0, 9, ok=9), wire.now_ns)
@@ -255,7 +255,7 @@ def test_a_stop_goes_to_all_and_a_loss_may_end_the_run():
     assert [send.worker for send in wire.of(StopShard)] == ["w0"]
 
 
-def test_a_lost_worker_whose_last_words_come_late_is_lost_again():
+def test_a_lost_worker_whose_last_message_comes_late_is_lost_again():
     wire = Wire()
     wire.start()
     wire.controller.gone("w1", wire.now_ns)

@@ -1,4 +1,4 @@
-"""What a generating process measured of itself, from a worker that is broken or lies."""
+"""The self-report of a load process, from a broken or malicious worker."""
 
 import math
 
@@ -9,7 +9,7 @@ from loadgen.web.validate import check_self_report
 
 
 def self_report(shard=0, broken=""):
-    """As `Shard.finish` tells it."""
+    """A report as `Shard.finish` returns it."""
     return {
         "shard": shard, "broken": broken, "window_s": 4.0, "cpu_share": 0.1,
         "run_delay_share": 0.0, "throttled_share": None, "stolen_share": None,
@@ -27,7 +27,7 @@ def self_report(shard=0, broken=""):
     }  # fmt: skip
 
 
-def test_a_whole_one_is_taken():
+def test_a_complete_report_is_accepted():
     check_self_report(self_report(), 0)
     check_self_report(self_report() | {"cores": None, "cpu_share": None, "processor": None}, 0)
 

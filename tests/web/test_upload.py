@@ -1,4 +1,4 @@
-"""Rows go up a few pieces at a time."""
+"""The upload of rows, a few pieces at a time."""
 
 import pytest
 
