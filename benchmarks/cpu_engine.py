@@ -33,10 +33,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from rig.machine import machine
 from rig.peer_config import llama_config
 
 from loadgen.clock import MonotonicClock
-from loadgen.drive.instrument import host
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Site
 from reference_engine.executors.torch_cpu import TorchCpuExecutor
@@ -152,7 +152,7 @@ def main() -> None:
     _print(summary)
     if options.write:
         record = {
-            "machine": {key: host()[key] for key in ("cpu_model", "cpus", "platform", "python")},
+            "machine": machine(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "shape": options.shape,

@@ -22,9 +22,10 @@ ROOMS: dict[str, list[str]] = {
         "drive translate",
         "exports workload",
         "measure",
-        "registry",
-        "plugins units yaml_document",
-        "clock errors records timer",
+        "manifest records registry",
+        "plugins self_report units yaml_document",
+        "json_section",
+        "clock errors timer",
     ],
     "reference_engine": [
         "__main__",
@@ -41,7 +42,18 @@ ROOMS: dict[str, list[str]] = {
 }
 WORDS = [
     f"loadgen.{word}"
-    for word in ("registry", "records", "clock", "errors", "units", "yaml_document", "timer")
+    for word in (
+        "registry",
+        "records",
+        "manifest",
+        "self_report",
+        "json_section",
+        "clock",
+        "errors",
+        "units",
+        "yaml_document",
+        "timer",
+    )
 ]
 # What a module may import of the other packages; the longest prefix of its name counts.
 OUTSIDE: dict[str, list[str]] = {
@@ -53,8 +65,7 @@ OUTSIDE: dict[str, list[str]] = {
     "reports": [*WORDS, "loadgen.measure"],
     "loadgen": [],
     "loadgen.drive": [
-        *(f"targets.{word}" for word in ("base", "route", "rotation", "dialer", "aiohttp_route")),
-        "targets.server_text",
+        *(f"targets.{word}" for word in ("base", "route", "rotation", "dialer", "safe_text")),
     ],
     "loadgen.run": ["targets", "reports"],
     "loadgen.cells": ["targets"],
@@ -91,12 +102,10 @@ PURE = [
     "targets.openai_completions",
     "targets.openai_wire",
     "targets.address",
-    "targets.proxies",
     "targets.route",
     "targets.preflight_result",
     "targets.preflight_checks",
     "targets.mock_script",
-    "targets.mock_options",
     "targets.mock_wire",
     "reference_engine.state.sequence",
     "reference_engine.state.kv",

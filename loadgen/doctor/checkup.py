@@ -27,11 +27,11 @@ from loadgen.run.target import Choice, finish, open_server
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.texts import Synthetic
 from targets.endpoint import Endpoint
-from targets.extended_preflight import examine
+from targets.extended_preflight import extended_preflight
 from targets.preflight import preflight
-from targets.preflight_checks import CONSEQUENCES, EXAMINED
+from targets.preflight_checks import CONSEQUENCES, EXTENDED_CHECKS
 from targets.preflight_result import Preflight, PreflightCheck
-from targets.truth_compiler import truth_program
+from targets.truth_server import truth_program
 
 _LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
 _TIMEOUT_S = 30.0
@@ -71,7 +71,7 @@ class Checkup:
             "exit_code": self.exit_code,
             "reasons": list(self.reasons),
             "notes": list(self.notes),
-            "host": host(),
+            "host": host().to_json(),
             "target": self.target or None,
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "judge": self.judge or None,
@@ -247,7 +247,7 @@ def examine_target(
             for check in preflight_result.checks
         ]
         if preflight_result.fatal is not None:
-            skipped = [PreflightCheck(name, None, "not checked") for name in EXAMINED]
+            skipped = [PreflightCheck(name, None, "not checked") for name in EXTENDED_CHECKS]
             return server.endpoint.url, [*checks, *skipped], preflight_result.fatal
         return server.endpoint.url, [*checks, *examined], None
 
@@ -268,7 +268,7 @@ async def _preflight(
     )
     if result.fatal is not None:
         return result, ()
-    return result, await examine(endpoint, result, text_of, _TIMEOUT_S)
+    return result, await extended_preflight(endpoint, result, text_of, _TIMEOUT_S)
 
 
 def _with_consequence(check: PreflightCheck, max_model_len: int | None) -> PreflightCheck:

@@ -85,7 +85,7 @@ def measure_trial(setup: TrialSetup, rate_per_s: float, seconds: float, number: 
     folder = setup.folder / f"trial-{number}"
     scenario = _scenario(rate_per_s, seconds, number)
     run, log = _recorded(setup, scenario, folder)
-    if run.manifest["ended"] == "interrupted":
+    if run.manifest.ended == "interrupted":
         raise KeyboardInterrupt
     wall_s = time.monotonic() - started_s
     return _judged(run, log, rate_per_s, seconds, wall_s)
@@ -134,7 +134,7 @@ def _judge(setup: TrialSetup, folder: Path) -> Iterator[tuple[str, Callable[[], 
         truth_server(
             folder, cache_dir=setup.cache_dir, cc=setup.cc, ttft_s=_TTFT_S, itl_s=_ITL_S
         ) as server,
-        server.apart(),
+        server.client_cores(),
     ):
         yield server.url, server.finish
 
@@ -149,8 +149,7 @@ def _judged(run: Run, log: TruthLog, rate_per_s: float, seconds: float, wall_s: 
     rows = run.request_rows
     counted = (rows["released_s"] >= _WARMUP_S) & (rows["status"] == Status.ok)
     tokens_per_s = float(rows["output_tokens"][counted].sum()) / seconds
-    shards = run.instrument.get("shards") or [{}]
-    cpu_s = sum(float(s.get("cpu_share") or 0) * float(s.get("window_s") or 0) for s in shards)
+    cpu_s = sum((shard.cpu_share or 0.0) * shard.window_s for shard in run.instrument.shards)
     n_tokens = max(1, int(rows["output_tokens"].sum()))
     return Trial(
         rate_per_s=rate_per_s,
@@ -178,9 +177,9 @@ def truth_of(run: Run, log: TruthLog) -> Truth:
     """The log's times in the rows of a run, on the run's clock. NaN for requests that never
     arrived."""
     rows = run.request_rows
-    epoch_ns = round(run.manifest["epoch_monotonic_s"] * 1e9)
+    epoch_ns = round(run.manifest.epoch_s * 1e9)
     has_arrived = np.isin(rows["request_id"], log.rows["seq"])
-    logged = log.of(rows["request_id"][has_arrived])
+    logged = log.rows_of(rows["request_id"][has_arrived])
 
     def instants_s(name: str) -> Times:
         values_s = np.full(len(rows), np.nan)

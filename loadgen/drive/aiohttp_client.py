@@ -21,8 +21,8 @@ from yarl import URL
 from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd, connect_reason
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
-from targets.aiohttp_route import connector, request_options
-from targets.rotation import Lookup, Rotation, show
+from targets.dialer import tls_context
+from targets.rotation import Lookup, Rotation, format_address
 from targets.route import Route
 
 _IDLE_S = 3600.0  # idle connections stay open until the server closes them or the run ends
@@ -46,7 +46,7 @@ class AiohttpClient:
     ) -> None:
         self._loop, self._route, self._mode = loop, route, connections
         scheme = "https" if route.is_tls else "http"
-        self._origin = f"{scheme}://{show((route.host, route.port))}"
+        self._origin = f"{scheme}://{format_address((route.host, route.port))}"
         self.on_end: OnEnd = lambda exchange: None
         self.alarm: Alarm = NoAlarm()  # never rung here: the loop runs overdue alarms itself
         self._looks_like_token = looks_like_token
@@ -60,7 +60,7 @@ class AiohttpClient:
 
     @property
     def addresses(self) -> list[str]:
-        return self._resolver.rotation.known
+        return self._resolver.rotation.addresses
 
     async def open(self, n: int) -> int:
         return 0
@@ -125,7 +125,7 @@ class AiohttpClient:
             skip_auto_headers=_NO_AUTO_HEADERS,
             allow_redirects=False,
             trace_request_ctx=exchange,
-            **request_options(self._route),
+            **_proxy_options(self._route),
         ) as response:
             if response.status == 101:
                 raise _Broken("the server switched protocols")
@@ -161,12 +161,18 @@ class AiohttpClient:
         return self._sessions[key]
 
     def _connector(self) -> aiohttp.BaseConnector:
-        is_closed = self._mode == "never"  # after each request
-        options: dict[str, Any] = {"limit": 0, "force_close": is_closed}
-        options["keepalive_timeout"] = None if is_closed else _IDLE_S
-        if not self._route.unix_path:
-            options |= {"resolver": self._resolver, "use_dns_cache": False}
-        return connector(self._route, **options)
+        options: dict[str, Any] = {"limit": 0}
+        if self._mode == "never":
+            options["force_close"] = True
+        else:
+            options["keepalive_timeout"] = _IDLE_S
+        route = self._route
+        if route.unix_path:
+            return aiohttp.UnixConnector(route.unix_path, **options)
+        tls = tls_context(route.ca_cert) if route.is_tls else True
+        return aiohttp.TCPConnector(
+            ssl=tls, resolver=self._resolver, use_dns_cache=False, **options
+        )
 
     def _trace(self) -> aiohttp.TraceConfig:
         """Hooks that write connect times and connection reuse into the exchange."""
@@ -194,7 +200,7 @@ class _Response(aiohttp.ClientResponse):
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         if connection.transport is not None:
-            self.remote = show(connection.transport.get_extra_info("peername"))
+            self.remote = format_address(connection.transport.get_extra_info("peername"))
         return await super().start(connection)
 
 
@@ -246,6 +252,17 @@ def failure(exchange: Exchange, error: Exception, route: Route) -> tuple[Status,
     else:
         reason = "connection closed without a response"
     return Status.stream_error, f"{reason} ({error})"
+
+
+def _proxy_options(route: Route) -> dict[str, Any]:
+    """Keywords for `session.request`. A forwarding proxy gets its credentials with each request
+    (`Route.forwarding_headers`), a tunnelling proxy with CONNECT."""
+    if route.proxy is None:
+        return {}
+    options: dict[str, Any] = {"proxy": route.proxy.url}
+    if route.is_tunnelled and route.proxy.authorization:
+        options["proxy_headers"] = {"proxy-authorization": route.proxy.authorization}
+    return options
 
 
 def parse_request(payload: bytes) -> tuple[str, str, list[tuple[str, str]], bytes]:

@@ -20,7 +20,7 @@ from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import Dialer
-from targets.rotation import show
+from targets.rotation import format_address
 
 _HEAD_END = b"\r\n\r\n"
 _CONNECT_AT_ONCE = 64  # half of the shortest listen backlog in common use (128)
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         # uvloop writes buffered data at the end of the loop's turn, after reading all sockets that
         # are readable by then (0.6-1.1 ms after `sent_ns` at p99). Without a buffer, it writes now.
         self._transport.set_write_buffer_limits(high=0)
-        self.remote = show(transport.get_extra_info("peername"))
+        self.remote = format_address(transport.get_extra_info("peername"))
 
     def data_received(self, data: bytes) -> None:
         self._read_ns = now_ns = monotonic_ns()
@@ -236,7 +236,7 @@ class Client:
 
     @property
     def addresses(self) -> list[str]:
-        return self._dialer.known
+        return self._dialer.addresses
 
     async def open(self, n: int) -> int:
         """Failures are not reported here; the first request without a connection reports them."""

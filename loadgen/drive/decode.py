@@ -166,8 +166,8 @@ def _by_shape(body: Body, adapter: Adapter) -> list[EventRun] | None:
 
 
 def _shaped_run(shape: Shape, received_ns: list[int], counts: Sequence[int | None]) -> EventRun:
-    delta, running = shape.says, [count or 0 for count in counts]
-    if shape.counts is None or delta.usage is None:
+    delta, running = shape.delta, [count or 0 for count in counts]
+    if shape.count_index is None or delta.usage is None:
         return EventRun(received_ns, delta)
     usage = msgspec.structs.replace(delta.usage, output_tokens=running[-1])
     return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running)
@@ -180,8 +180,8 @@ def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
         if first is not None and second is not None and len(first) == len(second) == 1:
             shape = adapter.shape(first[0], second[0])
             if shape is not None:
-                *behind, last = shape.behind
-                return replace(shape, before=BEFORE + shape.before, behind=(*behind, last + BEHIND))
+                *behind, last = shape.after
+                return replace(shape, before=BEFORE + shape.before, after=(*behind, last + BEHIND))
     return None
 
 

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from loadgen.drive.core_time import (
     TICKS_PER_S,
@@ -18,9 +18,23 @@ from loadgen.drive.core_time import (
     most_stolen_s,
     processor_ticks,
 )
+from loadgen.manifest import HostSection
+from loadgen.self_report import CoreSeconds, GcReport
 
 _WAKE_UP_S = 50e-6  # of run-queue delay per timeslice: the cost of waking up (decision 25)
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
+
+
+class ThreadUse(NamedTuple):
+    """Readings of a `ThreadMeter`: shares of `window_s` (s), None where the system does not state
+    them."""
+
+    window_s: float
+    cpu_share: float | None
+    run_delay_share: float | None
+    throttled_share: float | None
+    stolen_share: float | None
+    cores: CoreSeconds | None
 
 
 class ThreadMeter:
@@ -33,7 +47,7 @@ class ThreadMeter:
 
     def __init__(self) -> None:
         self._before: dict[str, float | None] = {}
-        self._summary: dict[str, Any] = {}
+        self._use = ThreadUse(0.0, None, None, None, None, None)
         self._stat_before = ""
         self._started_s = self._cpu_before_s = 0.0
         self.window_s = 0.0  # between `start` and `stop`
@@ -47,33 +61,40 @@ class ThreadMeter:
         stat = _proc_stat()
         self.window_s = time.monotonic() - self._started_s
         own_s = time.thread_time() - self._cpu_before_s
-        self._summary = {"window_s": self.window_s, "cpu_share": self._share(0.0, own_s)}
-        for name, now_s in _readings(stat).items():
-            self._summary[name] = self._share(self._before[name], now_s)
-        self._summary["cores"] = self._core_use(stat, own_s)
+        shares = {name: self._share(self._before[name], s) for name, s in _readings(stat).items()}
+        self._use = ThreadUse(
+            self.window_s,
+            cpu_share=self._share(0.0, own_s),
+            run_delay_share=shares["run_delay_share"],
+            throttled_share=shares["throttled_share"],
+            stolen_share=shares["stolen_share"],
+            cores=self._core_use(stat, own_s),
+        )
 
     def _share(self, before_s: float | None, now_s: float | None) -> float | None:
         if before_s is None or now_s is None or self.window_s <= 0:
             return None
         return max(0.0, now_s - before_s) / self.window_s
 
-    def _core_use(self, stat: str, own_s: float) -> dict[str, Any] | None:
+    def _core_use(self, stat: str, own_s: float) -> CoreSeconds | None:
         """Use of the cores on which the thread may run now; None where it is not reported."""
         cores = cores_of_thread()
         now, then = (core_times(text, cores) for text in (stat, self._stat_before))
         if now is None or then is None:
             return None
-        spent = {name: round(value, 6) for name, value in now.since(then)._asdict().items()}
-        return {
-            "allowed": sorted(cores),
-            "online": os.cpu_count(),
-            "own_s": own_s,
-            **spent,
-            "most_stolen_s": most_stolen_s(stat, self._stat_before, cores),
-        }
+        spent = now.since(then)
+        return CoreSeconds(
+            allowed=tuple(sorted(cores)),
+            online=os.cpu_count(),
+            own_s=own_s,
+            idle_s=round(spent.idle_s, 6),
+            programs_s=round(spent.programs_s, 6),
+            total_s=round(spent.total_s, 6),
+            most_stolen_s=most_stolen_s(stat, self._stat_before, cores),
+        )
 
-    def summary(self) -> dict[str, Any]:
-        return dict(self._summary)
+    def summary(self) -> ThreadUse:
+        return self._use
 
 
 class GcPauses:
@@ -95,11 +116,10 @@ class GcPauses:
         gc.enable()
         gc.unfreeze()
 
-    def summary(self) -> dict[str, float | int]:
-        return {
-            "collections": len(self._pauses_s),
-            "pause_max_s": max(self._pauses_s, default=0.0),
-        }
+    def summary(self) -> GcReport:
+        return GcReport(
+            collections=len(self._pauses_s), pause_max_s=max(self._pauses_s, default=0.0)
+        )
 
     def _record(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -178,7 +198,7 @@ def throttled_s(cpu_stat: str) -> float | None:
     return None
 
 
-def host() -> dict[str, Any]:
+def host() -> HostSection:
     """Name, processors and software of this machine, for the manifest."""
     import platform
 
@@ -190,12 +210,10 @@ def host() -> dict[str, Any]:
                 break
     except OSError:
         cpu_model = platform.processor()
-    return {
-        "hostname": platform.node(),
-        "cpus": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "cpu_model": cpu_model,
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-    }
+    return HostSection(
+        hostname=platform.node(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpu_model=cpu_model,
+        platform=platform.platform(),
+        python=platform.python_version(),
+    )

@@ -15,10 +15,10 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from loadgen.self_report import BacklogReport, LoopLag, ProcessorReport, StallsReport
 from loadgen.timer import Timer
 
 PERIOD_S = 0.01
@@ -61,17 +61,18 @@ class LoopProbe:
         if self._is_stalled:
             self._stalls[-1][1] = self._timer.now_s()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> tuple[LoopLag, StallsReport]:
         lags = np.sort(np.array(self._lags_s)) if self._lags_s else np.zeros(1)
-        ranks = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-        quantiles = {k: float(lags[math.ceil(q * len(lags)) - 1]) for k, q in ranks.items()}
-        return {
-            "loop_lag_s": {"n": len(self._lags_s), **quantiles},
-            "stalls": {
-                "over_s": STALL_S,
-                "spans_s": [[round(value, 6) for value in stall] for stall in self._stalls],
-            },
-        }
+
+        def quantile(q: float) -> float:
+            return float(lags[math.ceil(q * len(lags)) - 1])
+
+        lag = LoopLag(n=len(self._lags_s), p50=quantile(0.5), p99=quantile(0.99), max=quantile(1.0))
+        spans_s = tuple(
+            (round(from_s, 6), round(until_s, 6), round(lag_s, 6))
+            for from_s, until_s, lag_s in self._stalls
+        )
+        return lag, StallsReport(over_s=STALL_S, spans_s=spans_s)
 
     def _probe(self) -> None:
         """Records a lag for each probe that a delay displaced. Otherwise a stall of 2 s would count
@@ -131,17 +132,17 @@ class ReceiveBacklog:
         self._n_waiting += n_waiting
         self._waiting_sum += n_waiting * n_in_flight / len(descriptors)
 
-    def summary(self, n_reads: int, window_s: float) -> dict[str, Any] | None:
+    def summary(self, n_reads: int, window_s: float) -> BacklogReport | None:
         """None if no connection was sampled or nothing was read."""
         if not self._n_sockets or not n_reads:
             return None
-        return {
-            "looks": self._n_sockets,
-            "waiting": self._n_waiting,
-            "bytes_max": self._bytes_max,
-            "reads": n_reads,
-            "wait_mean_s": self._waiting_sum / self._n_probes * window_s / n_reads,
-        }
+        return BacklogReport(
+            looks=self._n_sockets,
+            waiting=self._n_waiting,
+            bytes_max=self._bytes_max,
+            reads=n_reads,
+            wait_mean_s=self._waiting_sum / self._n_probes * window_s / n_reads,
+        )
 
 
 def unread_bytes(descriptor: int) -> int:
@@ -172,7 +173,7 @@ class ProcessorSpeed:
         self._times_s.append(now_s)
         self._works_s.append(self._work_s())
 
-    def summary(self, stalls: Sequence[Sequence[float]] = ()) -> dict[str, Any] | None:
+    def summary(self, stalls: Sequence[Sequence[float]] = ()) -> ProcessorReport | None:
         """`usual_s`: median time of the work. `slow_s`: total time at less than a third of the
         usual speed, `slow_in_stalls_s`: the part of it inside `stalls` ([start, end, …], sorted).
         `slow_speed`: median speed of the slow samples over the usual speed. None for fewer than
@@ -182,13 +183,13 @@ class ProcessorSpeed:
         usual_s = statistics.median(self._works_s)
         spans = self._slow_spans(_SLOW * usual_s)
         slow = [work_s for work_s in self._works_s if work_s > _SLOW * usual_s]
-        return {
-            "looks": len(self._works_s),
-            "usual_s": usual_s,
-            "slow_s": math.fsum(end_s - start_s for start_s, end_s in spans),
-            "slow_in_stalls_s": _overlap_s(spans, stalls),
-            "slow_speed": usual_s / statistics.median(slow) if slow else None,
-        }
+        return ProcessorReport(
+            looks=len(self._works_s),
+            usual_s=usual_s,
+            slow_s=math.fsum(end_s - start_s for start_s, end_s in spans),
+            slow_in_stalls_s=_overlap_s(spans, stalls),
+            slow_speed=usual_s / statistics.median(slow) if slow else None,
+        )
 
     def _slow_spans(self, limit_s: float) -> list[tuple[float, float]]:
         samples = zip(self._times_s, self._works_s, strict=True)

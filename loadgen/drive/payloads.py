@@ -10,7 +10,7 @@ from typing import Protocol
 
 from loadgen.records import LimitsS, Schedule, own_limits
 from targets.base import Adapter, Request
-from targets.server_text import redact
+from targets.safe_text import redact
 
 
 class PromptText(Protocol):

@@ -89,10 +89,9 @@ async def _serve(task: ShardTask, commands_fd: int, write_message: Callable[...,
         return
     shard.start(int(argument))
     listener = loop.create_task(_execute(commands, shard))
-    instrument = await shard.finish()
-    if task.connections == "reuse" and task.transport == "fast":  # the only case that preopens
-        instrument["connections"]["not_opened_ahead"] = task.n_preopen - opened
-    write_message("done", instrument=instrument)
+    preopens = task.connections == "reuse" and task.transport == "fast"  # the only case
+    report = await shard.finish(task.n_preopen - opened if preopens else 0)
+    write_message("done", instrument=report.to_json())
     listener.cancel()
 
 

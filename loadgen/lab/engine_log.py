@@ -70,7 +70,7 @@ def misses_in(
 ) -> MissedRequests:
     """The same for a replayed log and its accounts; other modes are simulated for at most
     `most_steps` steps in total."""
-    name = request_name(str(run.manifest["run"]))
+    name = request_name(run.manifest.run)
     due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
     accounts = _with_class_slos(accounts, run, name)
     attributions = attribute_misses(Case(log.setup, accounts, log.steps, most_steps))
@@ -106,11 +106,9 @@ def _with_class_slos(accounts: Sequence[Account], run: Run, run_name: str) -> li
 
 def _limits(run: Run) -> list[Limits]:
     """By class: the tightest per-request SLOs of the class and the run."""
-    shared = list(run.manifest.get("slo") or ())
-    own = run.manifest.get("classes") or {}
     limits = []
     for name in run.names.classes:
-        texts = [*shared, *((own.get(name) or {}).get("slo") or ())]
+        texts = [*run.manifest.slo, *run.manifest.class_slos(name)]
         slos = [slo for slo in map(parse_slo, texts) if slo.scope == "request"]
         ttft_s, tpot_s, e2e_s = (
             min((slo.limit for slo in slos if slo.metric == metric), default=None)

@@ -139,10 +139,8 @@ def _explained(directory: Path, run: Run, n_steps: int, is_own_slo: bool) -> dic
         log = read_log(directory)
         replayed = replay(log)
         if not replayed.is_identical:
-            return {
-                "note": f"The replay of the engine's log differs from it: {replayed.sentence()}."
-            }
-        name = request_name(str(run.manifest["run"]))
+            return {"note": f"The replay differs from the engine's log: {replayed.sentence()}."}
+        name = request_name(run.manifest.run)
         missed = misses_in(log, replayed.accounts, run, MOST_SIMULATED) if is_own_slo else None
     except UsageError as error:
         return {"note": _FULL if "log_level" in str(error) else str(error)}

@@ -27,8 +27,8 @@ def cell_of(
     return {
         "mode": mode,
         "rate_per_s": rate_per_s,
-        "seed": int(run.manifest["seed"]),
-        "schedule_sha256": run.manifest["schedule_sha256"],
+        "seed": run.manifest.seed,
+        "schedule_sha256": run.manifest.schedule_sha256,
         "verdict": summary.verdict,
         "is_trusted": summary.validity.trusted,
         "reasons": list(summary.reasons),
@@ -73,7 +73,7 @@ def read_waits(run: Run) -> dict[str, dict[str, float]]:
     """Seconds of waiting by reason since the end of warm-up, from the server's /metrics. The
     counters do not separate classes: the only key is "" (all). Empty if the server exported no such
     series."""
-    rows, start_s = run.server_rows, float(run.manifest["window"]["warmup_s"])
+    rows, start_s = run.server_rows, run.manifest.window.warmup_s
     waits: dict[str, float] = {}
     for series_id, name in enumerate(run.names.series):
         match = _SERIES.fullmatch(name)

@@ -24,7 +24,7 @@ from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
-from targets.mock_options import split_options
+from targets.mock_script import split_options
 
 _MAX_NUM_SEQS = 256
 _STEP_TOKENS = 1 << 15

@@ -13,6 +13,7 @@ import numpy as np
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S
 from loadgen.live.watched import meets_slos
+from loadgen.manifest import LiveQuantiles
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import Schedule, Status
 from loadgen.web.control_messages import METRICS, ClassCounts, Frame
@@ -117,6 +118,11 @@ def merged(frames: Sequence[Frame]) -> dict[str, LiveCounts]:
     return by_metric
 
 
+def quantiles(frames: Sequence[Frame]) -> dict[str, LiveQuantiles]:
+    """Quantiles of each live metric over all shards, seconds."""
+    return {metric: _quantiles(counts) for metric, counts in merged(frames).items()}
+
+
 def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool) -> dict[str, int]:
     """Number of requests in each state; the numbers always add up to the schedule. For a lost
     shard, requests without an end in its last frame are lost; `open` requests may still end."""
@@ -170,7 +176,7 @@ class LiveStatus:
             "achieved_per_s": sums["sent"] / lasted_s if lasted_s else 0.0,
             "goodput_per_s": sums["kept"] / lasted_s if lasted_s else 0.0,
             "goodput_share_of_due": sums["kept"] / due if due else None,
-            "metrics": {metric: _row(one) for metric, one in counts.items()},
+            "metrics": {name: _quantiles(one).to_json() for name, one in counts.items()},
             "classes": _classes(frames),
             "shards": [_shard_row(shard) for shard in shards],
             "point": point,
@@ -226,9 +232,9 @@ def _classes(frames: Sequence[Frame]) -> dict[str, dict[str, int]]:
     return by_class
 
 
-def _row(counts: LiveCounts) -> Facts:
+def _quantiles(counts: LiveCounts) -> LiveQuantiles:
     values = {name: _or_none(counts.quantile(q)) for name, q in QUANTILES.items()}
-    return {"n": counts.n, **values}
+    return LiveQuantiles(n=counts.n, **values)
 
 
 def _shard_row(shard: RemoteShard) -> Facts:

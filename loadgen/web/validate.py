@@ -9,15 +9,17 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.drive.live_histogram import LiveCounts
+from loadgen.errors import RunInvalid
+from loadgen.json_section import read_section
 from loadgen.records import CHUNKS, REQUESTS, FinishReason, Status, TokenSource
-from loadgen.web.control_messages import METRICS, Bad, Count, Frame, Text
+from loadgen.self_report import SelfReport
+from loadgen.web.control_messages import METRICS, Bad, Frame
 
 _ENUMS: dict[str, type[IntEnum]] = {
     "status": Status, "token_source": TokenSource, "finish_reason": FinishReason,
@@ -25,6 +27,11 @@ _ENUMS: dict[str, type[IntEnum]] = {
 _UNREADABLE = (
     ValueError, KeyError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+_MOST_TEXT = 2000
+_SIGNED = (
+    "cores.own_s", "cores.idle_s", "cores.programs_s", "cores.total_s", "stalls.spans_s",
+)  # fmt: skip
+"""Readings that may be negative: differences of clocks."""
 _TABLES = {"requests": REQUESTS, "chunks": CHUNKS}
 
 
@@ -76,107 +83,36 @@ def check_part(data: bytes, ids: NDArray[np.uint32]) -> None:
             raise Bad(f"its {field} column has numbers without an entry in {names}")
 
 
-Share = Annotated[float, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class Cores(_Fields, frozen=True):
-    allowed: list[Count]
-    online: Count | None
-    own_s: float
-    idle_s: float
-    programs_s: float
-    total_s: float
-    most_stolen_s: Seconds | None
-
-
-class LoopLag(_Fields, frozen=True):
-    n: Count
-    p50: Seconds
-    p99: Seconds
-    max: Seconds
-
-
-class StallsReport(_Fields, frozen=True):
-    over_s: Seconds
-    spans_s: list[tuple[float, float, float]]
-
-
-class BacklogReport(_Fields, frozen=True):
-    looks: Count
-    waiting: Count
-    bytes_max: Count
-    reads: Count
-    wait_mean_s: Seconds
-
-
-class Processor(_Fields, frozen=True):
-    looks: Count
-    usual_s: Seconds
-    slow_s: Seconds
-    slow_in_stalls_s: Seconds
-    slow_speed: Share | None
-
-
-class Gc(_Fields, frozen=True):
-    collections: Count
-    pause_max_s: Seconds
-
-
-class Decoding(_Fields, frozen=True):
-    cpu_s: Seconds
-    wall_s: Seconds
-
-
-class ConnectionsReport(_Fields, frozen=True):
-    opened: Count
-    reused: Count
-    known: list[Text]
-    not_opened_ahead: int = 0
-
-
-class SelfReport(_Fields, frozen=True):
-    shard: Count
-    broken: Text
-    window_s: Seconds
-    cpu_share: Share | None
-    run_delay_share: Share | None
-    throttled_share: Share | None
-    stolen_share: Share | None
-    cores: Cores | None
-    loop_lag_s: LoopLag
-    stalls: StallsReport
-    backlog: BacklogReport | None
-    processor: Processor | None
-    gc: Gc
-    decoding: Decoding
-    connections: ConnectionsReport
-    encoded_late: Count
-    spilled_bytes: Count
-
-
-def check_self_report(told: Mapping[str, Any], shard: int) -> None:
-    """That it is whole, of finite numbers, and that shard's. Raises Bad."""
+def read_self_report(content: Mapping[str, Any], shard: int) -> SelfReport:
+    """The self-report of a load process, checked: all fields and no other, finite numbers, of that
+    shard."""
     try:
-        found = msgspec.convert(dict(told), SelfReport)
-    except msgspec.ValidationError as problem:
-        raise Bad(f"what it measured of itself: {problem}") from None
-    if found.shard != shard:
-        raise Bad(f"what shard {found.shard} measured of itself")
-    if not all(math.isfinite(one) for one in _floats(told)):
-        raise Bad("what it measured of itself has a number that is none")
+        report = read_section(content, SelfReport, "its self-report")
+    except RunInvalid as problem:
+        raise Bad(str(problem)) from None
+    for path, value in _leaves(content):
+        where = f"its self-report: {path}"
+        if isinstance(value, str) and len(value) > _MOST_TEXT:
+            raise Bad(f"{where}: expected length <= {_MOST_TEXT}, found {len(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Bad(f"{where}: expected a finite number, found {value}")
+        if isinstance(value, int | float) and value < 0 and not path.startswith(_SIGNED):
+            raise Bad(f"{where}: expected a number >= 0, found {value}")
+    known = {path for path, _ in _leaves(report.to_json())}
+    if unknown := {path for path, _ in _leaves(content)} - known:
+        raise Bad(f"its self-report has the unknown field {min(unknown)}")
+    if report.shard != shard:
+        raise Bad(f"its self-report is of shard {report.shard}")
+    return report
 
 
-def _floats(told: Any) -> Iterator[float]:
-    if isinstance(told, float):
-        yield told
-    elif isinstance(told, Mapping):
-        for one in told.values():
-            yield from _floats(one)
-    elif isinstance(told, (list, tuple)):
-        for one in told:
-            yield from _floats(one)
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of each value in decoded JSON that is neither a mapping nor a list."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    else:
+        yield path, value
