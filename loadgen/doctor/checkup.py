@@ -103,7 +103,7 @@ def check_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Con
             clock, console, lambda rate, n: measure_trial(setup, rate, _SEARCH_S, n)
         )
         ceiling = find_ceiling(measure, clock.has_time)
-    best, kept_in, note = ceiling.best, None, _why_not_kept(setup, checks)
+    best, kept_in, note = ceiling.best, None, why_not_stored(setup, checks)
     if best is not None and cache_dir is not None and not note:
         kept_in = write_ceiling(best, cache_dir)
     return Checkup(
@@ -144,7 +144,7 @@ def check_server(choice: Choice, console: Console) -> Checkup:
     return Checkup("target", reasons, tuple(checks), target=url)
 
 
-def _why_not_kept(setup: TrialSetup, checks: Sequence[PreflightCheck]) -> str:
+def why_not_stored(setup: TrialSetup, checks: Sequence[PreflightCheck]) -> str:
     """Why this ceiling is not stored for `--workers auto`; "" if it is."""
     if setup.judge == "mock":
         return (

@@ -1,13 +1,17 @@
 """Facts about a machine, and the check of each."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from loadgen.doctor.checkup import why_not_stored
 from loadgen.doctor.machine_facts import MachineFacts, cpu_pressure, port_count, read_machine
+from loadgen.doctor.trial import TrialSetup
 from loadgen.doctor.verdicts import machine_checks
 from loadgen.run.cores import quota_cores, quota_of
+from targets.preflight_result import PreflightCheck
 
 GOOD = MachineFacts(
     cores=8, governor="performance", turbo=False, open_files=65536, open_files_hard=65536,
@@ -90,3 +94,15 @@ def test_this_machine_can_be_read():
     assert found.alarm_late_s[0] >= 0  # no alarm rings early
     assert 0 < found.clock_read_ns < 1e6
     assert len(machine_checks(found)) == len(machine_checks(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("judge", "is_calm", "reason"),
+    [("mock", True, "no C compiler"), ("truth", False, "other programs"), ("truth", None, ""),
+     ("truth", True, "")],
+)  # fmt: skip
+def test_a_ceiling_is_stored_only_from_the_truth_server_on_a_calm_machine(judge, is_calm, reason):
+    setup = TrialSetup(Path(), judge=judge)
+    why_not = why_not_stored(setup, [PreflightCheck("other load", is_calm, "")])
+    assert why_not[: len(reason)] == reason
+    assert bool(why_not) == bool(reason)

@@ -11,8 +11,10 @@ from rich.console import Console
 import slobench as sb
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
+from loadgen.lab.mode_cell import cell_of
 from loadgen.lab.simulate import record, simulate
 from loadgen.lab.simulated_engine import read_settings, sim_options
+from loadgen.lab.virtual_client import VirtualClient
 from loadgen.measure.aggregate import summarize
 from loadgen.records import FinishReason, Status
 from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
@@ -259,3 +261,32 @@ def test_a_request_is_scheduled_by_the_promise_it_brought(tmp_path):
         return (rows["first_token_s"] - rows["released_s"])[10]
 
     assert ttft_s(ttft_slo="first") < 0.5 * ttft_s()
+
+
+class RecordingEngine:
+    """An engine that stores the requests that it receives, and never answers."""
+
+    def __init__(self, now_s):
+        self.now_s, self.requests = now_s, []
+
+    def submit(self, request):
+        self.requests.append(request)
+
+
+def test_a_deadline_is_the_e2e_limit_after_the_arrival():
+    scenario = steady(
+        slo=["e2e <= 2s"], overrides={"arrivals": {"kind": "constant", "rate": "1/s"}}
+    )
+    engine = RecordingEngine(now_s=5.5)
+    VirtualClient(scenario, make_plan(scenario)).act(engine)
+    assert len(engine.requests) >= 5
+    for request in engine.requests:
+        assert request.deadline_s == pytest.approx(request.arrived_s + 2)
+
+
+def test_a_failed_request_makes_a_percentile_of_a_cell_infinite():
+    scenario = on_a_grid(n_out=400, limits={"timeout": "1s"})
+    run = simulate(scenario, out_dir=None)
+    cell = cell_of(run, summarize(run), "chunked", 1.0, {})
+    assert cell["n_ok"] < cell["n_due"]
+    assert cell["ttft_p99"] == {"value": None, "low": None, "high": None}

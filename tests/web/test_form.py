@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.cli.scale import PASSWORD, PLUGINS, TARGET, ProcessFlags, check_ports, password
 from loadgen.errors import UsageError
-from loadgen.web.form import worker_environ
+from loadgen.web.form import IN_FORM, Settings, worker_environ
 
 
 @pytest.mark.parametrize("environ", [{}, {PASSWORD: ""}])
@@ -71,3 +71,13 @@ def test_a_target_that_is_no_file_sets_no_variable(host, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mock").write_text("no target file\n")
     assert worker_environ(options(host=host), {}) == {}
+
+
+@pytest.mark.parametrize(("target", "engine"), [("mock", "ttft=30ms"), ("http://localhost:1", "")])
+def test_engine_settings_are_for_bundled_servers_only(target, engine):
+    words = dict.fromkeys((*IN_FORM, "settings", "out", "max_skew"), "")
+    start = options(
+        **words | {"scenario": "quickstart"},
+        host=target, engine="ttft=30ms", force=False, on_worker_loss="continue",
+    )  # fmt: skip
+    assert Settings(start).next_run(start).engine == engine
