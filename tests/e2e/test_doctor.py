@@ -49,7 +49,7 @@ def test_the_proof_holds_a_run_against_the_servers_own_log(cli, tmp_path, truth_
     facts, _ = doctor(cli, tmp_path, "--prove")
     trial = facts["trials"][0]
     assert trial["rate_per_s"] == 20
-    assert facts["notes"][0] == "not tried: 100, 400 req/s"
+    assert facts["notes"][0] == "no time left to try 100, 400 req/s"
     for name in ("ttft_error_s", "tpot_error_s", "lateness_s", "server_lateness_s"):
         assert trial[name]["n"] > 5
     # A reading can be late, by as much as the machine is busy, but never early.
