@@ -75,5 +75,5 @@ def test_a_piece_of_another_load_is_refused():
     load = PieceAssembler(2)
     with pytest.raises(Bad, match="piece 0 of 3"):
         load.add(LoadPiece("r", 0, 0, 3, b""))
-    with pytest.raises(Bad, match="exceeds the limit of 4194304 bytes"):
+    with pytest.raises(Bad, match="1048576 pieces exceed the limit of 8192"):
         PieceAssembler(1 << 20)
