@@ -19,7 +19,7 @@ from tests.e2e.test_web_page import get, listening
 from tests.waits import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-FORM = {"scenario": "quickstart", "rate": "20/s", "duration": "30s", "warmup": "0s"}
+FORM = {"scenario": "quickstart", "rate": "20/s", "duration": "120s", "warmup": "0s"}
 
 
 def post(url, **form):

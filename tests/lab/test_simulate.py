@@ -285,8 +285,7 @@ def test_a_deadline_is_the_e2e_limit_after_the_arrival():
 
 
 def test_a_failed_request_makes_a_percentile_of_a_cell_infinite():
-    scenario = on_a_grid(n_out=400, limits={"timeout": "1s"})
-    run = simulate(scenario, out_dir=None)
+    run = simulate(steady(rate="40/s", n_out=200, max_concurrency=4))
     cell = cell_of(run, summarize(run), "chunked", 1.0, {})
-    assert cell["n_ok"] < cell["n_due"]
+    assert 0 < cell["n_ok"] < cell["n_due"]
     assert cell["ttft_p99"] == {"value": None, "low": None, "high": None}
