@@ -94,7 +94,7 @@ def _pairs(
     """(value, first mode's value) of each seed that has both."""
     theirs = {cell["seed"]: _part(cell, name)[quantity]["value"] for cell in baseline}
     pairs = [(_part(cell, name)[quantity]["value"], theirs.get(cell["seed"])) for cell in cells]
-    return [pair for pair in pairs if None not in pair]
+    return [(mine, base) for mine, base in pairs if mine is not None and base is not None]
 
 
 def _exp(logarithm: float | None) -> float | None:

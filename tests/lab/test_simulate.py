@@ -277,7 +277,7 @@ def test_a_deadline_is_the_e2e_limit_after_the_arrival():
     scenario = steady(
         slo=["e2e <= 2s"], overrides={"arrivals": {"kind": "constant", "rate": "1/s"}}
     )
-    engine = RecordingEngine(now_s=5.5)
+    engine: Any = RecordingEngine(now_s=5.5)
     VirtualClient(scenario, make_plan(scenario)).act(engine)
     assert len(engine.requests) >= 5
     for request in engine.requests:
