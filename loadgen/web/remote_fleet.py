@@ -10,9 +10,9 @@ from typing import Any
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome, RemoteWorkers
-from loadgen.manifest import LiveQuantiles
+from loadgen.manifest.manifest import LiveQuantiles
+from loadgen.manifest.self_report import SelfReport
 from loadgen.run.shard_tasks import Job
-from loadgen.self_report import SelfReport
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, encode, read_up
 from loadgen.web.frames import LiveStatus, merged, quantiles

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid
-from loadgen.json_section import read_section
+from loadgen.manifest.json_section import read_section
+from loadgen.manifest.self_report import SelfReport
 from loadgen.records import CHUNKS, REQUESTS, FinishReason, Status, TokenSource
-from loadgen.self_report import SelfReport
 from loadgen.web.control_messages import METRICS, Bad, Frame
 
 _ENUMS: dict[str, type[IntEnum]] = {
