@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from loadgen.manifest.self_report import StallsReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.stalls import stalled_rows
 from loadgen.records import Run
-from loadgen.self_report import StallsReport
 from tests.runs import SHARD, changed, measured_run, runs, with_manifest, with_shard, with_shards
 
 

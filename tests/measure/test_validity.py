@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.client_checks import held_by_cap
 from loadgen.records import EDGES, Run, Status
-from loadgen.self_report import ClientReport
 from tests.runs import changed, measured_run, with_manifest, with_shard, with_shards
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loadgen.manifest import InstrumentLimits
+from loadgen.manifest.manifest import InstrumentLimits
+from loadgen.manifest.self_report import SelfReport
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed
@@ -15,7 +16,6 @@ from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.machine_checks import taken
 from loadgen.measure.wording import format_count, format_share, format_value
 from loadgen.records import Run
-from loadgen.self_report import SelfReport
 
 LEAST_WAITING = 20  # connections seen waiting, before their share says anything
 OTHERS_SHARE = 0.10  # of the time of the client's cores

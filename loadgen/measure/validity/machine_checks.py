@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from loadgen.manifest.self_report import SelfReport
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.wording import format_share, format_value
-from loadgen.self_report import SelfReport
 
 STOLEN_SHARE = 0.01
 EXPLAINED_SHARE = 0.5  # of what the client stalled for, where the machine took less than those

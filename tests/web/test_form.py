@@ -1,4 +1,4 @@
-"""What is refused before Locust starts, and what its workers find on this machine."""
+"""Options rejected before Locust starts, and the variables of its workers on this machine."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.cli.scale import PASSWORD, PLUGINS, TARGET, ProcessFlags, check_ports, password
 from loadgen.errors import UsageError
-from loadgen.web.web_options import of_this_machine
+from loadgen.web.form import IN_FORM, Settings, worker_environ
 
 
 @pytest.mark.parametrize("environ", [{}, {PASSWORD: ""}])
@@ -52,22 +52,32 @@ def test_workers_find_the_plugins_and_the_target_file_of_their_own_command_line(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "target.yaml").write_text("url: http://localhost:8000\n")
-    found = of_this_machine(options(host="target.yaml", plugins="a.py; sub/b.py"), {})
+    found = worker_environ(options(host="target.yaml", plugins="a.py; sub/b.py"), {})
     assert found == {
         TARGET: str(tmp_path / "target.yaml"),
         PLUGINS: os.pathsep.join([str(tmp_path / "a.py"), str(tmp_path / "sub" / "b.py")]),
     }
 
 
-def test_what_a_worker_was_given_stays(tmp_path):
+def test_variables_that_are_set_stay(tmp_path):
     file = tmp_path / "target.yaml"
     file.write_text("url: http://localhost:8000\n")
     given = {TARGET: "/etc/other.yaml", PLUGINS: ""}
-    assert of_this_machine(options(host=str(file)), given) == {}
+    assert worker_environ(options(host=str(file)), given) == {}
 
 
 @pytest.mark.parametrize("host", [None, "", "mock", "http://localhost:8000", "nothing.yaml"])
-def test_a_target_that_is_no_file_is_none(host, tmp_path, monkeypatch):
+def test_a_target_that_is_no_file_sets_no_variable(host, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mock").write_text("no target file\n")
-    assert of_this_machine(options(host=host), {}) == {}
+    assert worker_environ(options(host=host), {}) == {}
+
+
+@pytest.mark.parametrize(("target", "engine"), [("mock", "ttft=30ms"), ("http://localhost:1", "")])
+def test_engine_settings_are_for_bundled_servers_only(target, engine):
+    words = dict.fromkeys((*IN_FORM, "settings", "out", "max_skew"), "")
+    start = options(
+        **words | {"scenario": "quickstart"},
+        host=target, engine="ttft=30ms", force=False, on_worker_loss="continue",
+    )  # fmt: skip
+    assert Settings(start).next_run(start).engine == engine

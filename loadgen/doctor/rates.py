@@ -1,10 +1,11 @@
-"""The generator's ceiling on this machine: the highest rate that one worker measures truly."""
+"""The rates of the trials: the search for the highest rate that a worker measures accurately on
+this machine (its ceiling), and the proof at fixed rates."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +22,8 @@ _CLOSE_ENOUGH = 1.15  # ratio of the lowest rate that failed to the highest that
 
 @dataclass(frozen=True)
 class Ceiling:
-    """`best` is the trial at the highest rate that held, None where none did; `is_open` where no
-    higher rate failed. `trials` in the order they were made.
-    """
+    """`best` is the trial at the highest rate that held, None if no rate held; `is_open` is True if
+    no higher rate failed. `trials` are in the order of their measurement."""
 
     best: Trial | None
     is_open: bool
@@ -31,10 +31,10 @@ class Ceiling:
 
 
 def find_ceiling(measure: Callable[[float], Trial], has_time: Callable[[], bool]) -> Ceiling:
-    """Double the rate until it fails, then halve the gap, in ratios, while there is time.
+    """Doubles the rate until it fails, then halves the gap (as a ratio) while there is time.
 
-    A rate fails when it does so twice in a row: on a shared machine one trial may be spoilt by
-    others. The first trial is made in any case.
+    A rate fails when two trials in a row fail: on a shared machine, other programs may spoil a
+    trial. The first trial always takes place.
     """
     trials: list[Trial] = []
 
@@ -57,9 +57,8 @@ def find_ceiling(measure: Callable[[float], Trial], has_time: Callable[[], bool]
 
 
 def next_rate(held_per_s: float, failed_per_s: float) -> float | None:
-    """The rate to try between the highest that held (0: none) and the lowest that failed (inf:
-    none); None when enough is known.
-    """
+    """The next rate between the highest that held (0: none) and the lowest that failed (inf: none);
+    None if the gap is small enough."""
     if math.isinf(failed_per_s):
         return held_per_s * 2 if held_per_s < HIGHEST_RATE_PER_S else None
     if not held_per_s:
@@ -70,7 +69,8 @@ def next_rate(held_per_s: float, failed_per_s: float) -> float | None:
 
 
 def ceiling_file(best: Trial, now: datetime | None = None) -> dict[str, Any]:
-    """What `--workers auto` reads: token events a second that one core of this machine holds."""
+    """The content of the file for `--workers auto`: token events per second that a core of this
+    machine can measure."""
     return {
         "events_per_s_per_core": round(best.tokens_per_s, 1),
         "machine": machine_name(),
@@ -79,10 +79,39 @@ def ceiling_file(best: Trial, now: datetime | None = None) -> dict[str, Any]:
 
 
 def write_ceiling(best: Trial, cache_dir: Path) -> Path:
-    """Keep the ceiling in the cache directory; the path of the file."""
+    """Writes the ceiling to the cache directory; returns the path of the file."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     path = cache_dir / CEILING_FILE
     unfinished = path.with_suffix(".new")
     unfinished.write_text(json.dumps(ceiling_file(best), indent=2) + "\n")
     unfinished.replace(path)
     return path
+
+
+def prove(
+    rates_per_s: Sequence[float], measure: Callable[[float], Trial], has_time: Callable[[], bool]
+) -> tuple[Trial, ...]:
+    """A trial per rate, ascending, while there is time. A failed rate does not end the proof,
+    because the size of its error is of interest too. The remaining time goes to another trial of
+    each failed rate, the lowest first: on a shared machine, other programs may have spoilt the
+    first. The lowest rate is always tried."""
+    trials: list[Trial] = []
+    for rate_per_s in rates_per_s:
+        if trials and not has_time():
+            break
+        trials.append(measure(rate_per_s))
+    for index, trial in enumerate(trials):
+        if not trial.holds and has_time():
+            trials[index] = measure(trial.rate_per_s)
+    return tuple(trials)
+
+
+def proven_rate(tried: Iterable[tuple[float, bool]]) -> float | None:
+    """The highest rate that held together with all lower rates, from pairs (rate, whether it held);
+    None if the lowest failed."""
+    best = None
+    for rate_per_s, holds in sorted(tried):
+        if not holds:
+            break
+        best = rate_per_s
+    return best

@@ -1,10 +1,10 @@
-"""The generating process beside a worker: what it leaves when the worker is gone."""
+"""The load process next to a worker: its files after the end of the worker."""
 
 import os
 
 import pytest
 
-from loadgen.web.load_process import clear_up
+from loadgen.web.load_process import remove_if_orphaned
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def pipe():
 
 
 @pytest.mark.parametrize("said", [b"", b"STOP 0.0 the end\n"])
-def test_rows_that_a_worker_may_still_ask_for_stay(folder, pipe, said):
+def test_rows_that_a_worker_may_still_read_stay(folder, pipe, said):
     ours, theirs = pipe
     os.write(theirs, said)
-    clear_up(ours, folder)
+    remove_if_orphaned(ours, folder)
     assert (folder / "log").read_text() == "said\n"
     os.close(theirs)
 
@@ -36,5 +36,5 @@ def test_nothing_stays_where_the_worker_is_gone(folder, pipe, said):
     ours, theirs = pipe
     os.write(theirs, said)
     os.close(theirs)
-    clear_up(ours, folder)
+    remove_if_orphaned(ours, folder)
     assert not folder.exists()

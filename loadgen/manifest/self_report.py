@@ -7,7 +7,7 @@ it, and manifest.json keeps it under `instrument`. Durations are seconds; a shar
 
 from __future__ import annotations
 
-from loadgen.json_section import JsonSection
+from loadgen.manifest.json_section import JsonSection
 
 
 class CoreSeconds(JsonSection, frozen=True):

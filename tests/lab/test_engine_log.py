@@ -1,10 +1,10 @@
-"""Of a run's misses only those count that its numbers count: not warm-up, not the preflight's."""
+"""The misses of a run: only requests that count in its numbers, without warm-up and preflight."""
 
 from dataclasses import asdict
 
 import pytest
 
-from loadgen.lab.misses import misses_in
+from loadgen.lab.engine_log import misses_in
 from reference_engine.attribution.attribution import MissCause
 from reference_engine.core.setup import Setup
 from reference_engine.simulator import simulate
@@ -36,4 +36,4 @@ def test_requests_of_the_warm_up_and_of_the_preflight_missed_nothing(served):
     due = [f"{run.manifest['run']}-{row}" for row in range(N_WARMUP, N)]
     assert found.n_requests == N - N_WARMUP
     assert [miss.request_id for miss in found.missed] == due
-    assert found.by_blame()[MissCause.request].total() == N - N_WARMUP
+    assert found.by_cause()[MissCause.request].total() == N - N_WARMUP

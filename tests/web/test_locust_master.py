@@ -1,4 +1,4 @@
-"""Locust's process between start and end, without a run: starts that cannot be, early ends."""
+"""Locust's process without a run: starts that are refused, and early ends."""
 
 import subprocess
 import sys
@@ -79,7 +79,7 @@ def said_by(code, *words, exit_code=0):
 
 
 @pytest.mark.parametrize(("how", "exit_code"), [("interrupt", 130), ("stop", 3)])
-def test_a_conductor_that_is_ended_while_it_starts_says_so(how, exit_code):
+def test_a_control_process_ended_during_its_start_reports_it(how, exit_code):
     done = said_by(EARLY, how)
     assert done.stdout == f"{exit_code} stopped before the first request\n"
 

@@ -1,4 +1,4 @@
-"""What may come over the wire: the schema, the limits, and loads in pieces."""
+"""Messages on the wire: the schema, the limits, and loads in pieces."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from loadgen.web.control_messages import (
 
 
 @given(st.binary(max_size=40), st.randoms(use_true_random=False))
-def test_a_load_is_whole_again_in_any_order_and_with_doubles(data, random):
+def test_pieces_in_any_order_and_repeated_make_the_whole_load(data, random):
     cut = [
         LoadPiece("r", 0, k, max(1, len(data)), data[k : k + 1]) for k in range(max(1, len(data)))
     ]
@@ -34,7 +34,7 @@ def test_a_load_is_whole_again_in_any_order_and_with_doubles(data, random):
     assert load.data() == data
 
 
-def test_what_is_large_goes_in_pieces_that_may_be_sent():
+def test_large_data_is_cut_into_pieces_of_allowed_size():
     data = bytes(range(256)) * 12_000  # 3.07 MB
     cut = pieces("r", 3, data)
     assert [piece.k for piece in cut] == [0, 1, 2]
@@ -46,10 +46,10 @@ def test_what_is_large_goes_in_pieces_that_may_be_sent():
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ("GO", "a message is bytes"),
-        (None, "a message is bytes"),
+        ("GO", "a message must be bytes"),
+        (None, "a message must be bytes"),
         (b"\xc1", "invalid"),
-        (bytes(control_messages.MAX_BYTES + 1), "at most"),
+        (bytes(control_messages.MAX_BYTES + 1), "exceeds the limit of 4194304 bytes"),
         (msgspec.msgpack.encode({"type": "Go", "run": "r"}), "missing required field `epoch_ns`"),
         (msgspec.msgpack.encode({"type": "Format", "run": "r"}), "Invalid value 'Format'"),
         (
@@ -75,5 +75,5 @@ def test_a_piece_of_another_load_is_refused():
     load = PieceAssembler(2)
     with pytest.raises(Bad, match="piece 0 of 3"):
         load.add(LoadPiece("r", 0, 0, 3, b""))
-    with pytest.raises(Bad, match="at most"):
+    with pytest.raises(Bad, match="1048576 pieces exceed the limit of 8192"):
         PieceAssembler(1 << 20)

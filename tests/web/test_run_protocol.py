@@ -1,4 +1,4 @@
-"""The conduct of a run, in virtual time: no process, no socket."""
+"""The protocol of a run, in virtual time: no process, no socket."""
 
 import hashlib
 from itertools import permutations
@@ -117,7 +117,22 @@ def test_all_start_at_one_instant_each_by_its_own_clock():
     assert [wire.shard(k).skew.bound_s for k in (0, 1)] == [0.001, 0.001]
 
 
-def test_nobody_starts_before_everybody_is_ready():
+def test_the_fastest_answer_measures_a_clock():
+    wire = Wire()
+    controller, rtt_ns = wire.controller, [9, 8, 2, 7, 6, 5, 4, 3]  # of the pings of worker 0
+    controller.start(0)
+    for n_ns in rtt_ns:
+        controller.take("w0", Pong("run", 0, 100 + n_ns // 2), n_ns)
+    assert (wire.shard(0).skew.offset_ns, wire.shard(0).skew.rtt_ns) == (100, 2)
+
+
+def test_the_start_leaves_time_for_several_round_trips():
+    wire = Wire(rtt_ns=90_000_000)
+    wire.start()
+    assert wire.controller.epoch_ns - wire.now_ns == 400_000_000 + 4 * 90_000_000
+
+
+def test_no_worker_starts_before_all_are_ready():
     wire = Wire()
     wire.meet()
     assert [send.worker for send in wire.of(Assign)] == ["w0", "w1"]
@@ -142,7 +157,7 @@ def test_rows_of_both_make_the_run_complete():
 def test_another_fingerprint_refuses_the_start():
     wire = Wire()
     wire.meet()
-    with pytest.raises(RunInvalid, match="understands its share otherwise"):
+    with pytest.raises(RunInvalid, match="would send other requests"):
         wire.say(1, ShareReady("run", 1, SHAS[0], "h", "0.2"))
     assert wire.of(Go) == []
 
@@ -173,7 +188,7 @@ def test_frames_may_be_doubled_late_or_lost():
         assert wire.shard(0).frame.by_status[Status.ok] == 3
 
 
-def test_what_others_say_means_nothing():
+def test_messages_of_other_workers_and_runs_are_ignored():
     wire = Wire()
     wire.start()
     stranger = wire.controller.take("w7", frame(0, 9, ok=9), wire.now_ns)
@@ -227,7 +242,7 @@ def test_rows_that_arrive_damaged_are_not_used():
     wire.finish(0)
     wire.finish(1, rows=b"rows of a sharc")
     assert wire.phase() == "over"
-    assert wire.controller.dead == {1: "its rows arrived damaged"}
+    assert wire.controller.dead == {1: "its rows were damaged on the way"}
 
 
 def test_a_stop_goes_to_all_and_a_loss_may_end_the_run():
@@ -240,7 +255,7 @@ def test_a_stop_goes_to_all_and_a_loss_may_end_the_run():
     assert [send.worker for send in wire.of(StopShard)] == ["w0"]
 
 
-def test_a_lost_worker_whose_last_words_come_late_is_lost_again():
+def test_a_lost_worker_whose_last_message_comes_late_is_lost_again():
     wire = Wire()
     wire.start()
     wire.controller.gone("w1", wire.now_ns)

@@ -1,4 +1,4 @@
-"""The search finds the ceiling of machines that have one, and gives up on time."""
+"""The search for the ceiling: it finds the ceiling, and stops in time."""
 
 import json
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.doctor.ceiling import (
+from loadgen.doctor.rates import (
     HIGHEST_RATE_PER_S,
     LOWEST_RATE_PER_S,
     ceiling_file,
@@ -52,7 +52,7 @@ def test_a_machine_that_holds_nothing_has_none():
 
 
 @given(st.integers(1, 12))
-def test_without_time_the_search_ends_with_what_it_knows(n_trials):
+def test_without_time_the_search_ends_with_the_results_so_far(n_trials):
     left = iter([True] * (n_trials - 1))
     found = find_ceiling(machine_that_holds(777), lambda: next(left, False))
     assert len(found.trials) <= n_trials
@@ -76,7 +76,7 @@ def test_a_rate_holds_only_trusted_and_true():
     assert not trial(1, float("nan")).holds  # no request at all
 
 
-def test_the_file_says_what_was_measured_where_and_when(tmp_path):
+def test_the_file_holds_the_ceiling_the_machine_and_the_time(tmp_path):
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert ceiling_file(trial(500), now) == {
         "events_per_s_per_core": 32000.0,

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.errors import RunInvalid
-from loadgen.json_section import JsonSection, read_section
-from loadgen.self_report import ClientReport
+from loadgen.manifest.json_section import JsonSection, read_section
+from loadgen.manifest.self_report import ClientReport
 
 SCHEMA = 2
 Ended = Literal["running", "completed", "stopped", "interrupted"]
