@@ -23,10 +23,16 @@ from loadgen.cells.cell import Cell
 from loadgen.cells.servers import CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
-from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.capacity_probe import Grade, Probe
 from loadgen.measure.capacity.capacity_result import Capacity, Unit, conclude
-from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState, judge, next_probe
+from loadgen.measure.capacity.next_probe import (
+    NextProbe,
+    Question,
+    SearchState,
+    judge,
+    next_probe,
+    within,
+)
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish

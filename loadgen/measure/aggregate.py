@@ -27,14 +27,15 @@ from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
-from loadgen.measure.load import load_through
-from loadgen.measure.per_request import Mask, PerRequest, per_request, without_own
+from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
+from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
 from loadgen.measure.server_load import server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.samples import Samples
-from loadgen.measure.statistics.stats import Interval, Percentile, wilson
+from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import (
     PERCENTILES,
@@ -45,7 +46,6 @@ from loadgen.measure.summary import (
     Summary,
     Validity,
 )
-from loadgen.measure.throughput import Throughput, inside, per_second, throughput
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.checks import checks, is_trusted
 from loadgen.measure.verdict import (

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
-from loadgen.measure.statistics.stats import Values, nearest_rank
+from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.records import Run
 
 Percentile = Callable[[Values, float], float]

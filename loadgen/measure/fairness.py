@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.load import per_second
 from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.stats import Percentile, wilson
-from loadgen.measure.throughput import per_second
+from loadgen.measure.statistics.proportions import wilson
 from loadgen.records import Run
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.load import tokens_received
 from loadgen.measure.per_request import PerRequest
-from loadgen.measure.throughput import tokens_received
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Run, Times
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.statistics.stats import nearest_rank
+from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.records import Run
 
 MEASURED = ("sent_s", "first_token_s", "last_token_s")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow, came_due
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.statistics.arrival_stats import describe_arrivals
-from loadgen.measure.statistics.stats import nearest_rank
+from loadgen.measure.statistics.percentiles import nearest_rank
+from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.measure.wording import format_number
 from loadgen.records import Run, Times
 

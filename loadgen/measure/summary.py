@@ -12,11 +12,12 @@ from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.backends import Backend
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
+from loadgen.measure.load import Throughput
 from loadgen.measure.server_load import ServerSummary
 from loadgen.measure.stalls import Stalls
-from loadgen.measure.statistics.stats import Interval, Percentile
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.throughput import Throughput
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.verdict import SloResult, Verdict
 

@@ -9,8 +9,9 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.stats import Interval, exact_bounds, needed_n, wilson
+from loadgen.measure.statistics.proportions import exact_bounds, needed_n, wilson
 from loadgen.measure.wording import format_count, format_value
 
 IMPLIED_ATTAINMENT = "attainment >= 99%"

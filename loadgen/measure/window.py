@@ -9,7 +9,7 @@ import numpy as np
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.measure.per_request import per_request
-from loadgen.measure.statistics.steady import mser5
+from loadgen.measure.statistics.time_series import mser5
 from loadgen.records import Phase, Run
 from loadgen.units import parse_duration_s
 

@@ -20,7 +20,7 @@ from loadgen.live.watching import Watch
 from loadgen.measure.comparison.comparable import slos_of
 from loadgen.measure.comparison.judgement import Options, exit_code, plain
 from loadgen.measure.nights.night_record import CellNight
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import CellVerdict, History, judge_night, night_word
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from loadgen.measure.statistics.binomial import at_least, at_most, share_where, tails, window
+from loadgen.measure.statistics.proportions import at_least, at_most, share_where, tails, window
 
 counts = st.one_of(st.integers(1, 50), st.integers(1, 1_000_000))
 shares = st.one_of(

@@ -9,8 +9,7 @@ from rig import nights
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import measure
 from loadgen.measure.nights.night_record import CellNight, from_json, to_json
-from loadgen.measure.nights.night_trend import trend
-from loadgen.measure.nights.night_values import on_scale_of_nights
+from loadgen.measure.nights.night_values import on_scale_of_nights, trend
 from loadgen.measure.nights.night_verdict import JOINING, History, judge_night
 
 

@@ -8,7 +8,7 @@ from rig import nights
 
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.nights.night_record import CellNight, from_json, to_json
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import JOINING, History, judge_night, night_word
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.comparison.resampling import (
+from loadgen.measure.statistics.resampling import (
     blocked_bootstrap,
     paired_draws,
     sign_flip_p,

@@ -8,21 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from loadgen.measure.statistics.stats import (
+from loadgen.measure.statistics.intervals import mean_bounds
+from loadgen.measure.statistics.percentiles import (
     Percentile,
     effective_n,
-    exact_bounds,
     has_few,
     interval_places,
-    least_n,
-    mean_bounds,
     nearest_rank,
-    needed_n,
     order_ranks,
     percentile,
     percentile_bounds,
-    wilson,
 )
+from loadgen.measure.statistics.proportions import exact_bounds, least_n, needed_n, wilson
 
 N_SIMULATIONS = 4000
 

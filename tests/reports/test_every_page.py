@@ -22,7 +22,7 @@ from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.measure.comparison.compare import judge_sides
 from loadgen.measure.comparison.judgement import Options, plain
 from loadgen.measure.comparison.measures import Measured
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import History, judge_night
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.capacity import page as capacity_page

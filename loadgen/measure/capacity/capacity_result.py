@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.next_probe import Question, SearchState, judge
-from loadgen.measure.statistics.stats import wilson
+from loadgen.measure.statistics.proportions import wilson
 
 Unit = Literal["req/s", "users"]
 SCHEMA = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measure.statistics.stats import Interval, Values
+from loadgen.measure.statistics.intervals import Interval, Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from loadgen.measure.comparison.contrast import (
     smallest_effect,
 )
 from loadgen.measure.comparison.measures import Measure, measure
-from loadgen.measure.statistics.stats import Values
+from loadgen.measure.statistics.intervals import Values
 
 Verdict = Literal["better", "same", "worse", "inconclusive"]
 Overall = Literal["better", "same", "worse", "inconclusive", "invalid"]

@@ -12,12 +12,13 @@ from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
 from loadgen.measure.catalog import Metric
-from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.load import per_second, throughput
+from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request
 from loadgen.measure.slo import parse_measure, parse_slo
-from loadgen.measure.statistics.samples import Samples
-from loadgen.measure.statistics.stats import Interval, Values, nearest_rank, wilson
+from loadgen.measure.statistics.intervals import Interval, Values
+from loadgen.measure.statistics.percentiles import nearest_rank
+from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.summary import Summary
-from loadgen.measure.throughput import per_second, throughput
 from loadgen.records import Run
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loadgen.measure.comparison.contrast import Contrast, power_of_t
-from loadgen.measure.statistics.stats import Values
+from loadgen.measure.statistics.intervals import Values
 
 
 class AssumedNoise(NamedTuple):

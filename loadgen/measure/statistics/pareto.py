@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.measure.statistics.stats import Interval, mean_bounds
+from loadgen.measure.statistics.intervals import Interval, mean_bounds
 
 
 @dataclass(frozen=True, slots=True)

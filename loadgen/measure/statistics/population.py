@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.groups import group_sums
-from loadgen.measure.statistics.stats import (
-    Interval,
+from loadgen.measure.statistics.intervals import Interval, Values, mean_bounds
+from loadgen.measure.statistics.percentiles import (
     Percentile,
-    Values,
     effective_n,
-    mean_bounds,
     nearest_rank,
     percentile,
     percentile_bounds,
 )
+
+BLOCK = 1 << 20  # values at a time: they stay in the processor's cache
+
+
+def group_sums(
+    starts: NDArray[np.intp], n: int, values: Callable[[slice], NDArray[Any]]
+) -> NDArray[np.int64]:
+    """Σ of `values` over each group; group g is [starts[g], starts[g + 1]), the last one ends at n.
+
+    `starts` ascends strictly from 0. `values` gives the whole numbers (or truths) of a stretch.
+    """
+    edges = np.append(starts, n)
+    totals, first = np.empty(len(starts), np.int64), 0
+    while first < len(starts):
+        begin = int(edges[first])
+        last = max(first + 1, int(np.searchsorted(edges, begin + BLOCK, side="right")) - 1)
+        stretch = values(slice(begin, int(edges[last])))
+        totals[first:last] = np.add.reduceat(stretch, starts[first:last] - begin, dtype=np.int64)
+        first = last
+    return totals
 
 
 @dataclass(frozen=True, slots=True)

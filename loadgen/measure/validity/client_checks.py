@@ -10,7 +10,7 @@ import numpy as np
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed
-from loadgen.measure.statistics.stats import nearest_rank
+from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.machine_checks import taken
 from loadgen.measure.wording import format_count, format_share, format_value

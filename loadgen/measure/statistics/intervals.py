@@ -1,14 +1,45 @@
-"""One number over several runs: the mean and Student's interval, as JSON."""
+"""TODO."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.measure.statistics.stats import Interval, mean_bounds
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its ends; an end is None where it does not exist (open)."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
+    """The mean Σ sums / Σ sizes with two one-sided bounds, by clusters (requests); Student's t.
+
+    `sums` and `sizes` are per cluster; with one sample each this is the ordinary mean. Fewer than
+    two clusters leave both ends open.
+    """
+    n_clusters, total = len(sums), float(sizes.sum())
+    if total == 0:
+        return Interval(math.nan)
+    mean = float(sums.sum()) / total
+    if n_clusters < 2:
+        return Interval(mean)
+    from scipy.special import stdtrit
+
+    spread = float(np.square(sums - mean * sizes).sum()) * n_clusters / (n_clusters - 1)
+    half = float(stdtrit(n_clusters - 1, confidence)) * math.sqrt(spread) / total
+    return Interval(mean, mean - half, mean + half)
+
 
 Estimate = dict[str, Any]
 """{value, low, high, n}: `n` runs; None where there is no such number, or it is infinite."""

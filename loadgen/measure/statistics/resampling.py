@@ -1,8 +1,4 @@
-"""Resampling: intervals and tests that assume no shape, by drawing whole blocks again.
-
-Requests of one run share its queue, its server process and its minute, so they are never drawn one
-by one across runs: first runs are drawn, then requests (or stretches of them) within each.
-"""
+"""TODO."""
 
 from __future__ import annotations
 
@@ -12,9 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.stats import Interval, Values
+from loadgen.measure.statistics.intervals import Interval, Values
 
 Statistic = Callable[[Values], float]
+
 N_DRAWS = 2000
 
 

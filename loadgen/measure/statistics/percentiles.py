@@ -1,36 +1,18 @@
-"""Percentiles, shares and means, each with the interval it is good for.
-
-Intervals of percentiles are interpolated between order statistics (binomial, no shape assumed) so
-that they cover as often as they say; shares get Wilson's interval; a promise is *proven* by the
-exact one-sided binomial bound, the rule of MLPerf's early stopping. All take the samples as
-exchangeable; the gaps of one request are not, so they count as the smaller number of independent
-ones they are worth (`effective_n`).
-"""
+"""TODO."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
-from loadgen.measure.statistics.binomial import at_least, at_most, share_where, tails
-
-Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate and its ends; an end is None where it does not exist (open)."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+from loadgen.measure.statistics.intervals import Interval, Values
+from loadgen.measure.statistics.proportions import (
+    at_most,
+    tails,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,93 +175,3 @@ def effective_n(hits: Values, sizes: Values) -> float:
     if spread <= 0 or not 0 < share < 1:
         return float(n_clusters)
     return min(total, share * (1 - share) * total * total / spread)
-
-
-def wilson(hits: int, n: int, confidence: float) -> Interval:
-    """The share hits / n with Wilson's score interval; NaN and open ends when n = 0.
-
-    Source: Brown, Cai & DasGupta, Statistical Science 16(2), 2001, §3.1.1.
-    """
-    if n == 0:
-        return Interval(math.nan)
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = hits / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    low = 0.0 if hits == 0 else centre - half  # exact at the ends, where rounding would not be
-    return Interval(share, low, 1.0 if hits == n else centre + half)
-
-
-def exact_bounds(hits: int, n: int, confidence: float) -> Interval:
-    """The share hits / n with two one-sided Clopper-Pearson bounds, each good at `confidence`."""
-    if n == 0:
-        return Interval(math.nan)
-    tail = 1 - confidence
-    low = share_where(lambda share: at_least(hits, n, share) > tail) if hits > 0 else 0.0
-    high = share_where(lambda share: at_most(hits, n, share) < tail) if hits < n else 1.0
-    return Interval(hits / n, low, high)
-
-
-def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
-    """The mean Σ sums / Σ sizes with two one-sided bounds, by clusters (requests); Student's t.
-
-    `sums` and `sizes` are per cluster; with one sample each this is the ordinary mean. Fewer than
-    two clusters leave both ends open.
-    """
-    n_clusters, total = len(sums), float(sizes.sum())
-    if total == 0:
-        return Interval(math.nan)
-    mean = float(sums.sum()) / total
-    if n_clusters < 2:
-        return Interval(mean)
-    from scipy.special import stdtrit
-
-    spread = float(np.square(sums - mean * sizes).sum()) * n_clusters / (n_clusters - 1)
-    half = float(stdtrit(n_clusters - 1, confidence)) * math.sqrt(spread) / total
-    return Interval(mean, mean - half, mean + half)
-
-
-def least_n(misses: int, quantile: float, confidence: float) -> int:
-    """The smallest n at which `misses` misses still prove that a share ≥ q keeps the promise.
-
-    Proven means P(Bin(n, 1 − q) ≤ misses) ≤ 1 − confidence. Zero misses: 299 for P99 at 95 %,
-    459 at 99 %.
-
-    Source: MLPerf inference rules, early stopping.
-    """
-    return _first(lambda n: _proves(misses, n, 1 - quantile, confidence), misses + 1) or 0
-
-
-def needed_n(misses: int, n: int, quantile: float, confidence: float) -> int | None:
-    """About how many samples would settle whether a share ≥ q keeps the promise.
-
-    Taking misses / n as it is: proven kept, or proven broken. None where the share is 1 − q exactly
-    (or within what 10⁹ samples could tell), or without samples.
-    """
-    allowed = 1 - quantile
-    if n == 0 or math.isclose(misses / n, allowed, rel_tol=1e-9):
-        return None
-    rate = misses / n
-    if rate < allowed:
-        return _first(lambda m: _proves(math.ceil(rate * m - 1e-9), m, allowed, confidence), 1)
-    return _first(lambda m: _refutes(math.floor(rate * m + 1e-9), m, allowed, confidence), 1)
-
-
-def _proves(misses: int, n: int, allowed: float, confidence: float) -> bool:
-    """Whether ≤ `misses` of n would be too rare at a miss share of `allowed`."""
-    return misses < n and at_most(misses, n, allowed) <= 1 - confidence
-
-
-def _refutes(misses: int, n: int, allowed: float, confidence: float) -> bool:
-    """Whether ≥ `misses` of n would be too rare at a miss share of `allowed`."""
-    return misses > 0 and at_least(misses, n, allowed) <= 1 - confidence
-
-
-def _first(holds: Callable[[int], bool], start: int) -> int | None:
-    """The smallest n ≥ start that holds, for a predicate that stays true (nearly) once it is."""
-    high = start
-    while not holds(high):
-        if high > 10**9:
-            return None
-        high *= 2
-    return start + bisect_left(range(start, high + 1), True, key=holds)
