@@ -14,8 +14,8 @@ from loadgen.doctor.ceiling import (
     find_ceiling,
     write_ceiling,
 )
+from loadgen.doctor.fidelity import Fidelity, spread
 from loadgen.doctor.trial import ERROR_LIMIT_S, Trial
-from loadgen.measure.fidelity import Fidelity, spread
 from loadgen.run.cores import machine_name
 
 
