@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.load import mean_over
 from loadgen.measure.per_request import Mask, PerRequest, Seconds
-from loadgen.measure.statistics.robust_line import FittedLine, Values, robust_line
+from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.robust_line import FittedLine, rank_correlation, robust_line
 from loadgen.records import Run
 
 SLOWEST = {"all": 1.0, "slowest 10 %": 0.1, "slowest 1 %": 0.01}
@@ -132,7 +133,10 @@ def interference(run: Run, columns: PerRequest) -> Mapping[tuple[str, str], floa
         for number, other in enumerate(names):
             begun_s, ended_s = in_flight[number]
             company = np.searchsorted(begun_s, sent_s) - np.searchsorted(ended_s, sent_s)
-            found[name, other] = _rank_correlation(company.astype(np.float64), ttft_s)
+            if len(mine) < LEAST_REQUESTS or np.ptp(company) == 0 or np.ptp(ttft_s) == 0:
+                found[name, other] = None
+            else:
+                found[name, other] = rank_correlation(company.astype(np.float64), ttft_s)
     return found
 
 
@@ -143,18 +147,3 @@ def _in_flight(
     came minus those that went."""
     was_sent = np.isfinite(sent_s)
     return np.sort(sent_s[was_sent]), np.sort(done_s[was_sent & np.isfinite(done_s)])
-
-
-def _rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
-    """Pearson's correlation of mid-ranks."""
-    if len(x) < LEAST_REQUESTS or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return None
-    return float(np.corrcoef(_midranks(x), _midranks(y))[0, 1])
-
-
-def _midranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Equal values share the mean of the ranks they take."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    middles: NDArray[np.float64] = ends - (counts - 1) / 2
-    return middles[which]

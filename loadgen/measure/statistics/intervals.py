@@ -1,4 +1,5 @@
-"""TODO."""
+"""Confidence intervals, and the mean with its interval by Student's t: of clustered samples, and
+over several runs."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
+"""Values of one kind: float64, shape [n]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its ends; an end is None where it does not exist (open)."""
+    """An estimate with its lower and upper bound. A bound is None where none exists (open)."""
 
     value: float
     low: float | None = None
@@ -23,10 +25,10 @@ class Interval:
 
 
 def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
-    """The mean Σ sums / Σ sizes with two one-sided bounds, by clusters (requests); Student's t.
+    """The mean Σ sums / Σ sizes over clusters (requests), with two one-sided bounds by Student's t.
 
-    `sums` and `sizes` are per cluster; with one sample each this is the ordinary mean. Fewer than
-    two clusters leave both ends open.
+    `sums` and `sizes` hold one entry per cluster; with sizes of 1 this is the ordinary mean. With
+    fewer than two clusters both bounds are None; without samples the value is NaN.
     """
     n_clusters, total = len(sums), float(sizes.sum())
     if total == 0:
@@ -42,34 +44,38 @@ def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
 
 
 Estimate = dict[str, Any]
-"""{value, low, high, n}: `n` runs; None where there is no such number, or it is infinite."""
+"""{value, low, high, n}: the JSON form of a number over `n` runs. None stands for a missing or
+infinite number."""
 
 
-def estimate(found: Interval) -> Estimate:
-    """What one run says, with its own interval."""
-    ends = {"value": found.value, "low": found.low, "high": found.high}
-    return {name: _finite(end) for name, end in ends.items()} | {"n": 1}
+def estimate(interval: Interval) -> Estimate:
+    """The number of a single run with its own interval."""
+    numbers = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {name: _finite(number) for name, number in numbers.items()} | {"n": 1}
 
 
 def over_runs(values: Sequence[Mapping[str, Any]], confidence: float) -> Estimate:
-    """Over several runs the mean of their values and its two-sided interval; of a single run its
-    own. A value that is missing in one run is missing in the mean: it may be infinitely bad there.
+    """The mean of the runs' values with its two-sided interval; a single run keeps its own
+    interval.
+
+    If the value of any run is missing, the mean is missing too: the missing value may be an
+    infinite one.
     """
     if len(values) == 1:
         only = values[0]
         return {"value": only["value"], "low": only.get("low"), "high": only.get("high"), "n": 1}
-    known = [value["value"] for value in values]
-    if any(value is None for value in known):
+    numbers = [value["value"] for value in values]
+    if None in numbers:
         return {"value": None, "low": None, "high": None, "n": len(values)}
-    return mean_over([value for value in known if value is not None], confidence)
+    return mean_over(numbers, confidence)
 
 
 def mean_over(values: Sequence[float], confidence: float) -> Estimate:
-    """The mean and its two-sided interval (Student's t over the values)."""
+    """The mean and its two-sided interval, by Student's t over the values."""
     if not values:
         return {"value": None, "low": None, "high": None, "n": 0}
-    found = mean_bounds(np.array(values), np.ones(len(values)), (1 + confidence) / 2)
-    return {"value": found.value, "low": found.low, "high": found.high, "n": len(values)}
+    mean = mean_bounds(np.array(values), np.ones(len(values)), (1 + confidence) / 2)
+    return {"value": mean.value, "low": mean.low, "high": mean.high, "n": len(values)}
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,4 +1,11 @@
-"""TODO."""
+"""Percentiles with their confidence intervals.
+
+Two-sided intervals are interpolated between order statistics (binomial, without a shape assumed),
+so that they cover the true percentile as often as their confidence level states. One-sided bounds
+are exact order statistics; they prove an SLO met or missed, as in MLPerf's early stopping. Both
+treat the samples as exchangeable. The token gaps of one request are not, so they count as a smaller
+number of independent samples (`effective_n`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +24,7 @@ from loadgen.measure.statistics.proportions import (
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """A percentile with its interval; `few` when fewer than ten samples lie beyond it."""
+    """A percentile with its two-sided interval. `few`: fewer than ten samples lie beyond it."""
 
     value: float
     low: float | None
@@ -31,16 +38,17 @@ def nearest_rank(n: int, quantile: float) -> int:
 
 
 def has_few(n: float, quantile: float) -> bool:
-    """Whether n < 10 / (1 − q): the percentile rests on fewer than ten samples beyond it."""
+    """Whether n < 10 / (1 − q), so that fewer than ten samples lie beyond the percentile."""
     return n * (1 - quantile) < 10 - 1e-9
 
 
-@lru_cache(4096)  # the figures ask for the same ones again
+@lru_cache(4096)  # the figures of a report repeat the same calls
 def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None, int | None]:
-    """1-based ranks (l, u) with P(X₍l₎ > ξ) ≤ α/2 and P(X₍u₎ < ξ) ≤ α/2; None where no rank does.
+    """1-based ranks (l, u) with P(X₍l₎ > ξ) ≤ α/2 and P(X₍u₎ < ξ) ≤ α/2; None where no such rank
+    exists.
 
-    B ~ Bin(n, q) samples lie at or below the true quantile ξ: l is the largest rank with
-    P(B < l) ≤ α/2, u the smallest with P(B ≥ u) ≤ α/2, α = 1 − confidence.
+    B ~ Bin(n, q) samples lie at or below the true quantile ξ: l is the largest rank with P(B < l) ≤
+    α/2, u the smallest with P(B ≥ u) ≤ α/2, α = 1 − confidence.
 
     Source: David & Nagaraja, Order Statistics (3rd ed.), §7.1.
     """
@@ -52,14 +60,15 @@ def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None,
 def interval_places(
     n: int, quantile: float, confidence: float
 ) -> tuple[float | None, float | None]:
-    """Where the ends of a percentile's interval lie among n sorted samples: 1-based ranks with a
-    fraction, to be interpolated; None where no sample could hold that end.
+    """The places of a percentile's lower and upper bound among n sorted samples: 1-based ranks with
+    a fraction, for interpolation; None where the samples cannot give that bound.
 
-    Each end misses the true quantile with (nearly) α/2, α = 1 − confidence; where one of them does
-    not exist, the other misses it with α, so that the interval covers as often as it says.
+    Each bound misses the true quantile with a probability of (nearly) α/2, α = 1 − confidence.
+    Where one of them does not exist, the other misses it with α, so that the interval still covers
+    as often as its level states.
 
     Source: J. Nyblom, Statistics & Probability Letters 14(2), 1992 (of which Hettmansperger &
-    Sheather's for the median is a special case).
+    Sheather's interval for the median is a special case).
     """
     half = (1 - confidence) / 2
     low, high = _place(n, quantile, half), _place(n, 1 - quantile, half)
@@ -71,10 +80,11 @@ def interval_places(
 
 
 def _place(n: int, quantile: float, tail: float) -> float | None:
-    """r + λ with P((1 − λ)·X₍r₎ + λ·X₍r+1₎ > ξ) ≈ tail; None where even X₍₁₎ > ξ is likelier.
+    """r + λ with P((1 − λ)·X₍r₎ + λ·X₍r+1₎ > ξ) ≈ tail; None where P(X₍₁₎ > ξ) already exceeds
+    tail.
 
-    π_r = P(X₍r₎ > ξ) = P(B ≤ r − 1), π_r ≤ tail < π_{r+1}, and
-    λ = 1 / (1 + r(1 − q)(π_{r+1} − tail) / ((n − r)·q·(tail − π_r))).
+    π_r = P(X₍r₎ > ξ) = P(B ≤ r − 1), π_r ≤ tail < π_{r+1}, and λ = 1 / (1 + r(1 − q)(π_{r+1} −
+    tail) / ((n − r)·q·(tail − π_r))).
     """
     rank, _ = tails(n, quantile, tail)
     if rank == 0 or rank >= n:
@@ -93,12 +103,12 @@ def percentile(
     n_infinite: int = 0,
     n_effective: float | None = None,
 ) -> Percentile:
-    """Nearest-rank percentile of `ordered` (ascending) followed by `n_infinite` samples of +inf,
-    with an interval that covers the true one as often as `confidence` says.
+    """The nearest-rank percentile of `ordered` (ascending) followed by `n_infinite` samples of
+    +inf, with its two-sided interval at `confidence`.
 
-    `n_effective` is how many independent samples these are worth (default: all of them). Without
-    samples the value is NaN and both ends are open. An end between a number and +inf is the number
-    below, and +inf above.
+    `n_effective` is the number of independent samples that these are equivalent to (default: all of
+    them). Without samples the value is NaN and both bounds are open. Where a bound falls between a
+    finite sample and +inf, the lower bound is the finite sample and the upper bound +inf.
     """
     n = len(ordered) + n_infinite
     if n == 0:
@@ -108,8 +118,8 @@ def percentile(
     value = _at(ordered, nearest_rank(n, quantile))
 
     def between(place: float, is_low: bool) -> float:
-        """Of `worth` samples, place p stands where (p − ½) / worth of all lie below. Between two
-        positive ones it is interpolated in logarithms: heavy tails are far apart at the end."""
+        """The value at a place among `worth` samples: (p − ½) / worth of all samples lie below it.
+        Two positive neighbours are interpolated in logarithms, since tail samples lie far apart."""
         rank, part = divmod((place - 0.5) * n / worth + 0.5, 1)
         if part < 1e-9:
             return _at(ordered, int(rank))
@@ -135,8 +145,8 @@ def percentile_bounds(
     n_infinite: int = 0,
     n_effective: float | None = None,
 ) -> Interval:
-    """The same percentile with two one-sided bounds, each an order statistic and good at least at
-    `confidence`: what proves a promise."""
+    """The same percentile with two exact one-sided bounds, each an order statistic and valid at
+    `confidence` or more. These bounds prove an SLO met or missed."""
     n = len(ordered) + n_infinite
     if n == 0:
         return Interval(math.nan)
@@ -159,11 +169,12 @@ def _at(ordered: Values, rank: int) -> float:
 
 
 def effective_n(hits: Values, sizes: Values) -> float:
-    """How many independent samples Σ sizes clustered ones are worth for their share below a value.
+    """The number of independent samples that Σ sizes clustered samples are equivalent to, for the
+    share of samples at or below a value.
 
-    Per cluster (request): `hits` of its `sizes` samples lie at or below the value. With the share
-    p = Σ hits / Σ sizes and V = G/(G−1) · Σ(hitsᵢ − p·sizesᵢ)² / (Σ sizes)² its clustered variance
-    over G clusters, the worth is p(1−p)/V, at most Σ sizes; G where the variance vanishes.
+    Per cluster (request), `hits` of its `sizes` samples lie at or below the value. With the share p
+    = Σ hits / Σ sizes and V = G/(G−1) · Σ(hitsᵢ − p·sizesᵢ)² / (Σ sizes)² its clustered variance
+    over G clusters, the number is p(1−p)/V, at most Σ sizes; G where the variance vanishes.
 
     Source: Korn & Graubard, Survey Methodology 24(2), 1998.
     """

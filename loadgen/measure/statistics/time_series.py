@@ -1,4 +1,5 @@
-"""TODO."""
+"""Sequences in order of time: the statistics of arrival times, and the point where the steady state
+begins."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ ARRIVALS_PER_WINDOW = 5
 
 
 def describe_arrivals(times: Times, horizon_s: float) -> dict[str, Any]:
-    """Second-order statistics of sorted instants in [0, horizon_s).
+    """Second-order statistics of sorted arrival times in [0, horizon_s).
 
     gap_cv: standard deviation / mean of the gaps. gap_lag1: correlation of neighbouring gaps.
     dispersion: variance / mean of the counts in equal windows of about five arrivals each (1 for
@@ -34,34 +35,34 @@ def describe_arrivals(times: Times, horizon_s: float) -> dict[str, Any]:
     }
 
 
-BATCH = 5
+MSER_BATCH = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
-    """The first `cut` of the values are warm-up. `is_found` is False where the best cut lies in
-    their second half: then the run never settled, or is too short to tell."""
+class SteadyState:
+    """The first `cut` values are warm-up. `is_found` is False where the best cut lies in their
+    second half: the sequence did not settle, or is too short to show it."""
 
     cut: int
     is_found: bool
 
 
-def mser5(values: Values) -> Steady:
-    """Cut a sequence in order of time where the marginal standard error of the rest is least.
+def mser5(values: Values) -> SteadyState:
+    """The cut of a time-ordered sequence that minimises the standard error of the mean of the rest.
 
-    Values are averaged by fives, Y₁…Y_k; the cut d minimises Σ_{j>d} (Y_j − Ȳ_d)² / (k − d)².
-    Cuts that leave fewer than five batches are not tried (their few values may agree by chance);
-    fewer than ten batches are never cut. NaN must have been left out.
+    Values are averaged by fives, Y₁…Y_k; the cut d minimises Σ_{j>d} (Y_j − Ȳ_d)² / (k − d)². Cuts
+    that leave fewer than five batches are not tried (so few values may agree by chance); fewer than
+    ten batches are never cut. The caller removes NaN first.
 
     Source: White, Cobb & Spratt, Proc. Winter Simulation Conference 2000 (MSER-5).
     """
-    n_batches = len(values) // BATCH
-    if n_batches < 2 * BATCH:
-        return Steady(0, False)
-    batches = values[: n_batches * BATCH].reshape(n_batches, BATCH).mean(axis=1)
+    n_batches = len(values) // MSER_BATCH
+    if n_batches < 2 * MSER_BATCH:
+        return SteadyState(0, False)
+    batches = values[: n_batches * MSER_BATCH].reshape(n_batches, MSER_BATCH).mean(axis=1)
     batches = batches - batches.mean()  # keeps the sums of squares exact
     left = np.arange(n_batches, 0, -1)
     sums, squares = (np.cumsum(x[::-1])[::-1] for x in (batches, np.square(batches)))
-    spread = np.maximum(squares - sums**2 / left, 0.0)[: n_batches - BATCH]
-    cut = int(np.argmin(spread / np.square(left[: n_batches - BATCH])))
-    return Steady(cut * BATCH, cut < n_batches / 2)
+    spread = np.maximum(squares - sums**2 / left, 0.0)[: n_batches - MSER_BATCH]
+    cut = int(np.argmin(spread / np.square(left[: n_batches - MSER_BATCH])))
+    return SteadyState(cut * MSER_BATCH, cut < n_batches / 2)
