@@ -15,9 +15,9 @@ from loadgen.measure.capacity.next_probe import (
     NextProbe,
     Question,
     SearchState,
+    fit_into,
     judge,
     next_probe,
-    within,
 )
 from loadgen.measure.statistics.intervals import Values
 
@@ -151,7 +151,7 @@ def search(
     probes: list[Probe] = []
     while (ask := next_probe(question, probes)) is not None:
         left_s = budget_s - math.fsum(one.spent_s for one in probes)
-        fitting = within(question, probes, ask, left_s)
+        fitting = fit_into(question, probes, ask, left_s)
         if fitting is None:
             break
         probes.append(probe(queue, fitting, question.target, rng))
