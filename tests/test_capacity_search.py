@@ -163,7 +163,8 @@ def test_a_bound_says_that_the_search_ended_and_whether_it_is_proven():
     assert kept.sentence() == "at least 8 req/s; the search stopped before any load missed the SLO"
     assert kept.sureness() == "1 probe, 11 s"
     assert hardly.sureness() == (
-        "not certain at 95 %: only 160 requests were sent at 8 req/s, of which 144 met the SLO; 1 probe, 11 s"
+        "not certain at 95 %: only 160 requests were sent at 8 req/s, of which 144 met the SLO; "
+        "1 probe, 11 s"
     )
 
 

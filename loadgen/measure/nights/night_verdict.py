@@ -27,12 +27,16 @@ from loadgen.measure.comparison.judgement import (
     typical,
 )
 from loadgen.measure.comparison.measures import Measure, measure
-from loadgen.measure.nights.machine_speed import MachineSpeed, left_open, machine_speed
+from loadgen.measure.nights.machine_speed import (
+    MachineSpeed,
+    machine_speed,
+    without_machine_effects,
+)
 from loadgen.measure.nights.night_notes import left_out, out_of_reach, unlucky, without_number
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 from loadgen.measure.nights.night_statistics import (
     ALONE,
-    BESIDE_CONTROLS,
+    WITH_CONTROLS,
     NightNoise,
     NightSample,
     contrast_of_nights,
@@ -163,7 +167,7 @@ class _Draft:
     def verdict(self, planned: Sequence[tuple[ComparedMeasure, float]]) -> CellVerdict:
         """`planned` are the rows, each with what its repeats find of nights as different as these
         seem."""
-        rows, opened = left_open([row for row, _ in planned], self._pace)
+        rows, opened = without_machine_effects([row for row, _ in planned], self._pace)
         word: NightWord = "invalid"
         if self.night.trusted:
             word = overall(rows) if self._history.baseline else "baseline"
@@ -210,7 +214,7 @@ def _judge(
     found, noise = contrast_of_nights(
         [[_night(of_night, asked) for of_night in level] for level in runs],
         _night(tonight, asked),
-        BESIDE_CONTROLS if has_controls(tonight) else ALONE,
+        WITH_CONTROLS if has_controls(tonight) else ALONE,
     )
     earlier = [run for of_night in runs[-1] for run in of_night]
     if asked.is_share:
