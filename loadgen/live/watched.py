@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.drive.live_sample import FIELDS, coarse
 from loadgen.live.live_series import SERIES, Labels, Reading, SecondsHistogram
 from loadgen.measure.catalog import PASSES_UNDEFINED
-from loadgen.measure.slo import Slo, for_one
+from loadgen.measure.slo import Slo, slos_of_request
 from loadgen.records import OWN_SLO, Schedule, Status
 
 Values = dict[str, Mapping[Labels, float | SecondsHistogram]]
@@ -124,7 +124,7 @@ def meets_slos(ended: Mapping[str, Any], promises: Sequence[Slo]) -> bool:
     bytes tell, and the limits it brought itself. `ended` has the `FIELDS` of a glimpse."""
     asked = promises
     if own_slo_s := ended["own_slo_s"]:
-        asked = for_one(promises, dict(zip(OWN_SLO, own_slo_s, strict=True)))
+        asked = slos_of_request(promises, dict(zip(OWN_SLO, own_slo_s, strict=True)))
     return all(_keeps(slo, ended) for slo in asked)
 
 

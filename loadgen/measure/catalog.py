@@ -1,4 +1,5 @@
-"""Every number slobench reports: one name, one unit, one formula.
+"""The catalogue of metrics: one name, one unit and one formula for every number that slobench
+reports.
 
 The table in docs/metrics.md and the report's tooltips are generated from here.
 """
@@ -17,9 +18,10 @@ Unit = Literal["s", "per_s", "share"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One entry. `scope` says what has a value of its own: a request, a gap of chunks, the run.
+    """One metric. `scope` is the object that has a value: a request, a gap between chunks, the run.
 
-    `slo` is the word in an SLO expression; "" where it would be a promise about the client.
+    `slo` is the word in an SLO expression; "" for metrics of the load generator, which cannot have
+    one.
     """
 
     name: str
@@ -46,7 +48,7 @@ _ALL = (
         "lower",
         "request",
         "ttft",
-        "Time to first token: how long the user looks at nothing.",
+        "Time to first token: how long the user waits for anything to appear.",
         "first_token − released",
         "No token received: undefined, and a miss. An empty role chunk is not a token.",
         _MLPERF,
@@ -58,7 +60,7 @@ _ALL = (
         "lower",
         "request",
         "ttft_from_send",
-        "The same, from the instant the request left the client: the server's own share.",
+        "The same, from when the request was actually sent: the server's own share.",
         "first_token − sent",
         "As TTFT.",
         _VLLM,
@@ -119,7 +121,7 @@ _ALL = (
         "lower",
         "request",
         "e2e",
-        "From the planned instant to the last token: the whole wait.",
+        "From the scheduled send time to the last token: the whole wait.",
         "last_token − released",
         "Neither the usage line nor [DONE] counts. No token received: undefined, and a miss.",
         _OURS,
@@ -131,7 +133,7 @@ _ALL = (
         "lower",
         "request",
         "e2e_from_send",
-        "The same, from the instant the request left the client.",
+        "The same, from when the request was actually sent.",
         "last_token − sent",
         "As E2E.",
         _VLLM,
@@ -143,7 +145,7 @@ _ALL = (
         "lower",
         "request",
         "close",
-        "From the planned instant to the end of the response stream.",
+        "From the scheduled send time to the end of the response stream.",
         "done − released",
         "Never finished: undefined, and a miss.",
         _OURS,
@@ -191,7 +193,7 @@ _ALL = (
         "lower",
         "request",
         "",
-        "How long the client itself held the request back, for whatever reason.",
+        "How long the load generator itself held the request back, for any reason.",
         "sent − released",
         "Never sent: undefined.",
         _OURS,
@@ -215,9 +217,9 @@ _ALL = (
         "lower",
         "request",
         "",
-        "The client queue of requests due at a planned instant: how late the load generator ran.",
+        "The client queue of requests with a scheduled send time: how late the load generator ran.",
         "sent − released",
-        "Undefined for a request that waited for another one's answer.",
+        "Undefined for a request that waited for the answer to another request.",
         _OURS,
     ),
     Metric(
@@ -227,7 +229,7 @@ _ALL = (
         "higher",
         "run",
         "attainment",
-        "The share of due requests that kept every per-request promise.",
+        "The share of due requests that met every per-request SLO.",
         "met / due",
         "Failed, dropped and unsent requests are misses.",
         "DistServe (OSDI 2024)",
@@ -239,7 +241,7 @@ _ALL = (
         "lower",
         "run",
         "error_rate",
-        "The share of due requests that did not end well, whatever the cause.",
+        "The share of due requests that were not successful, for any reason.",
         "(due − ok) / due",
         "Dropped and unsent requests count as errors.",
         _OURS,
@@ -251,9 +253,9 @@ _ALL = (
         "higher",
         "run",
         "goodput",
-        "Requests per second that kept every per-request promise.",
+        "Requests per second that met every per-request SLO.",
         "met / window length",
-        "Due in the measured window, whenever they ended.",
+        "Due in the measured window, no matter when they ended.",
         "DistServe (OSDI 2024); vLLM --goodput divides by the whole duration",
     ),
     Metric(
@@ -263,9 +265,9 @@ _ALL = (
         "higher",
         "run",
         "goodput_output_tokens_per_s",
-        "Output tokens per second of the requests that kept every per-request promise.",
+        "Output tokens per second of the requests that met every per-request SLO.",
         "Σ n over met / window length",
-        "Due in the measured window, whenever they ended.",
+        "Due in the measured window, no matter when they ended.",
         _OURS,
     ),
     Metric(
@@ -277,7 +279,7 @@ _ALL = (
         "requests_per_s",
         "Successful answers completed per second.",
         "ok requests with done inside the measured window / window length",
-        "Whatever phase they were due in.",
+        "Counts requests due in any phase.",
         _OURS,
     ),
     Metric(
@@ -287,7 +289,7 @@ _ALL = (
         "higher",
         "run",
         "output_tokens_per_s",
-        "Output tokens received per second, from good and failed answers alike.",
+        "Output tokens received per second, from successful and failed answers alike.",
         "Σ tokens of chunks received inside the measured window / window length",
         "A request's n is spread evenly over its chunks where chunks carry no count.",
         _OURS,
@@ -301,7 +303,7 @@ _ALL = (
         "input_tokens_per_s",
         "Prompt tokens processed per second.",
         "Σ input tokens of requests with first_token inside the measured window / window length",
-        "As the server counted them; planned lengths where it does not say.",
+        "As the server counted them; planned lengths where it does not report a count.",
         _OURS,
     ),
 )
@@ -313,12 +315,12 @@ BY_SLO_WORD: Mapping[str, Metric] = MappingProxyType({m.slo: m for m in _ALL if 
 """Metrics by their word in an SLO expression."""
 
 PASSES_UNDEFINED = frozenset({"tpot_s", "max_itl_s", "max_stall_s"})
-"""Metrics an answer may be too short to have; such an answer keeps a promise about them."""
+"""Metrics that an answer may be too short to have; such an answer meets an SLO on them."""
 
 
 def markdown_table() -> str:
     """The table of docs/metrics.md, one row per metric."""
-    head = "| Metric | In an SLO | Unit | Better | What it says | Formula | At the edges | Source |"
+    head = "| Metric | In an SLO | Unit | Better | Meaning | Formula | At the edges | Source |"
     units = {"s": "seconds", "per_s": "per second", "share": "share"}
     rows = (
         f"| `{m.name}` | {f'`{m.slo}`' if m.slo else '–'} | {units[m.unit]} | {m.direction}"

@@ -18,7 +18,7 @@ _UNLUCKY = 0.75
 
 def left_out(night: CellNight) -> list[str]:
     notes = [
-        f"Run {run.name} is left out because it is not valid: {' '.join(run.why_left_out)}"
+        f"{run.name} is left out because the run is invalid: {' '.join(run.why_left_out)}"
         for run in night.runs
         if not run.is_trusted
     ]

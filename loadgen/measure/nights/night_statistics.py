@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadgen.measure.comparison.contrast import Contrast, power_of_t
+from loadgen.measure.comparison.contrast import Contrast, power_of_t, smallest_where
 from loadgen.measure.statistics.intervals import Values
 
 
@@ -249,13 +249,10 @@ def smallest_found(
 ) -> float:
     """The smallest true difference that a night of `n_runs` runs finds with `target_power`."""
     error = math.sqrt(noise.variance(n_runs, earlier))
-    low, high = 0.0, error
-    while error and night_power(noise, n_runs, earlier, high, alpha) < target_power:
-        low, high = high, 2 * high
-        if high > 1e6 * error:
-            return math.inf
-    for _ in range(30):
-        middle = (low + high) / 2
-        enough = night_power(noise, n_runs, earlier, middle, alpha) >= target_power
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    if error == 0:
+        return 0.0
+    return smallest_where(
+        lambda difference: night_power(noise, n_runs, earlier, difference, alpha) >= target_power,
+        error,
+        30,
+    )
