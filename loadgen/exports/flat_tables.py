@@ -9,9 +9,8 @@ import numpy as np
 
 from loadgen.measure.attainment import derived, due_rows
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.comparison.judgement import plain
 from loadgen.measure.per_request import per_request
-from loadgen.measure.summary import ClassSummary, Distribution, Summary
+from loadgen.measure.summary import ClassSummary, Distribution, Summary, plain_json
 from loadgen.records import OWN_SLO, Phase, Run
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def _of_metric(stem: str, found: Distribution) -> Row:
 
 
 def _plain(row: Row) -> Row:
-    found: Row = plain(row)
+    found: Row = plain_json(row)
     return found
 
 

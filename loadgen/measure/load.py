@@ -1,4 +1,5 @@
-"""How much was in the system, and whether that grew through the window: the mark of overload."""
+"""The load of the measured window: throughput, requests in flight, and whether the queue grew
+(overload)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ RAMP_BY = 1.25
 
 @dataclass(frozen=True, slots=True)
 class LoadByQuarter:
-    """Means per quarter of the measured window: requests in flight, and their median TTFT."""
+    """Per quarter of the measured window: the mean number of requests in flight, and the median
+    TTFT."""
 
     in_flight: tuple[float, ...]
     ttft_s: tuple[float, ...]
@@ -30,16 +32,16 @@ class LoadByQuarter:
 
 
 def mean_in_flight(run: Run, edges_s: Times) -> NDArray[np.float64]:
-    """Mean number of requests released and not yet done, waits inside the client included.
+    """The mean number of requests released and not yet done, waits inside the client included.
 
-    One value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) −
-    Σ max(0, t − done) it is the rise of F over a bin divided by the bin's width.
+    One value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) − Σ max(0,
+    t − done) it is the rise of F over a bin divided by the bin's width.
     """
     return mean_over(run, edges_s[:-1], edges_s[1:])
 
 
 def mean_over(run: Run, from_s: Times, to_s: Times) -> NDArray[np.float64]:
-    """`mean_in_flight` over stretches of any kind, each from `from_s` to a later `to_s`."""
+    """`mean_in_flight` over arbitrary periods, each from `from_s` to a later `to_s`."""
     rows = run.request_rows
     sent = np.isfinite(rows["sent_s"])
     released_s, done_s = rows["released_s"][sent], rows["done_s"][sent]
@@ -51,11 +53,11 @@ def mean_over(run: Run, from_s: Times, to_s: Times) -> NDArray[np.float64]:
         return begun.at(at_s) - ended.at(at_s)
 
     mean: NDArray[np.float64] = (spent_s(to_s) - spent_s(from_s)) / (to_s - from_s)
-    return np.maximum(mean, 0.0)  # rounding may leave a hair below none
+    return np.maximum(mean, 0.0)  # rounding may leave it slightly below 0
 
 
 class _TimeSince:
-    """Σ max(0, at − start) over all starts, for any instants."""
+    """Σ max(0, at − start) over all starts, for any times `at`."""
 
     def __init__(self, starts_s: Times) -> None:
         self._ordered = np.sort(starts_s)
@@ -70,12 +72,13 @@ class _TimeSince:
 def load_through(
     run: Run, columns: PerRequest, due: Mask, window: MeasuredWindow
 ) -> LoadByQuarter | None:
-    """The load by quarters, or None where there is too little of it to say.
+    """The load by quarters, or None with too few requests.
 
-    Growing means all of: arrivals do not (a ramp is meant to), requests in flight rise from quarter
-    to quarter, by at least 5 % of what arrived meanwhile and by 10, and the median TTFT of the last
-    quarter (a failure counts as +inf) is at least 1.5 times that of the first. A start-up transient
-    raises the first two but not the third; noise below capacity seldom raises all.
+    Growing means all of the following: arrivals do not increase (a ramp increases on purpose);
+    requests in flight rise from quarter to quarter, by at least 5 % of the arrivals in between and
+    by at least 10; the median TTFT of the last quarter (failures count as +inf) is at least 1.5
+    times that of the first. A start-up transient meets the first two but not the third; noise below
+    capacity seldom meets all.
     """
     due = due & np.isfinite(run.request_rows["released_s"])
     if int(due.sum()) < LEAST_DUE or window.length_s <= 0:
@@ -101,7 +104,8 @@ def load_through(
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Completed good answers, and tokens of all answers, per second of the measured window."""
+    """Successful requests completed, and tokens of all requests, per second of the measured
+    window."""
 
     requests_per_s: float
     output_tokens_per_s: float
@@ -109,7 +113,8 @@ class Throughput:
 
 
 def throughput(run: Run, columns: PerRequest, window: MeasuredWindow) -> Throughput:
-    """The rates of a run; NaN for an empty window."""
+    """The rates inside the measured window, of requests due in any phase; NaN for an empty
+    window."""
     rows = run.request_rows
     n_finished = np.count_nonzero(columns.is_ok & inside(rows["done_s"], window))
     begun = inside(rows["first_token_s"], window)
@@ -122,7 +127,7 @@ def throughput(run: Run, columns: PerRequest, window: MeasuredWindow) -> Through
 
 
 def inside(instants_s: NDArray[np.float64], window: MeasuredWindow) -> Mask:
-    """Which instants fall into the window; NaN does not."""
+    """The times that lie in the window; NaN does not."""
     within: Mask = (instants_s >= window.start_s) & (instants_s < window.end_s)
     return within
 
@@ -132,7 +137,8 @@ def per_second(count: float, window: MeasuredWindow) -> float:
 
 
 def tokens_received(run: Run, columns: PerRequest, window: MeasuredWindow) -> float:
-    """Tokens of the chunks received inside the window; n evenly over chunks without a count."""
+    """Tokens of the chunks received inside the window; n is spread evenly over chunks without a
+    count."""
     chunks, rows = run.chunk_rows, run.request_rows
     starts = columns.chunk_starts
     if not len(starts):
@@ -154,8 +160,8 @@ def _chunks_inside(
     n_chunks: NDArray[np.intp],
     window: MeasuredWindow,
 ) -> NDArray[np.intp]:
-    """How many chunks of each request came inside the window. They are in order of arrival, so only
-    requests that reach over an end of it are looked at one by one."""
+    """The number of chunks of each request received inside the window. Chunks are in order of
+    arrival, so only requests that extend over an edge of the window are counted chunk by chunk."""
     first_s, last_s = received_s[starts], received_s[starts + n_chunks - 1]
     n_within = np.where(inside(first_s, window) & inside(last_s, window), n_chunks, 0)
     reaches = (first_s < window.end_s) & (last_s >= window.start_s) & (n_within == 0)

@@ -1,4 +1,5 @@
-"""The shape of a run's numbers: what the CLI prints, summary.json holds and the report shows."""
+"""The summary of a run: the numbers that the CLI prints, summary.json holds and the report
+shows."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ PERCENTILES: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One metric over the due requests: of those that ended well, and with failures as +inf.
+    """One metric over the due requests: of the successful ones, and with failures as +inf.
 
-    For gap metrics n counts gaps, and a failure adds one gap that never ended. Metrics of the
-    client's own delays take every request they exist for and have no `with_failures`.
+    For gap metrics n counts gaps, and a failure adds one gap that never ended. Metrics of the load
+    generator's own delays include every request that has a value, and have no `with_failures`.
     """
 
     n: int
@@ -49,7 +50,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Requests that kept every per-request promise among those due, with Wilson's interval."""
+    """The share of due requests that met every per-request SLO, with Wilson's interval."""
 
     value: float
     low: float | None
@@ -60,7 +61,7 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What kept its promises, per second of the measured window."""
+    """Requests that met their SLOs, and their tokens, per second of the measured window."""
 
     requests_per_s: Interval
     output_tokens_per_s: float
@@ -68,8 +69,8 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Whether the numbers may be believed, and every check that says so. `stalls` None: the client
-    did not look for its own."""
+    """Whether the numbers are valid, and every check behind that. `stalls` None: the load generator
+    did not look for its own stalls."""
 
     trusted: bool
     checks: tuple[ValidityCheck, ...]
@@ -78,8 +79,8 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class ClassSummary:
-    """One class of traffic, in the same words as the whole: its rows alone, judged by the promises
-    made to it. `attainment` and `goodput` ask for those made to all traffic as well."""
+    """The summary of one class of traffic: its rows alone, judged by its own SLOs. `attainment` and
+    `goodput` also count the SLOs of all traffic."""
 
     tenant: str
     priority: int
@@ -96,15 +97,15 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Everything the CLI prints, summary.json holds and the report shows. Seconds throughout.
+    """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
-    `confidence` is that of every interval and proof; the verdict is by the point estimate unless it
-    was asked for. `classes` is empty where all traffic is of one class; the verdict is met only if
-    the promises made to each of them are. `fairness` is None where all traffic is of one tenant.
-    `server` is None where its metrics were not read.
-    `backends` are the addresses that requests went to, busiest first; `stimulus` is what was really
-    sent, beside what was scheduled; `drivers` what latency went with.
+    `confidence` is the level of every interval and proof; the verdict follows the point estimate
+    unless a confidence was requested. `classes` is empty where all traffic is of one class; the
+    verdict is met only if the SLOs of every class are. `fairness` is None where all traffic belongs
+    to one tenant, `server` where the server's metrics were not read. `backends` are the addresses
+    that requests went to, busiest first; `stimulus` compares the traffic sent with the schedule;
+    `drivers` are the factors that latency correlates with.
     """
 
     run: str
@@ -131,18 +132,18 @@ class Summary:
     stimulus: Stimulus | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The content of summary.json; NaN, +inf and open ends are null."""
-        content: dict[str, Any] = _plain(dataclasses.asdict(self))
+        """The content of summary.json; NaN, +inf and open bounds are null."""
+        content: dict[str, Any] = plain_json(dataclasses.asdict(self))
         content["window"]["length_s"] = self.window.length_s
         return {"schema": SCHEMA, **content}
 
 
-def _plain(value: Any) -> Any:
-    """JSON from nested dataclass dicts: tuples as lists, what JSON cannot say as null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+def plain_json(value: Any) -> Any:
+    """Nested dataclass dicts as JSON: tuples as lists, NaN and infinities as null."""
+    if isinstance(value, Mapping):
+        return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -164,10 +164,10 @@ def test_where_no_number_of_repeats_will_do_the_night_says_why():
     assert row.runs_needed is None
     (note,) = found.notes
     assert note.startswith(
-        "No number of repeats finds in 9 of 10 nights: mean(tpot) at 5 % (nights"
+        "No number of repeats would find these changes in 9 of 10 nights: mean(tpot), 5 % (nights"
     )
-    assert f"tonight find {100 * row.smallest_found:.3g} %" in note
-    assert "With 7 degrees of freedom" in note
+    assert f"tonight's repeats find a change of {100 * row.smallest_found:.3g} %" in note
+    assert "with only 7 degrees of freedom" in note
     steady = judged(
         nights.cell_night(rng, 20, 5), level(rng, 14), metrics=["mean(tpot)"], effect=0.2
     )
@@ -192,9 +192,12 @@ def test_a_plan_that_takes_nights_for_alike_says_what_becomes_of_it_if_they_are_
     assert noise.may_be_chance
     assert row.runs_needed is not None
     (note,) = found.notes
-    assert "take nights for alike, although they seem to differ." in note
-    assert f" mean(tpot): {row.runs_needed} (1.2 %, as nights that are alike do in 7 of " in note
-    assert note.endswith(" of 10).")
+    assert "assumes equal nights, although these nights look different." in note
+    expected = (
+        f" mean(tpot): {row.runs_needed} repeats (nights vary by 1.2 %; equal nights would in 7 "
+    )
+    assert expected in note
+    assert note.endswith(" of 10 nights).")
 
 
 def test_a_schedule_that_one_earlier_night_had_alone_links_nothing():

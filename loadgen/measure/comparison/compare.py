@@ -25,7 +25,6 @@ from loadgen.measure.comparison.judgement import (
     binomial_sd,
     judge,
     overall,
-    plain,
     row_of,
     scaled,
     settle,
@@ -35,6 +34,7 @@ from loadgen.measure.comparison.measures import Measure, Measured, measure
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.statistics.resampling import draws_of, paired_draws, sign_flip_p, stretches
+from loadgen.measure.summary import plain_json
 from loadgen.records import Run
 
 GATED = ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")
@@ -63,7 +63,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; NaN and infinities are null."""
-        content: dict[str, Any] = plain(dataclasses.asdict(self))
+        content: dict[str, Any] = plain_json(dataclasses.asdict(self))
         return {"schema": 1, **content}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -290,14 +290,3 @@ def typical(measure: Measure, values: Values) -> float:
         return math.nan
     mean = float(scaled(measure, values).mean())
     return mean if measure.is_share else math.exp(mean)
-
-
-def plain(value: Any) -> Any:
-    """JSON from nested dataclass dicts; what JSON cannot say is null."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
