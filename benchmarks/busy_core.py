@@ -1,13 +1,16 @@
-"""Whether a run says so when another program keeps the client's core busy, and by what.
+"""Checks that a run reports another program that keeps the client's core busy, and names the cause.
 
     python benchmarks/busy_core.py [--rates 20,100,400] [--duration 4] [--write]
 
-A busy loop sits on one core. *Confined*: the client is pinned to that core, with one worker and
+A busy loop runs on one core. *Confined*: the client is pinned to that core, with one worker and
 with two; every such run has to be INVALID and to name a cause. *Free*: the client may use all
-cores, and the scheduler keeps it off the loop or does not; a run that is called fine then has to be
-true: its TTFT error, held against the truth server's log row by row, stays below the 5 ms of the
-doctor's proof at p99. *Alone*: no loop, and the run has to be fine. Exit status 1 where one of
-these is not so; needs two cores of a machine that is idle otherwise.
+cores, and the scheduler may keep it off the busy core; a run without INVALID has to be accurate:
+its TTFT error against the truth server's log, row by row, stays below 5 ms at p99, the limit of the
+doctor's proof. *Alone*: no busy loop, and the run has to be valid. Exit status 1 where a check
+fails; needs two cores of an otherwise idle machine.
+
+With time slices of 0.1 ms, the run delay of a confined client was 0.3-60 % of the run, from one run
+to the next (decision 46).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rig.machine import machine
 
-from loadgen.drive.instrument import host
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.model.zoo import resolve
 from reference_engine.state.batch import Row, StepBatch
@@ -50,10 +50,14 @@ def main() -> None:
             f"{found['bias']:+.1%} bias; noise {found['noise']:.1%}",
             flush=True,
         )
-    machine = {key: host()[key] for key in ("cpu_model", "cpus", "platform", "python")}
-    print(machine)
+    this_machine = machine()
+    print(this_machine)
     if asked.write:
-        text = {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "shapes": results}
+        text = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": this_machine,
+            "shapes": results,
+        }
         path = Path(__file__).parent / "results" / "fit_cpu_cost.json"
         path.write_text(json.dumps(text, indent=2) + "\n")
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from rig.machine import keep, machine_line
 
+from loadgen.drive.store import read_manifest_file
 from targets.truth_server import truth_server
 
 IDLE_SHARE = 0.005  # of a second in which some task waited for a core
@@ -69,17 +70,17 @@ def one_run(folder: Path, rate_per_s: float, duration_s: float) -> dict[str, Any
     if found.returncode not in (0, 1, 3):
         raise SystemExit(found.stderr)
     validity = json.loads((folder / "run" / "summary.json").read_text())["validity"]
-    shard = json.loads((folder / "run" / "manifest.json").read_text())["instrument"]["shards"][0]
+    shard = read_manifest_file(folder / "run")[1].shards[0]
     return {
         "trusted": validity["trusted"],
         "failed": [c["name"] for c in validity["checks"] if c["is_gate"] and c["ok"] is False],
         "waiting_share_before": before,
-        "loop_lag_p99_ms": 1e3 * shard["loop_lag_s"]["p99"],
-        "run_delay_share": shard["run_delay_share"],
-        "stolen_share": shard["stolen_share"],
-        "slow_s": (shard["processor"] or {}).get("slow_s"),
-        "read_backlog_ms": 1e3 * (shard["backlog"] or {}).get("wait_mean_s", float("nan")),
-        "stalls": len(shard["stalls"]["spans_s"]),
+        "loop_lag_p99_ms": 1e3 * shard.loop_lag_s.p99,
+        "run_delay_share": shard.run_delay_share,
+        "stolen_share": shard.stolen_share,
+        "slow_s": shard.processor.slow_s if shard.processor else None,
+        "read_backlog_ms": 1e3 * shard.backlog.wait_mean_s if shard.backlog else float("nan"),
+        "stalls": len(shard.stalls.spans_s) if shard.stalls else 0,
         "detail": [c["detail"] for c in validity["checks"] if c["is_gate"] and c["ok"] is False],
     }
 

@@ -1,11 +1,17 @@
-"""How often the interval of a percentile holds the true one, by simulation: within two points of
-the 95 % it states, from 50 samples to 10⁴, whatever the law behind them.
+"""Measures how often the interval of a percentile contains the true value, by simulation: within
+two points of the stated 95 %, from 50 samples to 10⁴, for any distribution.
 
 Run: python benchmarks/interval_coverage.py > benchmarks/results/interval_coverage.json
 
 The interval is interpolated between neighbouring order statistics, so only these are drawn: the
 r-th of n uniform samples is Beta(r, n − r + 1), and the next takes a share of the rest. `exact` is
-the interval between whole order statistics that this one replaced.
+the interval between whole order statistics, which this interval replaced (decision 41).
+
+Over nine distributions (two of them without a mean or nearly so) and 13 sizes from 50 to 10 000,
+the worst coverage is 1.2 points off, for a P99 of 50 samples. Between whole order statistics a P50
+of 50 samples is covered in 96.7 % and a P99 of 50 in 98.7 % of cases. Straight lines instead of
+logarithms covered 92 % with a distribution too heavy to have a mean; 2.5 % at the only existing
+bound would cover 97.5 %.
 """
 
 from __future__ import annotations

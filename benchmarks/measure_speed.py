@@ -17,6 +17,7 @@ import sys
 import time
 
 import numpy as np
+from rig.made_up import made_up_manifest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import CHUNKS, SCHEDULE, Phase, Run, Status, TokenSource, empty_requests
@@ -46,8 +47,9 @@ def made_up_run(n_requests: int, n_chunks: int, rate_per_s: float = 100.0) -> Ru
         own["first_token_s"] = own["first_answer_s"] = received_s[:, 0]
         own["last_token_s"], own["done_s"] = received_s[:, -1], received_s[:, -1] + 1e-4
         block["request_id"], block["received_s"] = own["request_id"][:, None], received_s
-    window = {"warmup_s": 0.0, "measure_s": n_requests / rate_per_s, "drain_s": 60.0}
-    return Run({"run": "speed", "window": window, "slo": SLO}, schedule, rows, chunks.ravel())
+    measure_s = n_requests / rate_per_s
+    manifest = made_up_manifest("speed", measure_s, n_requests, SLO, ("default",))
+    return Run(manifest, schedule, rows, chunks.ravel())
 
 
 def peak_mib() -> int:

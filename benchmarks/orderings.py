@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadgen.drive.instrument import host
+from rig.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
 Cells = dict[tuple[str, int], dict[str, Any]]  # by mode and seed
@@ -63,10 +63,10 @@ def main() -> None:
     for row in found:
         print(text(row))
     if asked.write:
-        machine = {key: host()[key] for key in ("cpu_model", "cpus", "platform", "python")}
+        this_machine = machine()
         kept = {
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "machine": {**machine, "load_before": round(load_before, 2)},
+            "machine": {**this_machine, "load_before": round(load_before, 2)},
             "on": asked.on,
             "orderings": found,
         }

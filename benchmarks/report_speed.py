@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from rig.made_up import made_up_manifest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import CHUNKS, Names, Phase, Run, Status, TokenSource, empty_requests
@@ -25,12 +26,7 @@ from reports.run.page import render
 TOKENS = 8
 RATE_PER_S = 1000.0
 ASKED_S = {100_000: 5.0, 1_000_000: 30.0}
-MANIFEST = {
-    "run": "large",
-    "slo": ["ttft <= 150ms", "attainment >= 95%", "p99(ttft) <= 300ms"],
-    "ended": "completed",
-    "target": {"url": "http://127.0.0.1:8000", "api": "chat", "model": "m"},
-}
+SLO = ["ttft <= 150ms", "attainment >= 95%", "p99(ttft) <= 300ms"]
 
 
 def large_run(n: int) -> Run:
@@ -59,9 +55,9 @@ def large_run(n: int) -> Run:
     chunks["request_id"] = np.repeat(schedule["request_id"], TOKENS)
     chunks["received_s"] = received_s.ravel()
     rows["status"][::500], rows["error_id"][::500] = Status.timeout, 1
-    window = {"warmup_s": 0.0, "measure_s": n / RATE_PER_S, "drain_s": 10.0}
     names = Names(classes=("chat", "rag"), errors=("", "no answer within 60 s"))
-    return Run({**MANIFEST, "window": window}, schedule, rows, chunks, names=names)
+    manifest = made_up_manifest("large", n / RATE_PER_S, n, SLO, names.classes)
+    return Run(manifest, schedule, rows, chunks, names=names)
 
 
 def main(sizes: list[int]) -> None:

@@ -1,15 +1,19 @@
-"""How long `slobench run` takes before the first request and after the last token.
+"""Measures the time of `slobench run` before the first request and after the last token.
 
     python benchmarks/startup.py [--rounds 10] [--quick] [--write]
 
-Twenty requests against a server that runs already (targets/truth: TTFT 50 ms, ITL 10 ms), pinned to
-nothing, as a user would. Instants of requests are the server's, on the clock that the process is
-started and awaited by. `waited` is the part before the first request in which the server was busy
-answering the preflight: it is the server's time, not ours. So is the schedule's own first gap, in
-which nothing is due. Prints what importing costs, too.
+Twenty requests against a running server (targets/truth: TTFT 50 ms, ITL 10 ms), without pinning.
+Times of requests are the server's, on the clock by which the process is started and awaited.
+`waited` is the part before the first request in which the server was busy with the preflight: the
+server's time, not slobench's. The first gap of the schedule, in which nothing is due, is listed
+separately, too. The cost of imports is printed.
 
-The packages are compiled first, as `pip install` and the Makefile do: without that an editable
-installation compiles at each start where PYTHONDONTWRITEBYTECODE is set, for half a second.
+The packages are compiled first, as `pip install` and the Makefile do: otherwise an editable
+installation compiles at each start for half a second where PYTHONDONTWRITEBYTECODE is set.
+
+The first worker is forked from the controlling process (decision 37), which leaves 12 ms of 300 ms
+of imports to it. A worker builds its tables before it reports that it is ready, so that its first
+row may be due 50 ms later, whatever the number of rows.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def main() -> None:
     rows = {one.mode: _row(one) for one in benches}
     result = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": host(),
+        "machine": host().to_json(),
         "asked": {"running": N_RUNNING, "waiting": N_WAITING, "steps": asked.steps},
         "control_us": round(statistics.median(controls_s) * 1e6, 1),
         "modes": rows,

@@ -1,14 +1,19 @@
-"""What a streamed token costs the engine's server, by thread.
+"""Measures the CPU time of the engine's server per streamed token, by thread.
 
     python benchmarks/token_path.py [--device cpu] [--streams 32] [--rounds 5] [--quick]
         [--beside DIR] [--write]
 
-`--streams` callers ask for 1 000 tokens each, with counts in every chunk as slobench asks for them,
-and ask again when they are answered; what they get is counted and not decoded. Told is the CPU time
-that the server's threads took, from the kernel's own account, over the tokens of a round: the
-`loop` thread encodes and writes, the `engine` thread plans, computes and makes text of tokens.
-`toy` computes nearly nothing and pauses 4 ms a step, `cpu` is the shape `tiny` in torch. With
-`--beside`, the server of another checkout takes turns with this one's.
+`--streams` callers request 1 000 tokens each, with counts in every chunk as slobench requests them,
+and start again after each answer. They count the chunks without decoding them. The result is the
+CPU time of the server's threads, from the kernel's own account, over the tokens of a round: the
+`loop` thread encodes and writes, the `engine` thread plans, computes and detokenizes. `toy`
+computes nearly nothing and pauses 4 ms a step, `cpu` is the shape `tiny` in torch. With `--beside`,
+the server of another checkout takes turns with this checkout's.
+
+Against a design with a task per token, the event loop's thread takes 0.5 (toy model) to 0.6
+(`tiny`) of the CPU time per token, most of it in the kernel (decision 30). Writing straight to the
+file descriptor without the interpreter's lock, and switch intervals of 2 and 5 ms, made no
+measurable difference.
 """
 
 from __future__ import annotations

@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.self_report import ClientReport
+
 if TYPE_CHECKING:
     import pandas as pd
+
+    from loadgen.manifest import Manifest
 
 SCHEMA = 1
 
@@ -186,17 +190,17 @@ class Run:
     """One recorded run, in memory. The arrays are the truth; the DataFrames are for notebooks and
     built on demand.
 
-    `manifest` is JSON-like: see docs/architecture.md for its keys. `instrument` is what the client
-    measured about itself.
+    `manifest` holds the circumstances, `instrument` the client's measurements of itself; both can
+    be indexed like the JSON that they are written as (`run.manifest["seed"]`).
     """
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     schedule_rows: Schedule
     request_rows: Requests
     chunk_rows: Chunks
     edge_rows: Edges = field(default_factory=lambda: np.empty(0, EDGES))
     names: Names = field(default_factory=Names)
-    instrument: dict[str, Any] = field(default_factory=dict)
+    instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
 
     @cached_property

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from loadgen.errors import TargetFileError
+from loadgen.manifest import LabelsSection, TargetSection
 from loadgen.registry import Block
 from loadgen.yaml_document import Document, override, parse_document, write_document
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
@@ -184,20 +185,23 @@ class Endpoint(Block):
         proxy = self._proxy.authorization.partition(" ")[2] if self._proxy is not None else ""
         return (*named, proxy) if proxy else tuple(named)
 
-    def to_manifest(self) -> dict[str, Any]:
-        """What a run records about its target: JSON, header names without values, the key's
-        variable without its value, a proxy without its credentials.
+    def to_manifest(self) -> TargetSection:
+        """What a run records about its target: header names without values, the key's variable
+        without its value, a proxy without its credentials.
         """
-        shown = self.model_dump(
-            mode="json", exclude={"headers", "labels", "ca_cert", "launch", "metrics_url"}
+        return TargetSection(
+            kind="url",
+            url=self.url,
+            api=self.api,
+            model=self.model,
+            api_key_env=self.api_key_env,
+            extra_body=self.extra_body,
+            connections=self.connections,
+            headers=tuple(sorted(self.headers)),
+            labels=LabelsSection(**self.labels.model_dump()),
+            launch=None if self.launch is None else self.launch.to_manifest(),
+            proxy=None if self._proxy is None else self._proxy.url,
         )
-        shown["headers"] = sorted(self.headers)
-        shown["labels"] = self.labels.model_dump(exclude_none=True)
-        if self.launch is not None:
-            shown["launch"] = self.launch.to_manifest()
-        if self._proxy is not None:
-            shown["proxy"] = self._proxy.url
-        return shown
 
 
 def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] = ()) -> Endpoint:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from loadgen.errors import TargetFileError, nearest
+from loadgen.manifest import LaunchSection
 from loadgen.registry import Block
 from loadgen.units import Seconds
 from targets.secret_words import hide_secrets
@@ -212,15 +213,15 @@ class Launch(Block):
             stop_timeout_s=self.stop.timeout,
         )
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> LaunchSection:
         """What a run records: the command as written, but for what looks like a secret, and the
         names of the variables set."""
-        return {
-            "preset": self.preset,
-            "command": _shell_line(hide_secrets(self._template())[0]),
-            "model": self.model,
-            "env": sorted(self.env),
-        }
+        return LaunchSection(
+            preset=self.preset,
+            command=_shell_line(hide_secrets(self._template())[0]),
+            model=self.model,
+            env=tuple(sorted(self.env)),
+        )
 
     def _template(self) -> tuple[str, ...]:
         preset = self._preset

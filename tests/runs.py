@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
+from loadgen.json_section import JsonSection
+from loadgen.manifest import (
+    ClassSection,
+    HostSection,
+    InstrumentLimits,
+    LabelsSection,
+    Manifest,
+    NamesSection,
+    PreflightLine,
+    ScenarioSection,
+    TargetSection,
+    WindowSection,
+)
 from loadgen.records import (
     CHUNKS,
     REQUESTS,
@@ -24,73 +37,92 @@ from loadgen.records import (
     TokenSource,
     empty_requests,
 )
+from loadgen.self_report import (
+    ClientReport,
+    ConnectionsReport,
+    CoreSeconds,
+    DecodingReport,
+    GcReport,
+    LoopLag,
+    ProcessorReport,
+    SelfReport,
+)
 
-MANIFEST: dict[str, Any] = {
-    "schema": 1,
-    "run": "evening-chat-1",
-    "slobench": "0.1.0",
-    "scenario": {
-        "source": "scenarios/quickstart.yaml",
-        "text": "# A small chat load.\nschema: 1\nname: quickstart\n",
-        "resolved": {"name": "quickstart", "limits": {"when_full": "drop"}},
-        "sha256": "5f" * 32,
-    },
-    "seed": 7,
-    "salt": "b2c4",
-    "schedule_sha256": "ab" * 32,
-    "target": {
-        "url": "http://127.0.0.1:8000",
-        "api": "chat",
-        "model": "tiny-llama",
-        "kind": "reference",
-        "labels": {"gpu": "none"},
-    },
-    "host": {"hostname": "bench-1", "cpus": 4, "platform": "Linux-6.1", "python": "3.11.7"},
-    "versions": {"numpy": "2.1.0"},
-    "git": None,
-    "clock": "monotonic",
-    "epoch_utc": "2026-01-05T10:00:00Z",
-    "started_utc": "2026-01-05T10:00:00Z",
-    "ended": "completed",
-    "end_reason": "",
-    "window": {"warmup_s": 2.0, "measure_s": 20.0, "drain_s": 10.0},
-    "slo": [],
-    "instrument_limits": {},
-    "preflight": [{"check": "reachable", "ok": True, "detail": "200 in 3 ms"}],
-    "command": ["slobench", "run", "scenarios/quickstart.yaml"],
-}
-INSTRUMENT: dict[str, Any] = {
-    "shards": [
-        {
-            "shard": 0,
-            "window_s": 32.0,
-            "loop_lag_s": {"n": 320, "p50": 0.0001, "p99": 0.0008, "max": 0.002},
-            "cpu_share": 0.21,
-            "run_delay_share": 0.001,
-            "throttled_share": 0.0,
-            "stolen_share": 0.0,
-            "cores": {
-                "allowed": [2, 3],
-                "online": 4,
-                "own_s": 6.7,
-                "idle_s": 56.2,
-                "programs_s": 7.6,
-                "total_s": 64.0,
-            },
-            "processor": {
-                "looks": 3200,
-                "usual_s": 1e-6,
-                "slow_s": 0.0,
-                "slow_in_stalls_s": 0.0,
-                "slow_speed": None,
-            },
-            "gc": {"collections": 3, "pause_max_s": 0.0004},
-            "connections": {"opened": 12, "reused": 188},
-            "encoded_late": 0,
-            "spilled_bytes": 0,
-        }
-    ],
-}
+MANIFEST = Manifest(
+    run="evening-chat-1",
+    slobench="0.1.0",
+    command=("slobench", "run", "scenarios/quickstart.yaml"),
+    scenario=ScenarioSection(
+        name="quickstart",
+        source="scenarios/quickstart.yaml",
+        text="# A small chat load.\nschema: 1\nname: quickstart\n",
+        resolved={"name": "quickstart", "limits": {"when_full": "drop"}},
+        sha256="5f" * 32,
+    ),
+    seed=7,
+    salt="b2c4",
+    schedule_sha256="ab" * 32,
+    n_requests=220,
+    slo=(),
+    classes={"default": ClassSection((), priority=0, tenant="default", is_closed_loop=False)},
+    target=TargetSection(
+        kind="reference",
+        url="http://127.0.0.1:8000",
+        api="chat",
+        model="tiny-llama",
+        api_key_env=None,
+        labels=LabelsSection(gpu="none"),
+    ),
+    preflight=(PreflightLine("reachable", ok=True, detail="200 in 3 ms"),),
+    names=NamesSection(("default",), ("default",)),
+    window=WindowSection(2.0, 20.0, 10.0),
+    instrument_limits=InstrumentLimits(
+        lateness_s=None,
+        loop_lag_s=0.005,
+        read_backlog_s=0.0025,
+        cpu_share=0.9,
+        run_delay_share=0.01,
+    ),
+    clock="CLOCK_MONOTONIC",
+    host=HostSection("bench-1", 4, "", "Linux-6.1", "3.11.7"),
+    versions={"numpy": "2.1.0"},
+    git="",
+    started_utc="2026-01-05T10:00:00Z",
+    ended="completed",
+    end_reason="",
+    epoch_monotonic_s=1000.0,
+    epoch_utc="2026-01-05T10:00:00Z",
+    server_ended_s=None,
+)
+SHARD = SelfReport(
+    shard=0,
+    broken="",
+    window_s=32.0,
+    cpu_share=0.21,
+    run_delay_share=0.001,
+    throttled_share=0.0,
+    stolen_share=0.0,
+    cores=CoreSeconds(
+        allowed=(2, 3),
+        online=4,
+        own_s=6.7,
+        idle_s=56.2,
+        programs_s=7.6,
+        total_s=64.0,
+        most_stolen_s=0.0,
+    ),
+    loop_lag_s=LoopLag(n=320, p50=0.0001, p99=0.0008, max=0.002),
+    stalls=None,
+    backlog=None,
+    processor=ProcessorReport(
+        looks=3200, usual_s=1e-6, slow_s=0.0, slow_in_stalls_s=0.0, slow_speed=None
+    ),
+    gc=GcReport(collections=3, pause_max_s=0.0004),
+    decoding=DecodingReport(cpu_s=0.02, wall_s=0.03),
+    connections=ConnectionsReport(opened=12, reused=188, known=()),
+    encoded_late=0,
+    spilled_bytes=0,
+)
 
 
 def measured_run(
@@ -126,12 +158,12 @@ def measured_run(
     failed = np.arange(n_requests - n_failed, n_requests)
     _fail(rows, failed)
     return Run(
-        manifest={**copy.deepcopy(MANIFEST), "slo": list(slo), **(manifest or {})},
+        manifest=changed(MANIFEST, slo=slo, **(manifest or {})),
         schedule_rows=schedule,
         request_rows=rows,
         chunk_rows=chunks[~np.isin(chunks["request_id"], failed)],
         names=Names(errors=("", "HTTP 503: overloaded"), remotes=("", "127.0.0.1:8000")),
-        instrument=copy.deepcopy(INSTRUMENT),
+        instrument=ClientReport((SHARD,)),
     )
 
 
@@ -145,8 +177,28 @@ def schedule_rows(
     return rows
 
 
+S = TypeVar("S", bound=JsonSection)
+
+
+def changed(section: S, **changes: Any) -> S:
+    """A section with other values; a mapping changes the keys it names of a section inside. Raises
+    for a key or a value that the file could not have."""
+    inner = {
+        name: changed(own, **value)
+        for name, value in changes.items()
+        if isinstance(own := getattr(section, name), JsonSection) and isinstance(value, Mapping)
+    }
+    content = msgspec.to_builtins(msgspec.structs.replace(section, **changes | inner))
+    return msgspec.convert(content, type(section))
+
+
 def with_manifest(run: Run, /, **changes: Any) -> Run:
-    return replace(run, manifest={**run.manifest, **changes})
+    return replace(run, manifest=changed(run.manifest, **changes))
+
+
+def traffic(*slo: str, is_closed_loop: bool = False) -> ClassSection:
+    """A class of the manifest with SLOs of its own."""
+    return ClassSection(slo, priority=0, tenant="default", is_closed_loop=is_closed_loop)
 
 
 def replace_schedule(run: Run, **columns: Any) -> Run:
@@ -159,8 +211,11 @@ def replace_schedule(run: Run, **columns: Any) -> Run:
 
 def with_shard(run: Run, **changes: Any) -> Run:
     """The run with some readings of its only shard replaced."""
-    shards = [{**run.instrument["shards"][0], **changes}]
-    return replace(run, instrument={**run.instrument, "shards": shards})
+    return with_shards(run, changed(run.instrument.shards[0], **changes))
+
+
+def with_shards(run: Run, *shards: SelfReport) -> Run:
+    return replace(run, instrument=ClientReport(shards, run.instrument.family_s))
 
 
 CLASSES = ("chat", "rag")
@@ -180,7 +235,7 @@ def two_classes(
     for name in ("first_chunk_s", "first_token_s", "first_answer_s"):
         rows[name][is_rag] = rows["released_s"][is_rag] + 1.0
     return replace(
-        with_manifest(run, classes={"chat": {"slo": list(chat)}, "rag": {"slo": list(rag)}}),
+        with_manifest(run, classes={"chat": traffic(*chat), "rag": traffic(*rag)}),
         names=Names(classes=CLASSES, errors=run.names.errors, remotes=run.names.remotes),
     )
 
@@ -242,4 +297,4 @@ def runs(draw: st.DrawFn, max_requests: int = 8) -> Run:
             rows[name][position] = value
         chunks += [(id_, chunk["received_s"], chunk["tokens"]) for chunk in received]
     chunk_rows: Chunks = np.array(chunks, CHUNKS)
-    return Run({**copy.deepcopy(MANIFEST)}, schedule, rows.astype(REQUESTS), chunk_rows)
+    return Run(MANIFEST, schedule, rows.astype(REQUESTS), chunk_rows)

@@ -22,9 +22,10 @@ ROOMS: dict[str, list[str]] = {
         "drive translate",
         "exports workload",
         "measure",
-        "registry",
-        "plugins units yaml_document",
-        "clock errors records timer",
+        "manifest records registry",
+        "plugins self_report units yaml_document",
+        "json_section",
+        "clock errors timer",
     ],
     "reference_engine": [
         "__main__",
@@ -41,7 +42,18 @@ ROOMS: dict[str, list[str]] = {
 }
 WORDS = [
     f"loadgen.{word}"
-    for word in ("registry", "records", "clock", "errors", "units", "yaml_document", "timer")
+    for word in (
+        "registry",
+        "records",
+        "manifest",
+        "self_report",
+        "json_section",
+        "clock",
+        "errors",
+        "units",
+        "yaml_document",
+        "timer",
+    )
 ]
 # What a module may import of the other packages; the longest prefix of its name counts.
 OUTSIDE: dict[str, list[str]] = {

@@ -151,11 +151,11 @@ def test_repeats_draw_other_requests_and_cells_of_one_scenario_the_same(tmp_path
     cells = [cell("a"), cell("b", engine=f"{ENGINE},mode=static")]
     found = all_of(cells, tmp_path, repeats=2)
     assert {(f.cell.name, f.repeat) for f in found} == {("a", 1), ("a", 2), ("b", 1), ("b", 2)}
-    schedules = {(f.cell.name, f.repeat): f.run.manifest["schedule_sha256"] for f in found}
+    schedules = {(f.cell.name, f.repeat): f.run.manifest.schedule_sha256 for f in found}
     assert schedules["a", 1] == schedules["b", 1]
     assert schedules["a", 2] == schedules["b", 2]
     assert schedules["a", 1] != schedules["a", 2]
-    assert {f.run.manifest["run"] for f in found} == {"a-r1", "a-r2", "b-r1", "b-r2"}
+    assert {f.run.manifest.run for f in found} == {"a-r1", "a-r2", "b-r1", "b-r2"}
     assert all((f.directory / "report.html").is_file() for f in found)
     assert repeated(cells[0].scenario, 1) == cells[0].scenario
 
@@ -197,7 +197,7 @@ def test_an_unfinished_run_is_moved_aside_and_made_again(tmp_path, left):
     console = quiet()
     (again,) = all_of([cell("a")], tmp_path, console=console)
     assert not again.was_reused
-    assert again.run.manifest["ended"] == "completed"
+    assert again.run.manifest.ended == "completed"
     aside = tmp_path / "a" / "unfinished" / "r1" / "manifest.json"
     assert json.loads(aside.read_text())["ended"] == left
     assert f"moved to {aside.parent}" in console.file.getvalue()
@@ -251,11 +251,11 @@ def test_a_cell_that_cannot_be_measured_is_told_and_the_rest_go_on(tmp_path):
 
 def test_the_warm_up_is_traffic_of_the_cell_that_does_not_count(tmp_path):
     (found,) = all_of([cell("a")], tmp_path, between=Between(warm_up_s=1.5))
-    assert found.run.manifest["window"]["warmup_s"] == 1.5
+    assert found.run.manifest.window.warmup_s == 1.5
     assert found.summary.counts["warmup"] > 0
     longer = replace(cell("b"), scenario=load_scenario("quickstart", ["phases.warmup=3s"]))
     (found,) = all_of([longer], tmp_path, between=Between(warm_up_s=1.5))
-    assert found.run.manifest["window"]["warmup_s"] == 3.0
+    assert found.run.manifest.window.warmup_s == 3.0
 
 
 def test_who_leaves_early_goes_on_from_there(tmp_path):

@@ -83,5 +83,5 @@ def test_each_cause_of_an_invalid_run_or_a_note_is_explained(cause):
 
 
 def test_every_decision_has_its_number_once():
-    numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))]
     assert numbers == [f"{n:04d}" for n in range(1, len(numbers) + 1)]

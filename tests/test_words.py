@@ -23,6 +23,7 @@ from loadgen.records import (
     empty_requests,
 )
 from loadgen.registry import Block, Plugin, Registry
+from tests.runs import MANIFEST
 
 
 class Shape(Plugin):
@@ -221,7 +222,7 @@ def test_a_run_shows_its_words_as_categories():
     rows = empty_requests(schedule)
     rows["status"][0], rows["error_id"][1] = Status.ok, 1
     names = Names(classes=("chat", "rag"), errors=("", "refused"))
-    run = Run({}, schedule, rows, np.empty(0, CHUNKS), names=names)
+    run = Run(MANIFEST, schedule, rows, np.empty(0, CHUNKS), names=names)
     assert run.schedule["class"].tolist() == ["chat", "rag"]
     assert run.requests["status"].tolist() == ["ok", "not_released"]
     assert run.requests["error"].tolist() == ["", "refused"]

@@ -126,22 +126,22 @@ def _read_run(directory: Path, command_cpu_s: float, log: TruthLog) -> Measured:
     run = read_run(directory)
     rows = run.request_rows
     ok = rows["status"] == Status.ok
-    epoch_s = float(run.manifest["epoch_monotonic_s"])
+    epoch_s = run.manifest.epoch_s
     named = {
         "due_s": "released_s", "sent_s": "sent_s", "first_s": "first_token_s",
         "last_s": "last_token_s", "done_s": "done_s",
     }  # fmt: skip
     columns = {name: rows[column][ok] + epoch_s for name, column in named.items()}
     columns["seq"] = rows["request_id"][ok].astype(np.float64)
-    shards = run.instrument["shards"]
-    paced_cpu_s = sum(shard["cpu_share"] * shard["window_s"] for shard in shards)
+    shards = run.instrument.shards
+    paced_cpu_s = sum((shard.cpu_share or 0.0) * shard.window_s for shard in shards)
     summary = json.loads((directory / "summary.json").read_text())
     checks = summary["validity"]["checks"]
     return Measured(
         rows=columns,
         n_sent=int(np.count_nonzero(np.isfinite(rows["sent_s"]))),
         paced_cpu_s=paced_cpu_s,
-        decoded_cpu_s=paced_cpu_s + sum(shard["decoding"]["cpu_s"] for shard in shards),
+        decoded_cpu_s=paced_cpu_s + sum(shard.decoding.cpu_s for shard in shards),
         command_cpu_s=command_cpu_s,
         log=log,
         problems=[c["detail"] for c in checks if c["is_gate"] and c["ok"] is False],

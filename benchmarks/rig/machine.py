@@ -18,7 +18,7 @@ Table = Mapping[str, Mapping[str, float]]
 
 
 def machine() -> dict[str, Any]:
-    known = host()
+    known = host().to_json()
     return {key: known[key] for key in ("cpu_model", "cpus", "platform", "python")}
 
 

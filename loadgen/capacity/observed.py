@@ -27,14 +27,13 @@ def probe_of(
     during which there was no server."""
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
-    shared = [parse_slo(text) for text in run.manifest.get("slo") or ()]
+    shared = [parse_slo(text) for text in run.manifest.slo]
     met = due & meets_own(run, columns, shared, slos_by_class(run))
     released_s = run.request_rows["released_s"]
     at_s = np.where(np.isfinite(released_s), released_s, run.schedule_rows["scheduled_s"])
     counted = due & np.isfinite(at_s)
     n_due, n_met = in_blocks(at_s[counted], met[counted], window.start_s, window.end_s)
-    why = str(run.manifest.get("end_reason") or "")
-    is_stopped = run.manifest["ended"] == "stopped"
+    why, is_stopped = run.manifest.end_reason, run.manifest.ended == "stopped"
     if is_stopped and grade == "measured":
         grade = "saturated"
     if gone := why_gone(run, due):
@@ -69,8 +68,8 @@ def why_gone(run: Run, due: Mask) -> str:
     or one at the very end, and it was away. What the client had no connection left for says
     nothing of a server: the gate "client limits" sees to that.
     """
-    if run.manifest.get("server_ended_s") is not None:
-        return str(run.manifest.get("end_reason") or "the server ended")
+    if run.manifest.server_ended_s is not None:
+        return run.manifest.end_reason or "the server ended"
     rows = run.request_rows[due]
     tried = rows[np.isfinite(rows["sent_s"])]
     is_ours = np.isin(tried["error_id"], run.names.client_limits)

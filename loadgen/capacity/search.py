@@ -196,8 +196,8 @@ class _Search:
         if finished.was_interrupted:
             return None
         spent_s = time.monotonic() - begin_s
-        if asked.target == SIMULATED:
-            spent_s = float(finished.run.manifest["engine"]["simulated_s"])
+        if (engine := finished.run.manifest.engine) is not None:
+            spent_s = engine.simulated_s
         grade: Grade = "measured" if early is None else early.grade
         return probe_of(finished, ask, grade, spent_s, self._question.target, name)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.errors import UsageError
+from loadgen.drive.store import read_manifest_file
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.live.watching import Watch
 from loadgen.run.directory import free
 from loadgen.run.manifest import version, without_key
@@ -146,11 +147,11 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _ending(directory: Path) -> str:
+    """How the run of a directory ended; "nothing" where it has no manifest that can be read."""
     try:
-        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_manifest_file(directory)[0].ended
+    except (UsageError, RunInvalid):
         return "nothing"
-    return str(manifest["ended"])
 
 
 def _flat(prefix: str, value: Any) -> dict[str, Any]:

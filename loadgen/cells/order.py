@@ -34,7 +34,6 @@ from loadgen.cells.runner import (
 from loadgen.cells.servers import CellServers
 from loadgen.errors import SlobenchError
 from loadgen.run.execute import finished
-from loadgen.workload.scenario import Scenario
 
 NO_CONTROLS: Mapping[str, Cell] = {}
 ROUNDS_OF_A_SERVER = 2
@@ -168,4 +167,4 @@ def _warmed(cell: Cell, between: Between) -> Cell:
         return cell
     values = cell.scenario.resolved()
     values["phases"]["warmup"] = f"{between.warm_up_s:.9g}s"
-    return replace(cell, scenario=Scenario.model_validate(values))
+    return replace(cell, scenario=cell.scenario.with_values(values))

@@ -148,7 +148,7 @@ class CellRunner:
                     found.append(failure(title, one.turn, error, self.console))
                     continue
                 found.append(recorded)
-                if recorded.run.manifest["ended"] == "interrupted":
+                if recorded.run.manifest.ended == "interrupted":
                     raise KeyboardInterrupt
 
     def _ready(self, turn: PlannedRun) -> _Ready:
@@ -230,7 +230,7 @@ def repeated(scenario: Scenario, repeat: int) -> Scenario:
     """A scenario as its `repeat`-th run (from 1) draws it: the first with its own seed, the next
     with the seed after."""
     seed = (scenario.seed + repeat - 1) % _SEEDS
-    return Scenario.model_validate(scenario.resolved() | {"seed": seed})
+    return scenario.with_values(scenario.resolved() | {"seed": seed})
 
 
 def kept_paces(directory: Path, console: Console) -> tuple[float, ...]:

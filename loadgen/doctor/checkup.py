@@ -63,7 +63,7 @@ class Facts:
             "exit_code": self.exit_code,
             "reasons": list(self.reasons),
             "notes": list(self.notes),
-            "host": host(),
+            "host": host().to_json(),
             "target": self.target or None,
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "judge": self.judge or None,

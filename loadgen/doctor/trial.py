@@ -83,7 +83,7 @@ def measure_trial(bench: TrialSetup, rate_per_s: float, seconds: float, number: 
     folder = bench.folder / f"trial-{number}"
     scenario = _scenario(rate_per_s, seconds, number)
     run, log = _recorded(bench, scenario, folder)
-    if run.manifest["ended"] == "interrupted":
+    if run.manifest.ended == "interrupted":
         raise KeyboardInterrupt
     wall_s = time.monotonic() - started_s
     return _judged(run, log, rate_per_s, seconds, wall_s)
@@ -147,8 +147,7 @@ def _judged(run: Run, log: TruthLog, rate_per_s: float, seconds: float, wall_s: 
     rows = run.request_rows
     counted = (rows["released_s"] >= _WARMUP_S) & (rows["status"] == Status.ok)
     tokens_per_s = float(rows["output_tokens"][counted].sum()) / seconds
-    shards = run.instrument.get("shards") or [{}]
-    cpu_s = sum(float(s.get("cpu_share") or 0) * float(s.get("window_s") or 0) for s in shards)
+    cpu_s = sum((shard.cpu_share or 0.0) * shard.window_s for shard in run.instrument.shards)
     n_tokens = max(1, int(rows["output_tokens"].sum()))
     return Trial(
         rate_per_s=rate_per_s,
@@ -176,7 +175,7 @@ def truth_of(run: Run, log: TruthLog) -> Truth:
     """The log's instants in the rows of a run, on the run's clock. Requests that never arrived are
     NaN."""
     rows = run.request_rows
-    epoch_ns = round(run.manifest["epoch_monotonic_s"] * 1e9)
+    epoch_ns = round(run.manifest.epoch_s * 1e9)
     is_there = np.isin(rows["request_id"], log.rows["seq"])
     found = log.of(rows["request_id"][is_there])
 

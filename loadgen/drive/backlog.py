@@ -13,7 +13,8 @@ import fcntl
 import sys
 import termios
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from loadgen.self_report import BacklogReport
 
 MOST_LOOKS = 16  # at a time: 10 µs, a hundred times a second
 Sockets = Callable[[int], tuple[int, Sequence[int]]]
@@ -42,17 +43,17 @@ class ReceiveBacklog:
         self._n_waiting += waiting
         self._waiting_sum += waiting * n / len(descriptors)
 
-    def summary(self, n_reads: int, window_s: float) -> dict[str, Any] | None:
+    def summary(self, n_reads: int, window_s: float) -> BacklogReport | None:
         """None where no connection could be looked at, or nothing was read."""
         if not self._n_looks or not n_reads:
             return None
-        return {
-            "looks": self._n_looks,
-            "waiting": self._n_waiting,
-            "bytes_max": self._bytes_max,
-            "reads": n_reads,
-            "wait_mean_s": self._waiting_sum / self._n_probes * window_s / n_reads,
-        }
+        return BacklogReport(
+            looks=self._n_looks,
+            waiting=self._n_waiting,
+            bytes_max=self._bytes_max,
+            reads=n_reads,
+            wait_mean_s=self._waiting_sum / self._n_probes * window_s / n_reads,
+        )
 
 
 def unread_bytes(descriptor: int) -> int:

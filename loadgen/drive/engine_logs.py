@@ -40,7 +40,7 @@ class ServedRun(NamedTuple):
     @classmethod
     def of(cls, run: Run, directory: Path) -> ServedRun:
         """A recorded run whose log holds no other run's requests."""
-        return cls(directory, run.manifest["run"], run.manifest["epoch_monotonic_s"])
+        return cls(directory, run.manifest.run, run.manifest.epoch_s)
 
 
 def adopt_engine_logs(log_dir: Path, runs: Sequence[ServedRun]) -> None:

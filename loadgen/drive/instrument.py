@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from loadgen.drive.core_time import (
     TICKS_PER_S,
@@ -20,9 +20,23 @@ from loadgen.drive.core_time import (
     most_stolen_s,
     processor_ticks,
 )
+from loadgen.manifest import HostSection
+from loadgen.self_report import CoreSeconds, GcReport
 
 _WAKE_UP_S = 50e-6
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
+
+
+class ThreadUse(NamedTuple):
+    """Readings of a `ThreadMeter`: shares of `window_s` (s), None where the system does not state
+    them."""
+
+    window_s: float
+    cpu_share: float | None
+    run_delay_share: float | None
+    throttled_share: float | None
+    stolen_share: float | None
+    cores: CoreSeconds | None
 
 
 class ThreadMeter:
@@ -37,7 +51,7 @@ class ThreadMeter:
 
     def __init__(self) -> None:
         self._before: dict[str, float | None] = {}
-        self._shares: dict[str, Any] = {}
+        self._use = ThreadUse(0.0, None, None, None, None, None)
         self._stat_before = ""
         self.window_s = 0.0  # between `start` and `stop`
 
@@ -50,36 +64,41 @@ class ThreadMeter:
         after, before = _readings(stat), self._before
         wall_s = (after["wall_s"] or 0.0) - (before["wall_s"] or 0.0)
         self.window_s = wall_s
-        self._shares = {"window_s": wall_s}
-        for reading, share in (
-            ("cpu_s", "cpu_share"),
-            ("run_delay_s", "run_delay_share"),
-            ("throttled_s", "throttled_share"),
-            ("stolen_s", "stolen_share"),
-        ):
+
+        def share(reading: str) -> float | None:
             now, then = after[reading], before[reading]
             known = now is not None and then is not None and wall_s > 0
-            self._shares[share] = max(0.0, now - then) / wall_s if known else None  # type: ignore[operator]  # both are known
-        own_s = (after["cpu_s"] or 0.0) - (before["cpu_s"] or 0.0)
-        self._shares["cores"] = self._core_use(stat, own_s)
+            return max(0.0, now - then) / wall_s if known else None  # type: ignore[operator]  # both are known
 
-    def _core_use(self, stat: str, own_s: float) -> dict[str, Any] | None:
+        own_s = (after["cpu_s"] or 0.0) - (before["cpu_s"] or 0.0)
+        self._use = ThreadUse(
+            wall_s,
+            cpu_share=share("cpu_s"),
+            run_delay_share=share("run_delay_s"),
+            throttled_share=share("throttled_s"),
+            stolen_share=share("stolen_s"),
+            cores=self._core_use(stat, own_s),
+        )
+
+    def _core_use(self, stat: str, own_s: float) -> CoreSeconds | None:
         """Of the cores that the thread may use now; None where the system does not tell."""
         cores = cores_of_thread()
         now, then = (core_times(text, cores) for text in (stat, self._stat_before))
         if now is None or then is None:
             return None
-        spent = {name: round(value, 6) for name, value in now.since(then)._asdict().items()}
-        return {
-            "allowed": sorted(cores),
-            "online": os.cpu_count(),
-            "own_s": own_s,
-            **spent,
-            "most_stolen_s": most_stolen_s(stat, self._stat_before, cores),
-        }
+        spent = now.since(then)
+        return CoreSeconds(
+            allowed=tuple(sorted(cores)),
+            online=os.cpu_count(),
+            own_s=own_s,
+            idle_s=round(spent.idle_s, 6),
+            programs_s=round(spent.programs_s, 6),
+            total_s=round(spent.total_s, 6),
+            most_stolen_s=most_stolen_s(stat, self._stat_before, cores),
+        )
 
-    def summary(self) -> dict[str, Any]:
-        return dict(self._shares)
+    def summary(self) -> ThreadUse:
+        return self._use
 
 
 class GcPauses:
@@ -101,11 +120,10 @@ class GcPauses:
         gc.enable()
         gc.unfreeze()
 
-    def summary(self) -> dict[str, float | int]:
-        return {
-            "collections": len(self._pauses_s),
-            "pause_max_s": max(self._pauses_s, default=0.0),
-        }
+    def summary(self) -> GcReport:
+        return GcReport(
+            collections=len(self._pauses_s), pause_max_s=max(self._pauses_s, default=0.0)
+        )
 
     def _note(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -186,7 +204,7 @@ def throttled_s(cpu_stat: str) -> float | None:
     return None
 
 
-def host() -> dict[str, Any]:
+def host() -> HostSection:
     """The machine, for the manifest."""
     import platform
 
@@ -198,12 +216,10 @@ def host() -> dict[str, Any]:
                 break
     except OSError:
         cpu_model = platform.processor()
-    return {
-        "hostname": platform.node(),
-        "cpus": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "cpu_model": cpu_model,
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-    }
+    return HostSection(
+        hostname=platform.node(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpu_model=cpu_model,
+        platform=platform.platform(),
+        python=platform.python_version(),
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from loadgen.self_report import LoopLag, StallsReport
 from loadgen.timer import Timer
 
 PERIOD_S = 0.01
@@ -40,19 +40,18 @@ class LoopProbe:
         if self._is_stalled:
             self._stalls[-1][1] = self._timer.now_s()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> tuple[LoopLag, StallsReport]:
         lags = np.sort(np.array(self._lags_s)) if self._lags_s else np.zeros(1)
-        rank = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-        quantiles = {
-            k: float(lags[max(0, int(np.ceil(q * len(lags))) - 1)]) for k, q in rank.items()
-        }
-        return {
-            "loop_lag_s": {"n": len(self._lags_s), **quantiles},
-            "stalls": {
-                "over_s": STALL_S,
-                "spans_s": [[round(instant, 6) for instant in stall] for stall in self._stalls],
-            },
-        }
+
+        def quantile(q: float) -> float:
+            return float(lags[max(0, int(np.ceil(q * len(lags))) - 1)])
+
+        lag = LoopLag(n=len(self._lags_s), p50=quantile(0.5), p99=quantile(0.99), max=quantile(1.0))
+        spans_s = tuple(
+            (round(from_s, 6), round(until_s, 6), round(lag_s, 6))
+            for from_s, until_s, lag_s in self._stalls
+        )
+        return lag, StallsReport(over_s=STALL_S, spans_s=spans_s)
 
     def _probe(self) -> None:
         """A stall is as many late probes as would have run in it: one long stall must weigh what

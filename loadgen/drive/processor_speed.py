@@ -14,7 +14,8 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+
+from loadgen.self_report import ProcessorReport
 
 SLOW = 3.0
 """Times as long as usual; a neighbour on the other thread of a core costs less than two."""
@@ -39,7 +40,7 @@ class ProcessorSpeed:
         self._instants_s.append(now_s)
         self._works_s.append(self._work_s())
 
-    def summary(self, stalls: Sequence[Sequence[float]] = ()) -> dict[str, Any] | None:
+    def summary(self, stalls: Sequence[Sequence[float]] = ()) -> ProcessorReport | None:
         """`usual_s` of the work; for how long in all it took three times as long (`slow_s`), and
         while the loop was stalled (`slow_in_stalls_s`; `stalls` are [from, until, …] by time); and
         how fast the processor was then, over its usual speed (`slow_speed`). None of less than
@@ -49,13 +50,13 @@ class ProcessorSpeed:
         usual_s = statistics.median(self._works_s)
         spans = self._slow_spans(SLOW * usual_s)
         slow = [took_s for took_s in self._works_s if took_s > SLOW * usual_s]
-        return {
-            "looks": len(self._works_s),
-            "usual_s": usual_s,
-            "slow_s": math.fsum(until_s - from_s for from_s, until_s in spans),
-            "slow_in_stalls_s": _shared_s(spans, stalls),
-            "slow_speed": usual_s / statistics.median(slow) if slow else None,
-        }
+        return ProcessorReport(
+            looks=len(self._works_s),
+            usual_s=usual_s,
+            slow_s=math.fsum(until_s - from_s for from_s, until_s in spans),
+            slow_in_stalls_s=_shared_s(spans, stalls),
+            slow_speed=usual_s / statistics.median(slow) if slow else None,
+        )
 
     def _slow_spans(self, over_s: float) -> list[tuple[float, float]]:
         looks = zip(self._instants_s, self._works_s, strict=True)

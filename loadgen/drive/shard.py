@@ -85,10 +85,9 @@ async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> No
         return
     shard.start(int(argument))
     listener = loop.create_task(_obey(commands, shard))
-    instrument = await shard.finish()
-    if task.connections == "reuse" and task.transport == "fast":  # the others open none ahead
-        instrument["connections"]["not_opened_ahead"] = task.n_preopen - opened
-    say("done", instrument=instrument)
+    opens_ahead = task.connections == "reuse" and task.transport == "fast"
+    report = await shard.finish(task.n_preopen - opened if opens_ahead else 0)
+    say("done", instrument=report.to_json())
     listener.cancel()
 
 

@@ -24,6 +24,7 @@ from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
 from loadgen.records import ON_PURPOSE, Status
+from loadgen.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
 
 _BEAT_S = 0.25
@@ -123,9 +124,10 @@ class Shard:
     def stop(self, reason: str, drain_s: float) -> None:
         self._dispatcher.stop(reason, drain_s)
 
-    async def finish(self) -> dict[str, Any]:
-        """Waits for the last row, writes the part file, and returns what the parent should know;
-        `broken` is why this shard stopped before its time, if it did."""
+    async def finish(self, n_not_opened_ahead: int = 0) -> SelfReport:
+        """Waits for the last row, writes the part file, and returns the shard's measurements of
+        itself. `n_not_opened_ahead` is the number of connections that failed to open before the
+        start."""
         await self._finished.wait()
         for meter in (self._probe, self._meter):
             meter.stop()
@@ -135,30 +137,36 @@ class Shard:
         lost = f"the load generator broke: {self._broken}" if self._broken else ""
         started_s, before_s = time.monotonic(), time.thread_time()
         write_part(self._part_path, *self._recorder.finish(lost))
-        decoding = {
-            "cpu_s": time.thread_time() - before_s,
-            "wall_s": time.monotonic() - started_s,
-        }
-        probed = self._probe.summary()
+        decoding = DecodingReport(
+            cpu_s=time.thread_time() - before_s, wall_s=time.monotonic() - started_s
+        )
+        thread, (loop_lag, stalls) = self._meter.summary(), self._probe.summary()
         self._gc.stop()  # only now: decoding makes no cycles, and collecting would double its time
         self._report()
-        return {
-            "shard": self._number,
-            "broken": self._broken,
-            **self._meter.summary(),
-            **probed,
-            "backlog": self._backlog.summary(self._recorder.n_reads, self._meter.window_s),
-            "processor": self._speed.summary(probed["stalls"]["spans_s"]),
-            "gc": self._gc.summary(),
-            "decoding": decoding,
-            "connections": {
-                "opened": self._client.n_opened,
-                "reused": self._client.n_reused,
-                "known": self._client.known,
-            },
-            "encoded_late": self._payloads.n_late,
-            "spilled_bytes": self._recorder.spilled_bytes,
-        }
+        return SelfReport(
+            shard=self._number,
+            broken=self._broken,
+            window_s=thread.window_s,
+            cpu_share=thread.cpu_share,
+            run_delay_share=thread.run_delay_share,
+            throttled_share=thread.throttled_share,
+            stolen_share=thread.stolen_share,
+            cores=thread.cores,
+            loop_lag_s=loop_lag,
+            stalls=stalls,
+            backlog=self._backlog.summary(self._recorder.n_reads, self._meter.window_s),
+            processor=self._speed.summary(stalls.spans_s),
+            gc=self._gc.summary(),
+            decoding=decoding,
+            connections=ConnectionsReport(
+                opened=self._client.n_opened,
+                reused=self._client.n_reused,
+                known=tuple(self._client.known),
+                not_opened_ahead=n_not_opened_ahead,
+            ),
+            encoded_late=self._payloads.n_late,
+            spilled_bytes=self._recorder.spilled_bytes,
+        )
 
     def _look(self) -> None:
         """With each probe of the loop."""

@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
+from loadgen.json_section import read_section
+from loadgen.manifest import LiveQuantiles, WorkerSection
+from loadgen.self_report import SelfReport
 
 _LEAD_NS = 50_000_000  # from "GO" to the first row: every shard has armed its first alarm by then
 _READY_S = 60.0
@@ -40,13 +43,13 @@ class _Child:
     process: ShardProcess
     buffer: bytes = b""
     told: set[str] = field(default_factory=set)
-    instrument: dict[str, Any] | None = None
+    report: SelfReport | None = None
     has_ended: bool = False
 
     @property
     def is_over(self) -> bool:
         """Nothing more is to come from it; the process itself may still be ending."""
-        return self.has_ended or self.instrument is not None
+        return self.has_ended or self.report is not None
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,26 @@ class CutShort:
     at_ns: int
 
 
+@dataclass(frozen=True)
+class RemoteWorkers:
+    """Workers on other machines, as the manifest records them: `n_bad` counts unreadable messages,
+    `live` holds the quantiles of each live metric."""
+
+    n_bad: int
+    workers: tuple[WorkerSection, ...]
+    live: dict[str, LiveQuantiles]
+
+
 @dataclass
 class Outcome:
-    """What came of the shards: the instrument readings of those that finished, and who died;
-    `told` is what else the manifest should say, `cut_short` set where not all was to be released
-    any more."""
+    """What came of the shards: the self-reports of those that finished, and by shard why it died;
+    `remote` describes workers on other machines, `cut_short` is set where not all was to be
+    released any more."""
 
     epoch_ns: int
-    instruments: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[SelfReport] = field(default_factory=list)
     dead: dict[int, str] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
+    remote: RemoteWorkers | None = None
     cut_short: CutShort | None = None
 
 
@@ -147,18 +160,19 @@ class Shards:
             if message["kind"] == "beat":
                 on_beat(child.number, message)
             elif message["kind"] == "done":
-                child.instrument = message["instrument"]
-            elif message["kind"] == "end" and child.instrument is None:
+                where = f"the report of worker {child.number}"
+                child.report = read_section(message["instrument"], SelfReport, where)
+            elif message["kind"] == "end" and child.report is None:
                 on_death(child.number)
         for child in self._children:
             if not child.is_over:
                 child.process.kill()
-            if child.instrument is None:
+            if child.report is None:
                 outcome.dead[child.number] = child.process.last_words()
                 continue
-            outcome.instruments.append(child.instrument)
-            if child.instrument["broken"]:
-                outcome.dead[child.number] = child.instrument["broken"]
+            outcome.reports.append(child.report)
+            if child.report.broken:
+                outcome.dead[child.number] = child.report.broken
         return outcome
 
     def stop(self, reason: str, drain_s: float) -> None:

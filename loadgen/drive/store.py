@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.manifest import Manifest, read_client_report, read_manifest
 from loadgen.records import (
     CHUNKS,
     EDGES,
@@ -38,6 +39,7 @@ from loadgen.records import (
     TokenSource,
     empty_requests,
 )
+from loadgen.self_report import ClientReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,13 +116,22 @@ def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
     return merged, chunks, Names(errors=tuple(errors), remotes=tuple(remotes))
 
 
-def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    _write_text(directory / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+def read_manifest_file(directory: Path) -> tuple[Manifest, ClientReport]:
+    """The manifest of a run directory, and the client's measurements of itself, which the same file
+    holds. Raises UsageError for a directory without one, RunInvalid for a damaged one."""
+    path = directory / "manifest.json"
+    if not path.is_file():
+        raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunInvalid(f"{path}: damaged manifest: {error}") from None
+    return read_manifest(content, str(path)), read_client_report(content, str(path))
 
 
 def write_schedule(directory: Path, run: Run) -> None:
     """The plan, before the first request goes out."""
-    write_manifest(directory, run.manifest)
+    _write_json(directory / "manifest.json", run.manifest.to_json())
     _write_table(directory / "schedule.parquet", run.schedule_rows, run.names, {})
     _write_table(directory / "edges.parquet", run.edge_rows, run.names, {})
 
@@ -136,7 +147,8 @@ def write_schedule_file(path: Path, schedule: Schedule, names: Names) -> None:
 
 def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> None:
     """Everything measured. `derived` are extra columns of the requests table (ttft_s, …)."""
-    write_manifest(directory, {**run.manifest, "instrument": run.instrument})
+    content = {**run.manifest.to_json(), "instrument": run.instrument.to_json()}
+    _write_json(directory / "manifest.json", content)
     _write_table(directory / "chunks.parquet", run.chunk_rows, run.names, {})
     if len(run.server_rows):
         _write_table(directory / "server.parquet", run.server_rows, run.names, {})
@@ -145,24 +157,16 @@ def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> No
 
 
 def write_summary(directory: Path, summary: dict[str, Any]) -> None:
-    _write_text(directory / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    _write_json(directory / "summary.json", summary)
 
 
 def read_run(directory: Path | str) -> Run:
     """A recorded run; one whose process ended before it put the shards' parts together is read
     from those. Raises UsageError if it is no run directory, RunInvalid if it is damaged."""
     directory = Path(directory)
-    manifest_path = directory / "manifest.json"
-    if not manifest_path.is_file():
-        raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
+    manifest, instrument = read_manifest_file(directory)
+    known = Names(classes=manifest.names.classes, tenants=manifest.names.tenants)
     try:
-        manifest = json.loads(manifest_path.read_text())
-        if manifest["schema"] > SCHEMA:
-            raise RunInvalid(
-                f"{manifest_path}: schema {manifest['schema']} was written by slobench "
-                f"{manifest.get('slobench')}; this version reads up to {SCHEMA}"
-            )
-        known = Names(**{key: tuple(words) for key, words in manifest.get("names", {}).items()})
         schedule, names = _read_table(directory / "schedule.parquet", SCHEDULE, known)
         edges, _ = _read_table(directory / "edges.parquet", EDGES, names)
         has_requests = (directory / "requests.parquet").exists()
@@ -179,7 +183,6 @@ def read_run(directory: Path | str) -> Run:
         raise UsageError(f"{directory}: this run was never finished ({error})") from None
     except (OSError, ValueError, KeyError) as error:
         raise RunInvalid(f"{directory}: damaged run directory: {error}") from error
-    instrument = manifest.pop("instrument", {})
     return Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
 
 
@@ -195,9 +198,9 @@ def _lookup(numbers: Sequence[int], codes: NDArray[Any]) -> NDArray[np.int64]:
     return looked_up
 
 
-def _write_text(path: Path, text: str) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(text)
+    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
     partial.rename(path)
 
 

@@ -25,18 +25,16 @@ def summary_rows(run: Run, summary: Summary) -> list[Row]:
     Columns end in their unit; a share has none. A percentile stands between the ends of its
     interval: `ttft_p99_low_s`, `ttft_p99_s`, `ttft_p99_high_s`. What does not exist is None.
     """
-    manifest = run.manifest
-    target = manifest.get("target") or {}
-    labels = target.get("labels") or {}
+    manifest, target = run.manifest, run.manifest.target
     head: Row = {
         "run": summary.run,
-        "scenario": (manifest.get("scenario") or {}).get("name"),
-        "seed": manifest.get("seed"),
-        "schedule_sha256": manifest.get("schedule_sha256"),
-        "target": target.get("url") or target.get("kind"),
-        "model": target.get("model"),
-        **{f"label_{name}": value for name, value in labels.items()},
-        "started_utc": manifest.get("started_utc"),
+        "scenario": manifest.scenario.name,
+        "seed": manifest.seed,
+        "schedule_sha256": manifest.schedule_sha256,
+        "target": target.url or target.kind,
+        "model": target.model,
+        **{f"label_{name}": value for name, value in target.labels.to_json().items()},
+        "started_utc": manifest.started_utc,
         "trusted": summary.validity.trusted,
         "confidence": summary.confidence,
         "window_s": summary.window.length_s,
@@ -119,7 +117,7 @@ def _requests(run: Run) -> pd.DataFrame:
         **{name: _or_nan(schedule[name]) for name in OWN_SLO.values()},
     }
     metrics = {name: columns.column(name) for name, m in METRICS.items() if m.scope == "request"}
-    frame.insert(0, "run", str(run.manifest.get("run", "")))
+    frame.insert(0, "run", run.manifest.run)
     for place, (name, values) in enumerate(planned.items(), 2):
         frame.insert(place, name, np.asarray(values))
     for word in frame.select_dtypes("category"):

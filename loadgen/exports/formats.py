@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import structs
+
 from loadgen.errors import UsageError, nearest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
@@ -79,9 +81,11 @@ def _promised(run: Run, slo: Sequence[str] | None) -> Run:
     """The run as if these had been its promises, and its classes had none of their own."""
     if slo is None:
         return run
-    stated = run.manifest.get("classes") or {}
-    classes = {name: {**told, "slo": []} for name, told in stated.items()}
-    return replace(run, manifest={**run.manifest, "slo": list(slo), "classes": classes})
+    classes = {
+        name: structs.replace(traffic, slo=()) for name, traffic in run.manifest.classes.items()
+    }
+    manifest = structs.replace(run.manifest, slo=tuple(slo), classes=classes)
+    return replace(run, manifest=manifest)
 
 
 def check_format(format: str, rows: str | None = None) -> None:

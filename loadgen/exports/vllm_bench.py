@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.manifest import Manifest
 from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.measure.per_request import PerRequest, Seconds, per_request
 from loadgen.measure.slo import parse_slo
@@ -161,13 +162,12 @@ def _n_good(samples: Mapping[str, Seconds], limits_s: Mapping[str, float], n: in
 def _goodput_limits_s(run: Run) -> dict[str, float] | None:
     """The run's per-request promises as `--goodput` would take them; None where there are none, or
     one that it has no word for."""
-    stated = run.manifest.get("classes") or {}
-    texts = [*(run.manifest.get("slo") or ()), *(t for c in stated.values() for t in c["slo"])]
-    asked = [slo for slo in map(parse_slo, texts) if slo.scope == "request"]
+    manifest = run.manifest
+    asked = [slo for slo in map(parse_slo, manifest.all_slos) if slo.scope == "request"]
     limits_s: dict[str, float] = {}
     for slo in asked:
         word = _GOODPUT_WORDS.get(slo.metric)
-        if word is None or len(stated) > 1:
+        if word is None or len(manifest.classes) > 1:
             return None
         limits_s[word] = min(slo.limit, limits_s.get(word, slo.limit))
     return limits_s or None
@@ -176,29 +176,24 @@ def _goodput_limits_s(run: Run) -> dict[str, float] | None:
 def _setup(run: Run, n_due: int) -> dict[str, Any]:
     """Under which circumstances, as far as that tool has a word for them."""
     manifest = run.manifest
-    target = manifest.get("target") or {}
-    resolved = (manifest.get("scenario") or {}).get("resolved") or {}
-    arrivals = resolved.get("arrivals") or {}
-    backend = _BACKENDS.get(str(target.get("api")), "openai-chat")
-    model = str(target.get("model") or "")
+    target, arrivals = manifest.target, manifest.scenario.arrivals
+    backend = _BACKENDS.get(target.api or "", "openai-chat")
     return {
         "date": _date(manifest),
         "endpoint_type": backend,
         "backend": backend,
-        "label": manifest.get("run"),
-        "model_id": model,
-        "tokenizer_id": model,
+        "label": manifest.run,
+        "model_id": target.model,
+        "tokenizer_id": target.model,
         "num_prompts": n_due,
         "request_rate": _rate_per_s(arrivals),
         "burstiness": _burstiness(arrivals),
-        "max_concurrency": arrivals.get("users")
-        or (resolved.get("limits") or {}).get("max_concurrency"),
+        "max_concurrency": arrivals.get("users") or manifest.scenario.limits.max_concurrency,
     }
 
 
-def _date(manifest: Mapping[str, Any]) -> str:
-    started = str(manifest.get("started_utc") or "")
-    return f"{datetime.fromisoformat(started):%Y%m%d-%H%M%S}" if started else ""
+def _date(manifest: Manifest) -> str:
+    return f"{datetime.fromisoformat(manifest.started_utc):%Y%m%d-%H%M%S}"
 
 
 def _rate_per_s(arrivals: Mapping[str, Any]) -> float | str:

@@ -139,7 +139,7 @@ def _explained(directory: Path, run: Run, n_steps: int, is_own_promise: bool) ->
         again = replay(log)
         if not again.is_identical:
             return {"note": f"The engine's log does not decide the same again: {again.sentence()}."}
-        name = request_name(str(run.manifest["run"]))
+        name = request_name(run.manifest.run)
         missed = misses_in(log, again.accounts, run, MOST_SIMULATED) if is_own_promise else None
     except UsageError as error:
         return {"note": _FULL if "log_level" in str(error) else str(error)}

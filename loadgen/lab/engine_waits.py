@@ -14,7 +14,7 @@ _SERIES = re.compile(r'wait_s\{reason="(?P<reason>[^"]+)"\}')
 def read_waits(run: Run) -> dict[str, dict[str, float]]:
     """Seconds of waiting by reason since the end of warm-up, under the name "" for all classes,
     which the counters do not tell apart; empty where no server stated them."""
-    rows, start_s = run.server_rows, float(run.manifest["window"]["warmup_s"])
+    rows, start_s = run.server_rows, run.manifest.window.warmup_s
     waits: dict[str, float] = {}
     for series_id, name in enumerate(run.names.series):
         match = _SERIES.fullmatch(name)

@@ -60,7 +60,7 @@ def misses_in(
 ) -> MissedRequests:
     """The same of a log that was decided again, with its accounts; other modes are asked until all
     their simulations together have made `most_steps`."""
-    name = request_name(str(run.manifest["run"]))
+    name = request_name(run.manifest.run)
     due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
     accounts = _promised(accounts, run, name)
     found = judge(Case(log.setup, accounts, log.steps, most_steps))
@@ -98,11 +98,9 @@ def _promised(accounts: Sequence[Account], run: Run, run_name: str) -> list[Acco
 
 def _limits(run: Run) -> list[Limits]:
     """By class; the tightest of its promises per request and the run's."""
-    shared = list(run.manifest.get("slo") or ())
-    own = run.manifest.get("classes") or {}
     limits = []
     for name in run.names.classes:
-        texts = [*shared, *((own.get(name) or {}).get("slo") or ())]
+        texts = [*run.manifest.slo, *run.manifest.class_slos(name)]
         slos = [slo for slo in map(parse_slo, texts) if slo.scope == "request"]
         ttft_s, tpot_s, e2e_s = (
             min((slo.limit for slo in slos if slo.metric == metric), default=None)

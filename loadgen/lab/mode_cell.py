@@ -23,8 +23,8 @@ def cell_of(
     return {
         "mode": mode,
         "rate_per_s": rate_per_s,
-        "seed": int(run.manifest["seed"]),
-        "schedule_sha256": run.manifest["schedule_sha256"],
+        "seed": run.manifest.seed,
+        "schedule_sha256": run.manifest.schedule_sha256,
         "verdict": summary.verdict,
         "is_trusted": summary.validity.trusted,
         "reasons": list(summary.reasons),

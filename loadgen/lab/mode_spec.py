@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.workload.scenario import Scenario
@@ -60,7 +59,7 @@ def read_rates(text: str) -> list[float]:
 def variant(scenario: Scenario, rate_per_s: float | None, seed: int) -> Scenario:
     """The same scenario at another rate and with another seed. Raises UsageError where it has no
     single rate to change."""
-    values: dict[str, Any] = scenario.resolved() | {"seed": seed}
+    values = scenario.resolved() | {"seed": seed}
     if rate_per_s is not None:
         arrivals = values.get("arrivals") or {}
         if "rate" not in arrivals:
@@ -69,7 +68,7 @@ def variant(scenario: Scenario, rate_per_s: float | None, seed: int) -> Scenario
                 f"(its arrivals: {arrivals.get('kind', 'in each class')}); leave --rates out"
             )
         values["arrivals"] = {**arrivals, "rate": f"{rate_per_s:.12g}/s"}
-    return Scenario.model_validate(values)
+    return scenario.with_values(values)
 
 
 def seeds_from(scenario: Scenario, n: int) -> Sequence[int]:

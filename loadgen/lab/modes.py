@@ -71,7 +71,8 @@ class ModesResult:
 class _Task:
     """One cell to be run, ready to be sent to another process."""
 
-    scenario: dict[str, Any]
+    scenario: dict[str, Any]  # resolved; a Scenario may hold classes of plugins not loaded there
+    source: str
     mode: Mode
     rate_per_s: float | None
     target: str
@@ -133,7 +134,7 @@ def _tasks(asked: ModesSpec, directory: Path) -> Iterator[_Task]:
             scenario = variant(asked.scenario, rate, seed).resolved()
             for mode in asked.modes:
                 task = _Task(
-                    scenario, mode, rate, asked.target, asked.settings, None,
+                    scenario, asked.scenario.source, mode, rate, asked.target, asked.settings, None,
                     tuple(asked.plugins), tuple(asked.command), asked.cache_dir,
                 )  # fmt: skip
                 run_dir = directory / "runs" / task.name if keeps_runs else None
@@ -175,7 +176,7 @@ def _run_quietly(task: _Task) -> Cell:
 
 
 def _run(task: _Task, console: Console) -> Cell:
-    scenario = Scenario.model_validate(task.scenario)
+    scenario = Scenario.model_validate(task.scenario).from_source(task.source)
     run = {"sim": _simulated, "reference": _measured}[task.target]
     cell: Cell = run(task, scenario, console)
     return cell
@@ -195,7 +196,8 @@ def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
     summary = summarize(run)
     if task.run_dir is not None:
         write_results(run, summary, task.run_dir, task.cache_dir)
-    waits_s = run.manifest["engine"]["waits_s"]
+    assert run.manifest.engine is not None, "a simulated run has a simulated engine"
+    waits_s = run.manifest.engine.waits_s
     return cell_of(run, summary, task.mode.label, task.rate_per_s, waits_s)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 from rich.console import Console
 
 from loadgen.drive import store
@@ -28,11 +29,17 @@ from loadgen.lab.simulated_engine import (
     sim_options,
 )
 from loadgen.lab.virtual_client import VirtualClient
+from loadgen.manifest import (
+    LabelsSection,
+    PreflightLine,
+    SimulatedEngineSection,
+    TargetSection,
+)
 from loadgen.measure.attainment import derived
 from loadgen.records import Run
 from loadgen.run.directory import run_directory
 from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
-from loadgen.run.manifest import ending, manifest
+from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import Plan, make_plan
@@ -87,23 +94,24 @@ class SimTarget:
 
     options: SimOptions
     policy: Policy
-    checks: Sequence[dict[str, Any]] = ()
+    checks: Sequence[PreflightLine] = ()
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> TargetSection:
         options = self.options
         chosen = options.model_dump(mode="json", exclude={"policy_args"}, exclude_unset=True)
         flags = {"mode": self.policy.kind} | chosen | options.policy_args
-        return {
-            "kind": "sim",
-            "url": f"sim://{options.hardware}/{options.shape}",
-            "model": options.shape,
-            "policy": {"kind": self.policy.kind, **self.policy.model_dump(mode="json")},
-            "labels": {
-                "engine": "simulated",
-                "gpu": options.hardware,
-                "flags": " ".join(f"{key}={value}" for key, value in flags.items()),
-            },
-        }
+        return TargetSection(
+            kind="sim",
+            url=f"sim://{options.hardware}/{options.shape}",
+            model=options.shape,
+            api_key_env=None,
+            policy={"kind": self.policy.kind, **self.policy.model_dump(mode="json")},
+            labels=LabelsSection(
+                engine="simulated",
+                gpu=options.hardware,
+                flags=" ".join(f"{key}={value}" for key, value in flags.items()),
+            ),
+        )
 
 
 def simulate(
@@ -156,16 +164,16 @@ def record(
     target = SimTarget(options, engine.policy)
     name = name or (scenario.name if directory is None else directory.name)
     started_utc = datetime.now(UTC)
-    said = manifest(name, scenario, plan, target, b"", command) | {"clock": "virtual"}
+    planned = manifest(name, scenario, plan, target, b"", command)
     simulation = _Simulation(scenario, plan, options, engine, console, early)
     with simulation.interruptible() if is_interruptible else contextlib.nullcontext():
         simulation.run()
     requests, chunks, found = simulation.client.tables()
     how, reason, ended_s = simulation.client.ended
-    said |= ending(scenario, how, reason, ended_s, 0, 0, started_utc)
-    said["engine"] = simulation.facts()
+    done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
+    done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
     names = replace(scenario.names(), errors=found.errors)
-    run = Run(said, plan.schedule, requests, chunks, plan.edges, names)
+    run = Run(done, plan.schedule, requests, chunks, plan.edges, names)
     if directory is not None:
         store.write_schedule(directory, run)
         store.write_run(directory, run, derived(run))
@@ -199,22 +207,22 @@ class _Simulation:
             self._engine.simulator.run(self.client)
             self._beat()
 
-    def facts(self) -> dict[str, Any]:
-        """What the engine counted, and why requests waited (seconds by class and reason)."""
+    def engine_section(self) -> SimulatedEngineSection:
+        """The engine's counters, and why requests waited."""
         state = self._engine.simulator.state
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):
             waits.setdefault(name, {})[why] = seconds
         wall_s = time.monotonic() - self._started
-        return {
-            "steps": state.counters.steps,
-            "preemptions": state.counters.preemptions,
-            "padding_tokens": state.counters.padding_tokens,
-            "cached_tokens": state.counters.cached_tokens,
-            "waits_s": waits,
-            "simulated_s": self._engine.simulator.now_s,
-            "wall_s": wall_s,
-        }
+        return SimulatedEngineSection(
+            steps=state.counters.steps,
+            preemptions=state.counters.preemptions,
+            padding_tokens=state.counters.padding_tokens,
+            cached_tokens=state.counters.cached_tokens,
+            waits_s=waits,
+            simulated_s=self._engine.simulator.now_s,
+            wall_s=wall_s,
+        )
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from loadgen.drive.dispatch import Bounds, Dispatcher
 from loadgen.drive.progress import NEVER_ASKED
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
+from loadgen.manifest import Ended
 from loadgen.records import (
     CHUNKS,
     ON_PURPOSE,
@@ -103,7 +104,7 @@ class VirtualClient:
         self._ended: list[dict[str, Any]] = []  # since the last check
         self._drain_s, self._next_check_s = scenario.phases.drain, 0.0
         self._warmup_s = scenario.phases.warmup
-        self.ended: tuple[str, str, float | None] = ("completed", "", None)
+        self.ended: tuple[Ended, str, float | None] = ("completed", "", None)
         self.rows = empty_requests(plan.schedule)
         self._by_status = [0] * len(Status)
         self._ttft_s: list[float] = []  # since the last beat
@@ -146,7 +147,7 @@ class VirtualClient:
             self._next_check_s = engine.now_s + _CHECK_S
             self._check(engine.now_s)
 
-    def stop(self, how: str, reason: str, drain_s: float) -> None:
+    def stop(self, how: Ended, reason: str, drain_s: float) -> None:
         """Release nothing more; requests in flight have `drain_s` to finish."""
         if self.ended[0] == "completed":
             self.ended = (how, reason, self._timer.now_s())

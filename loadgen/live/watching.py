@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from loadgen.live.watched import RunLabels, WatchedRun
+from loadgen.manifest import TargetSection
 from loadgen.workload.scenario import Scenario
 
 
@@ -24,15 +24,15 @@ class Watch:
     show: Callable[[WatchedRun], None] | None = None
 
 
-def run_labels(scenario: Scenario, target: Mapping[str, Any], run: str) -> RunLabels:
+def run_labels(scenario: Scenario, target: TargetSection, run: str) -> RunLabels:
     """Labels of a run and the per-request SLOs of its classes; `target` is the manifest's
     section."""
     return RunLabels(
         run=run,
         scenario=scenario.name,
-        target=str(target["url"]),
-        model=str(target["model"]),
-        api=str(target["api"]),
+        target=target.url,
+        model=target.model,
+        api=target.api or "",
         classes=scenario.names().classes,
         promises={
             name: [slo for slo in slos if slo.scope == "request"]

@@ -74,8 +74,7 @@ def summarize(
     """
     if confidence is not None and not 0.5 < confidence < 1:
         raise ValueError(f"a confidence lies between 50 % and 100 %, both excluded: {confidence}")
-    own_texts = run.manifest.get("slo") or ()
-    slos = [parse_slo(text) for text in own_texts] if slo is None else _other_slos(slo)
+    slos = [parse_slo(text) for text in run.manifest.slo] if slo is None else _other_slos(slo)
     by_class = slos_by_class(run)
     if slo is not None:
         run, by_class = without_own(run), {name: [] for name in by_class}
@@ -105,7 +104,7 @@ def summarize(
         n_ok=whole.counts[Status.ok.name],
     )
     return Summary(
-        run=str(run.manifest.get("run", "")),
+        run=run.manifest.run,
         verdict=verdict,
         exit_code=exit_code,
         reasons=reasons,
@@ -242,10 +241,10 @@ def _class_summary(
     own = [*own, *_brought_to_class(columns, due, shared, own)]
     met = due & meets(columns, [*shared, *own])
     numbers = _numbers(part, columns, own, due, met, window, level)
-    stated = (run.manifest.get("classes") or {}).get(name, {})
+    stated = run.manifest.classes[name]
     return ClassSummary(
-        tenant=str(stated.get("tenant", "default")),
-        priority=int(stated.get("priority", 0)),
+        tenant=stated.tenant,
+        priority=stated.priority,
         verdict=decide(numbers.slo, (), "", level, is_strict, numbers.counts[Status.ok.name])[0],
         **numbers.fields(),
     )
@@ -373,9 +372,9 @@ def _judge(
 def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
     """Why no verdict can be given, whatever the numbers."""
     reasons = []
-    ended = run.manifest.get("ended", "completed")
+    ended = run.manifest.ended
     if ended != "completed":
-        why = str(run.manifest.get("end_reason") or "").rstrip(".")
+        why = run.manifest.end_reason.rstrip(".")
         reasons.append(f"The run was {ended}{f': {why}' if why else ''}.")
     reasons += [_sentence(check) for check in found if check.is_gate and check.ok is False]
     if not due.any():

@@ -29,10 +29,9 @@ class MeasuredWindow:
 
 def measured_window(run: Run) -> MeasuredWindow:
     """From the end of warm-up for `measure_s`, or until releasing stopped, whichever came first."""
-    window = run.manifest["window"]
-    start_s = float(window["warmup_s"])
-    end_s = start_s + float(window["measure_s"])
-    ended_s = window.get("ended_s")
+    window = run.manifest.window
+    start_s = window.warmup_s
+    end_s, ended_s = start_s + window.measure_s, window.ended_s
     return MeasuredWindow(start_s, end_s if ended_s is None else max(start_s, min(end_s, ended_s)))
 
 
@@ -113,9 +112,8 @@ def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
 
 def slos_by_class(run: Run) -> dict[str, list[Slo]]:
     """The promises made to each class alone; empty for a run of one class without such."""
-    stated = run.manifest.get("classes") or {}
     own = {
-        name: [parse_slo(text) for text in stated.get(name, {}).get("slo", ())]
+        name: [parse_slo(text) for text in run.manifest.class_slos(name)]
         for name in run.names.classes
     }
     return own if len(own) > 1 or any(own.values()) else {}
@@ -136,7 +134,7 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
     """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, `slo_met` by the run's own
     SLOs, and `client_stalled` where an instant of these fell into a stall of the client's."""
     columns = per_request(run)
-    slos = [parse_slo(text) for text in run.manifest.get("slo") or ()]
+    slos = [parse_slo(text) for text in run.manifest.slo]
     return {
         "ttft_s": columns.ttft_s,
         "tpot_s": columns.tpot_s,

@@ -50,10 +50,9 @@ def backends(run: Run, columns: PerRequest, due: Mask) -> list[Backend]:
 
 def pinned(run: Run, found: Sequence[Backend]) -> str:
     """Whether kept connections held the load on some of the addresses that the name has."""
-    shards = run.instrument.get("shards") or []
-    known = {a for shard in shards for a in (shard.get("connections") or {}).get("known") or ()}
+    known = {a for shard in run.instrument.shards for a in shard.connections.known}
     addresses = known | {backend.address for backend in found}
-    keeps = (run.manifest.get("target") or {}).get("connections", "reuse") == "reuse"
+    keeps = run.manifest.target.connections in (None, "reuse")
     total = sum(backend.requests for backend in found)
     if not keeps or len(addresses) < 2 or total < LEAST_EACH * len(addresses):
         return ""

@@ -56,18 +56,18 @@ def findings(
 
 def _server_ended(run: Run) -> str:
     """A server that slobench had started, and that did not live as long as the run."""
-    ended_s = run.manifest.get("server_ended_s")
+    ended_s = run.manifest.server_ended_s
     if ended_s is None:
         return ""
     return (
-        f"The server under test ended by itself {format_value(float(ended_s), 's')} after the "
+        f"The server under test ended by itself {format_value(ended_s, 's')} after the "
         "start of the"
         " run; what it wrote is in logs/."
     )
 
 
 def _shortened(run: Run, window: MeasuredWindow) -> str:
-    planned_s = float(run.manifest["window"]["measure_s"])
+    planned_s = run.manifest.window.measure_s
     if window.length_s >= planned_s:
         return ""
     return (
@@ -95,7 +95,7 @@ def _withdrawn(run: Run) -> str:
 
 
 def _not_due(run: Run, due: Mask) -> str:
-    closed = [bool(c.get("is_closed_loop")) for c in (run.manifest.get("classes") or {}).values()]
+    closed = [traffic.is_closed_loop for traffic in run.manifest.classes.values()]
     again = np.isin(run.schedule_rows["class_id"], np.flatnonzero(closed))
     others = ~warmup_rows(run) & ~due & ~withdrawn_rows(run)
     n = int(np.count_nonzero(others & ~again))  # a loop is planned for too many
@@ -110,10 +110,10 @@ def _not_due(run: Run, due: Mask) -> str:
 
 def _below_template(run: Run, due: Mask) -> str:
     """Prompts planned shorter than a single character makes them, by the target's calibration."""
-    fit = (run.manifest.get("target") or {}).get("prompt_fit")
-    if not fit:
+    fit = run.manifest.target.prompt_fit
+    if fit is None:
         return ""
-    overhead_tokens, tokens_per_char = (float(number) for number in fit)
+    overhead_tokens, tokens_per_char = fit
     planned = run.schedule_rows["input_tokens"]
     n = int(np.count_nonzero(due & (planned < overhead_tokens + tokens_per_char / 2)))
     if not n:
@@ -201,8 +201,7 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
 
 def _besides_measuring(run: Run) -> str:
     """Work of the client's on the machine that it measured with."""
-    shards = run.instrument.get("shards") or []
-    n_bytes = sum(int(shard.get("spilled_bytes") or 0) for shard in shards)
+    n_bytes = sum(shard.spilled_bytes for shard in run.instrument.shards)
     if not n_bytes:
         return ""
     return (

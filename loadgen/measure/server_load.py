@@ -129,14 +129,12 @@ def _hit_rate(run: Run, begin_s: float, end_s: float) -> float | None:
 
 
 def _failed(run: Run) -> str:
-    scrapes = run.manifest.get("scrapes") or {}
-    n, n_failed = int(scrapes.get("n") or 0), int(scrapes.get("n_failed") or 0)
-    if not n_failed:
+    scrapes = run.manifest.scrapes
+    if scrapes is None or not scrapes.n_failed:
         return ""
     return (
-        f"{format_count(n_failed)} of {format_count(n)} readings of the server's metrics failed, "
-        "the"
-        f" first because: {scrapes.get('reason') or 'no reason was given'}."
+        f"{format_count(scrapes.n_failed)} of {format_count(scrapes.n)} readings of the server's "
+        f"metrics failed, the first because: {scrapes.reason or 'no reason was given'}."
     )
 
 

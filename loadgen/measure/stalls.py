@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +36,10 @@ class Stalls:
 
 def stalls(run: Run, columns: PerRequest, due: Mask) -> Stalls | None:
     """None where the client did not look for stalls."""
-    told = [shard["stalls"] for shard in _shards(run) if shard.get("stalls")]
-    if not told:
+    recorded = [shard.stalls for shard in run.instrument.shards if shard.stalls is not None]
+    if not recorded:
         return None
-    spans = [span for each in told for span in each["spans_s"]]
+    spans = [span for one in recorded for span in one.spans_s]
     harmed = stalled_rows(run)
     answered = due & columns.is_ok
     return Stalls(
@@ -62,12 +61,12 @@ def stalled_rows(run: Run) -> Mask:
     """Rows that were sent, or whose first or last token was stamped, while their worker stalled."""
     rows = run.request_rows
     harmed = np.zeros(len(rows), bool)
-    for shard in _shards(run):
-        spans = (shard.get("stalls") or {}).get("spans_s") or []
+    for shard in run.instrument.shards:
+        spans = () if shard.stalls is None else shard.stalls.spans_s
         if not spans:
             continue
         from_s, until_s = np.array([span[:2] for span in spans], np.float64).T
-        mine = np.flatnonzero(rows["shard"] == shard["shard"])
+        mine = np.flatnonzero(rows["shard"] == shard.shard)
         for name in MEASURED:
             at_s = rows[name][mine]
             span = np.searchsorted(from_s, at_s, side="right") - 1  # NaN: after all of them
@@ -87,7 +86,3 @@ def changed(found: Stalls) -> list[tuple[str, float, float]]:
 def _p99_s(values_s: NDArray[np.float64]) -> float:
     known = np.sort(values_s[~np.isnan(values_s)])
     return float(known[nearest_rank(len(known), _QUANTILE) - 1]) if len(known) else math.nan
-
-
-def _shards(run: Run) -> list[dict[str, Any]]:
-    return run.instrument.get("shards") or []

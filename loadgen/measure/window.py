@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import due_rows, measured_window
@@ -31,10 +32,10 @@ def with_window(run: Run, text: str) -> Run:
     schedule["phase"] = np.where(asked_s[kept] < start_s, Phase.warmup, Phase.measure)
     ids = schedule["request_id"]
     length_s = min(end_s, window.end_s) - start_s
-    changed = {**run.manifest["window"], "warmup_s": start_s, "measure_s": length_s}
+    changed = structs.replace(run.manifest.window, warmup_s=start_s, measure_s=length_s)
     return replace(
         run,
-        manifest={**run.manifest, "window": changed},
+        manifest=structs.replace(run.manifest, window=changed),
         schedule_rows=schedule,
         request_rows=run.request_rows[kept],
         chunk_rows=run.chunk_rows[np.isin(run.chunk_rows["request_id"], ids)],

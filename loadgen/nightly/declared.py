@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from loadgen.errors import UsageError
+from loadgen.json_section import JsonSection
+from loadgen.manifest import HostSection, LabelsSection, LaunchSection
 from loadgen.nightly.nightly_file import OURS
 from targets.endpoint import Endpoint, load_target
 
 FAULTS = ("step_delay",)
 """Engine settings that are a fault on purpose: under test, never part of what must agree."""
+
+
+class DeclaredMachine(JsonSection, frozen=True):
+    """The machine that a server of ours runs on."""
+
+    cpu_model: str
+    cpus: int | None
+
+
+class DeclaredLaunch(LaunchSection, frozen=True, kw_only=True):
+    """The command that starts a server, and the Python that a target file names for it."""
+
+    python: str
+
+
+class DeclaredTarget(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
+    """What two nights must agree in. A server of ours has `settings`, any other what its target
+    file declares; `host` is there where the server runs on this machine."""
+
+    kind: str
+    api: str | None = None
+    model: str | None = None
+    labels: LabelsSection | None = None
+    settings: dict[str, str] | None = None
+    url: str | None = None
+    launch: DeclaredLaunch | None = None
+    host: DeclaredMachine | None = None
 
 
 def without_faults(settings: Mapping[str, str]) -> dict[str, str]:
@@ -21,48 +49,59 @@ def declared(
     spec: str,
     settings: Mapping[str, str],
     environ: Mapping[str, str],
-    machine: Mapping[str, Any],
+    machine: HostSection,
     where: str,
-) -> dict[str, Any]:
+) -> DeclaredTarget:
     """What of a target two nights must agree in, as a manifest says it, and the machine that a
     server of ours runs on. Raises UsageError, beginning with `where`."""
     if spec in OURS:
         return _of_ours(spec, without_faults(settings), machine)
     endpoint = _endpoint(spec, environ, where)
-    said = _of_another(endpoint, {"gpu", "gpus", "flags"})
-    if endpoint.launch is None:
-        return said
-    return {**said, "kind": "launched", "host": _here(machine)}
+    labels = endpoint.labels
+    is_launched = endpoint.launch is not None
+    return DeclaredTarget(
+        kind="launched" if is_launched else "url",
+        api=endpoint.api,
+        model=endpoint.model,
+        labels=LabelsSection(gpu=labels.gpu, gpus=labels.gpus, flags=labels.flags),
+        host=_here(machine) if is_launched else None,
+    )
 
 
 def pinned(
     spec: str,
     settings: Mapping[str, str],
     environ: Mapping[str, str],
-    machine: Mapping[str, Any],
+    machine: HostSection,
     where: str,
-) -> dict[str, Any]:
+) -> DeclaredTarget:
     """What of a control two nights must agree in: everything that is declared, for a control is not
     what a night tests. Raises UsageError, beginning with `where`."""
     if spec in OURS:
         return _of_ours(spec, settings, machine)
     endpoint = _endpoint(spec, environ, where)
-    said = _of_another(endpoint, None)
-    if endpoint.launch is None:
-        return {**said, "url": endpoint.url}
-    launch = {**endpoint.launch.to_manifest(), "python": endpoint.launch.python}
-    return {**said, "kind": "launched", "launch": launch, "host": _here(machine)}
+    section, launch = endpoint.to_manifest(), endpoint.launch
+    own_launch = None
+    if section.launch is not None and launch is not None:
+        own = section.launch
+        own_launch = DeclaredLaunch(
+            preset=own.preset, command=own.command, model=own.model, env=own.env,
+            python=launch.python,
+        )  # fmt: skip
+    return DeclaredTarget(
+        kind="url" if launch is None else "launched",
+        api=endpoint.api,
+        model=endpoint.model,
+        labels=section.labels,
+        url=endpoint.url if launch is None else None,
+        launch=own_launch,
+        host=None if launch is None else _here(machine),
+    )
 
 
-def _of_ours(spec: str, settings: Mapping[str, str], machine: Mapping[str, Any]) -> dict[str, Any]:
-    said = {"kind": spec, "settings": dict(settings)}
-    return said if spec == "sim" else {**said, "host": _here(machine)}
-
-
-def _of_another(endpoint: Endpoint, labels: set[str] | None) -> dict[str, Any]:
-    """What is declared of somebody else's server; None: with all its labels."""
-    said = endpoint.labels.model_dump(include=labels, exclude_none=True)
-    return {"kind": "url", "api": endpoint.api, "model": endpoint.model, "labels": said}
+def _of_ours(spec: str, settings: Mapping[str, str], machine: HostSection) -> DeclaredTarget:
+    host = None if spec == "sim" else _here(machine)
+    return DeclaredTarget(kind=spec, settings=dict(settings), host=host)
 
 
 def _endpoint(spec: str, environ: Mapping[str, str], where: str) -> Endpoint:
@@ -72,5 +111,5 @@ def _endpoint(spec: str, environ: Mapping[str, str], where: str) -> Endpoint:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _here(machine: Mapping[str, Any]) -> dict[str, Any]:
-    return {"cpu_model": machine["cpu_model"], "cpus": machine["cpus"]}
+def _here(machine: HostSection) -> DeclaredMachine:
+    return DeclaredMachine(machine.cpu_model, machine.cpus)

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from loadgen.cells.cell import Cell
 from loadgen.drive.instrument import host
 from loadgen.errors import UsageError
-from loadgen.measure.comparison.comparable import fixed
-from loadgen.nightly.declared import declared, pinned, without_faults
+from loadgen.manifest import LabelsSection
+from loadgen.measure.comparison.comparable import Configuration, differences, must_agree
+from loadgen.nightly.declared import DeclaredTarget, declared, pinned, without_faults
 from loadgen.nightly.nightly_file import OURS, Control, NightlyFile, beside, read_scenarios
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import Scenario
@@ -27,7 +27,7 @@ class NightCell:
     measured beside it, if it has one."""
 
     cell: Cell
-    agrees: Mapping[str, Any]
+    agrees: Mapping[str, object]
     control: Cell | None = None
 
     @property
@@ -71,7 +71,7 @@ def night_cells(
             control = beside(folder, file.control.target)
             pin = pinned(control, of_control, options.environ, machine, f"{label}: control")
             stays_up = _is_up_beside(file.control, (spec, settings), of_control)
-            pin |= {"servers": "together"} if stays_up else {}
+            agreed_control = pin.to_json() | ({"servers": "together"} if stays_up else {})
         run_options = replace(options, engine=_text({**settings, **on_top}) if mode else "")
         for name, scenario in scenarios.items():
             factors = {"target": target, "scenario": name, **({"mode": mode} if mode else {})}
@@ -85,7 +85,7 @@ def night_cells(
             other = Cell(
                 f"{full}.control", scenario, control, as_ever, factors, "control", stays_up
             )
-            cells.append(NightCell(cell, {**agrees, "control": pin}, other))
+            cells.append(NightCell(cell, {**agrees, "control": agreed_control}, other))
     _refuse_shared_folders(cells, file, label)
     return cells
 
@@ -166,22 +166,19 @@ def _is_up_beside(
     return are_on_cpu and not would_collide
 
 
-def _agrees(scenario: Scenario, told: Mapping[str, Any]) -> dict[str, Any]:
-    sent = fixed({"scenario": {"resolved": scenario.resolved()}, "target": told})
-    ours = {key: told[key] for key in ("kind", "settings", "host") if key in told}
-    labels = told.get("labels") or {}
-    return {**sent, **ours, "target.labels.flags": labels.get("flags")}
+def _agrees(scenario: Scenario, target: DeclaredTarget) -> Configuration:
+    labels, declared = target.labels or LabelsSection(), target.to_json()
+    return {
+        **must_agree(scenario.resolved(), target.kind, target.api, target.model, labels),
+        **{key: declared[key] for key in ("kind", "settings", "host") if key in declared},
+        "target.labels.flags": labels.flags,
+    }
 
 
 def _text(settings: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in settings.items())
 
 
-def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:
+def differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> Sequence[str]:
     """`key: theirs → ours` for every value that is another one."""
-    keys = [*theirs, *(key for key in ours if key not in theirs)]
-    return [
-        f"{key}: {theirs.get(key)} → {ours.get(key)}"
-        for key in keys
-        if theirs.get(key) != ours.get(key)
-    ]
+    return [f"{one.key}: {one.a} → {one.b}" for one in differences(theirs, ours)]

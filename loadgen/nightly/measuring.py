@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.measure.comparison.comparable import factor
+from loadgen.manifest import Manifest
+from loadgen.measure.comparison.comparable import Configuration, factor, slos_of
 from loadgen.measure.comparison.measures import Measured
 from loadgen.measure.nights.night_record import RunNumbers, numbers_of
 
@@ -17,17 +17,17 @@ from loadgen.measure.nights.night_record import RunNumbers, numbers_of
 @dataclass
 class CellProgress:
     """One cell so far: by repeat its numbers, or why there are none; `manifest` is that of the
-    first run."""
+    first run, None before it."""
 
     numbers: dict[int, RunNumbers] = field(default_factory=dict)
     missing: dict[int, str] = field(default_factory=dict)
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Manifest | None = None
 
     def add(self, found: CellRun | CellFailure, directory: Path, asked: Sequence[str]) -> None:
         if isinstance(found, CellFailure):
             self.missing[found.repeat] = found.reason
             return
-        self.manifest = self.manifest or dict(found.run.manifest)
+        self.manifest = self.manifest or found.run.manifest
         where = found.directory.relative_to(directory)
         measured = Measured(found.run, f"{found.cell.name}/r{found.repeat}")
         numbers = numbers_of(measured, asked, str(where))
@@ -52,18 +52,22 @@ class CellProgress:
             for repeat, run in self.numbers.items()
         )
 
-    def factor(self) -> dict[str, Any]:
+    def slos(self) -> tuple[object, ...]:
+        """Every SLO of the runs (`slos_of`), none without a run."""
+        return ((), ()) if self.manifest is None else slos_of(self.manifest)
+
+    def factor(self) -> Configuration:
         """What may differ between nights, flat; empty without a run."""
-        if not self.manifest:
+        if self.manifest is None:
             return {}
-        target = self.manifest.get("target") or {}
+        target = self.manifest.target
         return {
             **factor(self.manifest),
-            "target.model": target.get("model"),
-            "target.api": target.get("api"),
+            "target.model": target.model,
+            "target.api": target.api,
         }
 
-    def factor_of_control(self) -> dict[str, Any]:
+    def factor_of_control(self) -> Configuration:
         """What a control said of itself; client and machine are the cell's own."""
         said = self.factor()
         return {f"control.{key}": said[key] for key in said if key.startswith("target.")}

@@ -17,7 +17,6 @@ from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
 from loadgen.live.watching import Watch
-from loadgen.measure.comparison.comparable import slos_of
 from loadgen.measure.comparison.judgement import Options, exit_code
 from loadgen.measure.nights.night_record import CellNight
 from loadgen.measure.nights.night_values import trend
@@ -137,8 +136,8 @@ class Nightly:
                 night=began["night"],
                 started_utc=began["started_utc"],
                 factor={**own.factor(), **(of_control.factor_of_control() if of_control else {})},
-                promises=tuple(json.dumps(plain_json(part)) for part in slos_of(own.manifest)),
-                is_closed_loop=_is_closed_loop(own.manifest),
+                promises=tuple(json.dumps(plain_json(part)) for part in own.slos()),
+                is_closed_loop=own.manifest is not None and own.manifest.has_closed_loop,
                 runs=own.runs if of_control is None else own.beside(of_control),
                 failures=own.failures,
                 link=self.options.link,
@@ -226,11 +225,6 @@ def _refused_if_other(night: CellNight, history: History) -> CellNight:
         return night
     reason = f"not comparable with the baseline: {', '.join(others)}"
     return replace(night, runs=tuple(replace(run, reasons=(reason,)) for run in night.runs))
-
-
-def _is_closed_loop(manifest: Mapping[str, Any]) -> bool:
-    classes = (manifest.get("classes") or {}).values()
-    return any(stated.get("is_closed_loop") for stated in classes)
 
 
 def _cell_facts(

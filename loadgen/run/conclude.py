@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from loadgen.drive import store
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
@@ -35,8 +37,10 @@ def conclude(
     parts of a run that ended without merging them are merged first."""
     run = store.read_run(directory)
     if not (directory / "requests.parquet").exists():
-        ending = {"ended": "interrupted", "end_reason": "slobench was ended from outside"}
-        run = replace(run, manifest=run.manifest | ending)
+        manifest = msgspec.structs.replace(
+            run.manifest, ended="interrupted", end_reason="slobench was ended from outside"
+        )
+        run = replace(run, manifest=manifest)
         store.write_run(directory, run, derived(run))
         shutil.rmtree(directory / "parts")
     return summarized(run, directory, slo, confidence, cache_dir, read_section)

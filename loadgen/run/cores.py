@@ -56,8 +56,8 @@ def stated_ceiling(content: object) -> float | None:
 
 def machine_name() -> str:
     """Identifies a machine by its name, its processor and the cores that this process may use."""
-    facts = host()
-    return f"{facts['hostname']}, {facts['cpu_model'] or 'unknown CPU'}, {facts['cpus']} cores"
+    machine = host()
+    return f"{machine.hostname}, {machine.cpu_model or 'unknown CPU'}, {machine.cpus} cores"
 
 
 def our_quota() -> float | None:

@@ -75,7 +75,7 @@ class FinishedRun:
 
     @property
     def was_interrupted(self) -> bool:
-        return bool(self.run.manifest["ended"] == "interrupted")
+        return self.run.manifest.ended == "interrupted"
 
 
 def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **options: Any) -> Run:

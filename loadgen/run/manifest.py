@@ -1,5 +1,4 @@
-"""manifest.json: under which circumstances a run was made. Written before the first request, and
-completed at the end."""
+"""Makes the manifest of a run before its first request, and completes it at the end."""
 
 from __future__ import annotations
 
@@ -9,21 +8,43 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from loadgen.drive.instrument import host
-from loadgen.records import SCHEMA
+from loadgen.manifest import (
+    ClassSection,
+    Ended,
+    HostSection,
+    InstrumentLimits,
+    Manifest,
+    NamesSection,
+    PreflightLine,
+    ScenarioSection,
+    TargetSection,
+    WindowSection,
+    text_sha256,
+)
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, schedule_sha256
 
 
 class Described(Protocol):
-    """A target as far as the manifest knows it."""
+    """A target that a manifest can describe."""
 
     @property
-    def checks(self) -> Sequence[dict[str, Any]]: ...
+    def checks(self) -> Sequence[PreflightLine]: ...
 
-    def to_manifest(self) -> dict[str, Any]: ...
+    def to_manifest(self) -> TargetSection: ...
+
+
+class Surroundings(NamedTuple):
+    """The machine, the versions of the software on it, and the commit of the working directory."""
+
+    host: HostSection
+    versions: dict[str, str]
+    git: str
 
 
 def manifest(
@@ -33,71 +54,78 @@ def manifest(
     target: Described,
     salt: bytes,
     command: Sequence[str],
-) -> dict[str, Any]:
-    """What is known of a run before it begins; `ended` says that it has not."""
-    names, instrument = scenario.names(), scenario.instrument
-    return {
-        "schema": SCHEMA,
-        "run": run_name,
-        "slobench": version(),
-        "command": [without_key(word) for word in command],
-        "scenario": {
-            "name": scenario.name,
-            "text": scenario.to_yaml(),
-            "resolved": scenario.resolved(),
-        },
-        "seed": scenario.seed,
-        "salt": salt.hex(),
-        "schedule_sha256": schedule_sha256(*plan),
-        "n_requests": len(plan.schedule),
-        "slo": list(scenario.slo_texts()),
-        "classes": _classes(scenario),
-        "target": target.to_manifest(),
-        "preflight": list(target.checks),
-        "names": {"classes": list(names.classes), "tenants": list(names.tenants)},
-        "window": _window(scenario),
-        "instrument_limits": {
-            "lateness_s": instrument.lateness,
-            "loop_lag_s": instrument.loop_lag,
-            "read_backlog_s": instrument.read_backlog,
-            "cpu_share": instrument.cpu,
-            "run_delay_share": instrument.run_delay,
-        },
-        "clock": "CLOCK_MONOTONIC",
-        **surroundings(),
-        "started_utc": datetime.now(UTC).isoformat(),
-        "ended": "running",
-        "end_reason": "",
-    }
+) -> Manifest:
+    """The manifest of a run that has not begun: `ended` is "running"."""
+    names, instrument, around = scenario.names(), scenario.instrument, surroundings()
+    text = scenario.to_yaml()
+    return Manifest(
+        run=run_name,
+        slobench=version(),
+        command=tuple(without_key(word) for word in command),
+        scenario=ScenarioSection(
+            name=scenario.name,
+            source=scenario.source,
+            text=text,
+            resolved=scenario.resolved(),
+            sha256=text_sha256(text),
+        ),
+        seed=scenario.seed,
+        salt=salt.hex(),
+        schedule_sha256=schedule_sha256(*plan),
+        n_requests=len(plan.schedule),
+        slo=scenario.slo_texts(),
+        classes=_classes(scenario),
+        target=target.to_manifest(),
+        preflight=tuple(target.checks),
+        names=NamesSection(names.classes, names.tenants),
+        window=_window(scenario),
+        instrument_limits=InstrumentLimits(
+            lateness_s=instrument.lateness,
+            loop_lag_s=instrument.loop_lag,
+            read_backlog_s=instrument.read_backlog,
+            cpu_share=instrument.cpu,
+            run_delay_share=instrument.run_delay,
+        ),
+        clock="CLOCK_MONOTONIC",
+        host=around.host,
+        versions=around.versions,
+        git=around.git,
+        started_utc=datetime.now(UTC).isoformat(),
+        ended="running",
+        end_reason="",
+        server_ended_s=None,
+    )
 
 
-def surroundings() -> dict[str, Any]:
-    """The machine and the software; looked at a second time, it takes a fifth as long."""
-    return {"host": host(), "versions": _versions(), "git": _git_commit()}
+def surroundings() -> Surroundings:
+    """The surroundings of a run. A second call takes a fifth of the first one's time."""
+    return Surroundings(host(), _versions(), _git_commit())
 
 
-def ending(
+def completed(
+    manifest: Manifest,
     scenario: Scenario,
-    how: str,
+    how: Ended,
     reason: str,
     ended_s: float | None,
     epoch_ns: int,
     now_ns: int,
     now_utc: datetime,
-) -> dict[str, Any]:
-    """What the manifest can only say afterwards. `ended_s`: when releasing stopped early, None if
-    it did not; `now_ns` and `now_utc` are one instant on the run's clock and the calendar's."""
+) -> Manifest:
+    """The manifest of a run that has ended. `ended_s`: when releasing stopped early, None where it
+    did not; `now_ns` and `now_utc` are the same instant on the run's clock and the calendar's."""
     window = _window(scenario)
     if ended_s is not None:
-        window["ended_s"] = min(ended_s, scenario.horizon_s)
+        window = msgspec.structs.replace(window, ended_s=min(ended_s, scenario.horizon_s))
     epoch_utc_s = now_utc.timestamp() - (now_ns - epoch_ns) * 1e-9
-    return {
-        "ended": how,
-        "end_reason": reason,
-        "epoch_monotonic_s": epoch_ns * 1e-9,
-        "epoch_utc": datetime.fromtimestamp(epoch_utc_s, UTC).isoformat(),
-        "window": window,
-    }
+    return msgspec.structs.replace(
+        manifest,
+        ended=how,
+        end_reason=reason,
+        epoch_monotonic_s=epoch_ns * 1e-9,
+        epoch_utc=datetime.fromtimestamp(epoch_utc_s, UTC).isoformat(),
+        window=window,
+    )
 
 
 def version() -> str:
@@ -107,21 +135,21 @@ def version() -> str:
     return installed("slobench")
 
 
-def _classes(scenario: Scenario) -> dict[str, dict[str, Any]]:
+def _classes(scenario: Scenario) -> dict[str, ClassSection]:
     return {
-        name: {
-            "slo": list(asked.slo_texts()),
-            "priority": asked.priority,
-            "tenant": asked.tenant,
-            "is_closed_loop": scenario.is_closed_loop(name),
-        }
-        for name, asked in scenario.traffic().items()
+        name: ClassSection(
+            slo=traffic.slo_texts(),
+            priority=traffic.priority,
+            tenant=traffic.tenant,
+            is_closed_loop=scenario.is_closed_loop(name),
+        )
+        for name, traffic in scenario.traffic().items()
     }
 
 
-def _window(scenario: Scenario) -> dict[str, float]:
+def _window(scenario: Scenario) -> WindowSection:
     phases = scenario.phases
-    return {"warmup_s": phases.warmup, "measure_s": phases.measure, "drain_s": phases.drain}
+    return WindowSection(phases.warmup, phases.measure, phases.drain)
 
 
 def without_key(word: str) -> str:
@@ -133,11 +161,11 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for package in ("numpy", "uvloop", "httptools", "aiohttp", "msgspec", "pyarrow", "torch"):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = installed(package)
-    return found
+            versions[package] = installed(package)
+    return versions
 
 
 def _git_commit() -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from loadgen.drive import store
@@ -26,12 +27,14 @@ from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
+from loadgen.manifest import Ended, Manifest, Scrapes
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
-from loadgen.run.manifest import ending, manifest
+from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
+from loadgen.self_report import ClientReport
 from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
@@ -74,7 +77,8 @@ class Recording:
         self._salt = secrets.token_bytes(8) if scenario.prompts.salt == "run" else b""
         self._epoch_ns = 0
         self._family: Cpu = {}
-        self._ended, self._end_reason = "completed", ""
+        self._ended: Ended = "completed"
+        self._end_reason = ""
         self._ended_s: float | None = None
         self._server_ended_s: float | None = None
         self._n_interrupts = self._n_handled = 0
@@ -113,7 +117,7 @@ class Recording:
         watched = watching(self._watched, self._options.watch, self._progress.note)
         with watched, self._scraping() as scraped, self._interruptible():
             outcome = self._send()
-            run = self._assembled(planned.manifest | self._ending(outcome), parts_dir, outcome)
+            run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
             run = _with_server(run, scraped())
             store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)
@@ -141,9 +145,8 @@ class Recording:
             self._salt,
             self._options.command,
         )
-        content["transport"] = self._options.transport
         return Run(
-            content,
+            msgspec.structs.replace(content, transport=self._options.transport),
             self._plan.schedule,
             empty_requests(self._plan.schedule),
             np.empty(0, CHUNKS),
@@ -151,11 +154,11 @@ class Recording:
             self._scenario.names(),
         )
 
-    def _assembled(self, manifest: dict[str, Any], parts_dir: Path, outcome: Outcome) -> Run:
+    def _assembled(self, manifest: Manifest, parts_dir: Path, outcome: Outcome) -> Run:
         parts = store.read_parts(parts_dir)
         requests, chunks, merged = store.merge_parts(self._plan.schedule, parts)
         names = replace(self._scenario.names(), errors=merged.errors, remotes=merged.remotes)
-        instrument = {"shards": outcome.instruments, "family_s": self._family_s(outcome)}
+        instrument = ClientReport(tuple(outcome.reports), self._family_s(outcome))
         return Run(
             manifest, self._plan.schedule, requests, chunks, self._plan.edges, names, instrument
         )
@@ -163,8 +166,8 @@ class Recording:
     def _family_s(self, outcome: Outcome) -> float:
         """CPU seconds of this process and of a server that it started, on the cores that the shards
         may use."""
-        core_times = [instrument.get("cores") or {} for instrument in outcome.instruments]
-        cores = frozenset(core for times in core_times for core in times.get("allowed", ()))
+        used = [report.cores for report in outcome.reports if report.cores is not None]
+        cores = frozenset(core for times in used for core in times.allowed)
         return family_cpu_s(self._family, self._family_cpu(), cores)
 
     def _family_cpu(self) -> Cpu:
@@ -214,7 +217,7 @@ class Recording:
             self._progress.note(f"ending the run: {reason}")
             self._stop("stopped", reason, self._scenario.phases.drain)
 
-    def _stop(self, how: str, reason: str, drain_s: float) -> None:
+    def _stop(self, how: Ended, reason: str, drain_s: float) -> None:
         if self._ended == "completed":
             self._ended, self._end_reason = how, reason
             self._ended_s = (time.monotonic_ns() - self._epoch_ns) * 1e-9
@@ -264,8 +267,8 @@ class Recording:
             self._progress.note("interrupted again: giving up the requests in flight")
             self._stop("interrupted", f"you stopped the run twice ({self._signal})", 0.0)
 
-    def _ending(self, outcome: Outcome) -> dict[str, Any]:
-        """The keys that the manifest gets after the run."""
+    def _completed(self, planned: Manifest, outcome: Outcome) -> Manifest:
+        """The manifest after the run."""
         if outcome.cut_short is not None and self._ended == "completed":
             self._ended, self._end_reason = "stopped", outcome.cut_short.reason
             self._ended_s = (outcome.cut_short.at_ns - self._epoch_ns) * 1e-9
@@ -274,10 +277,23 @@ class Recording:
             shard, last_words = next(iter(outcome.dead.items()))
             reason = f"worker {shard} died ({last_words})"
         now_ns, now_utc = time.monotonic_ns(), datetime.now(UTC)
-        content = ending(
-            self._scenario, self._ended, reason, self._ended_s, outcome.epoch_ns, now_ns, now_utc
+        content = completed(
+            planned,
+            self._scenario,
+            self._ended,
+            reason,
+            self._ended_s,
+            outcome.epoch_ns,
+            now_ns,
+            now_utc,
         )
-        return content | {"server_ended_s": self._server_ended_s} | outcome.told
+        content = msgspec.structs.replace(content, server_ended_s=self._server_ended_s)
+        if outcome.remote is None:
+            return content
+        remote = outcome.remote
+        return msgspec.structs.replace(
+            content, n_bad_messages=remote.n_bad, workers=remote.workers, live=remote.live
+        )
 
 
 def _with_server(run: Run, scraped: Scraped) -> Run:
@@ -287,10 +303,10 @@ def _with_server(run: Run, scraped: Scraped) -> Run:
     series = tuple(dict.fromkeys(name for _, name, _ in scraped.rows))
     number = {name: k for k, name in enumerate(series)}
     rows = np.array([(t_s, number[name], value) for t_s, name, value in scraped.rows], SERVER)
-    scrapes = {"n": scraped.n_scrapes, "n_failed": scraped.n_failed, "reason": scraped.reason}
+    scrapes = Scrapes(scraped.n_scrapes, scraped.n_failed, scraped.reason)
     return replace(
         run,
-        manifest=run.manifest | {"scrapes": scrapes},
+        manifest=msgspec.structs.replace(run.manifest, scrapes=scrapes),
         names=replace(run.names, series=series),
         server_rows=rows,
     )

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
+from loadgen.manifest import PreflightLine, TargetSection
 from loadgen.records import Schedule
 from loadgen.run.preload import Preload
 from loadgen.workload.calibration import Calibration
@@ -66,22 +68,22 @@ class Target:
     endpoint: Endpoint
     adapter: Adapter
     fit: PromptFit
-    checks: list[dict[str, Any]]
+    checks: list[PreflightLine]
     ended: Callable[[], str | None] = lambda: None
     metrics: tuple[str, ...] = ()
     prompts: Prompts | None = None
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> TargetSection:
         """The target section of the manifest, without secrets."""
-        return {
-            "kind": self.kind,
-            **self.endpoint.to_manifest(),
-            "model": self.adapter.model,
-            "ignore_eos": self.adapter.ignore_eos,
-            "prompt_fit": [self.fit.overhead, self.fit.step],
-            "metrics": [url.partition("?")[0] for url in self.metrics],
-            "prompt_words": 0 if self.fit.words is None else len(self.fit.words.words),
-        }
+        return msgspec.structs.replace(
+            self.endpoint.to_manifest(),
+            kind=self.kind,
+            model=self.adapter.model,
+            ignore_eos=self.adapter.ignore_eos,
+            prompt_fit=(self.fit.overhead, self.fit.step),
+            metrics=tuple(url.partition("?")[0] for url in self.metrics),
+            prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
+        )
 
 
 @contextmanager
@@ -266,7 +268,7 @@ def _examined(
         endpoint=endpoint,
         adapter=found.adapter,
         fit=calibration.fit,
-        checks=[{"check": c.check, "ok": c.ok, "detail": c.detail} for c in checks],
+        checks=[PreflightLine(c.check, c.ok, c.detail) for c in checks],
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
     )
@@ -275,7 +277,7 @@ def _examined(
 def _is_certain(target: Target) -> bool:
     """Whether another preflight would have the same result: no failed check, no estimated
     length."""
-    oks = {check["check"]: check["ok"] for check in target.checks}
+    oks = {line.check: line.ok for line in target.checks}
     return False not in oks.values() and oks.get("prompt_fit", True) is True
 
 

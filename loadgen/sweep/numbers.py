@@ -12,6 +12,7 @@ from typing import Any
 
 from loadgen.cells.cell import Cell
 from loadgen.cells.runner import CellFailure, CellRun
+from loadgen.manifest import TargetSection
 from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.measure.statistics.intervals import Estimate, Interval, estimate, over_runs
 from loadgen.measure.statistics.pareto import Quantity, TradeOff, pareto_front
@@ -36,7 +37,7 @@ def facts_of(found: CellRun, asked: SweepSpec, directory: Path) -> Facts:
     """The numbers of a run, failures as infinitely slow; `directory` is the sweep's."""
     run, summary = found.run, found.summary
     measured = Measured(run)
-    gpus, is_declared = _gpus(run.manifest)
+    gpus, is_declared = _gpus(run.manifest.target)
     values = {
         text: measured.estimate(measure(text), asked.confidence) for text in measures_of(asked)
     }
@@ -44,8 +45,8 @@ def facts_of(found: CellRun, asked: SweepSpec, directory: Path) -> Facts:
         "cell": found.cell.name,
         "repeat": found.repeat,
         "directory": found.directory.relative_to(directory).as_posix(),
-        "seed": int(run.manifest["seed"]),
-        "schedule_sha256": run.manifest["schedule_sha256"],
+        "seed": run.manifest.seed,
+        "schedule_sha256": run.manifest.schedule_sha256,
         "verdict": summary.verdict,
         "exit_code": summary.exit_code,
         "is_trusted": summary.validity.trusted,
@@ -136,14 +137,13 @@ def _per_gpu(run: Mapping[str, Any], text: str) -> Estimate:
     return {key: None if end is None else end / run["gpus"] for key, end in ends.items()}
 
 
-def _gpus(manifest: Mapping[str, Any]) -> tuple[int, bool]:
+def _gpus(target: TargetSection) -> tuple[int, bool]:
     """How many GPUs the target's labels declare, and whether they do; 1 where they do not. The
     hardware of a simulation says it itself: `4xh200`."""
-    target = manifest.get("target") or {}
-    labels = target.get("labels") or {}
-    if labels.get("gpus"):
-        return int(labels["gpus"]), True
-    if target.get("kind") == "sim":
-        several = re.match(r"(\d+)x", str(labels.get("gpu", "")))
+    labels = target.labels
+    if labels.gpus:
+        return labels.gpus, True
+    if target.kind == "sim":
+        several = re.match(r"(\d+)x", labels.gpu or "")
         return int(several[1]) if several else 1, True
     return 1, False

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.live_histogram import LiveCounts
+from loadgen.manifest import LiveQuantiles
 from loadgen.records import Schedule, Status
 from loadgen.web.control_messages import Frame
 from loadgen.web.frame_builder import METRICS
@@ -28,6 +29,11 @@ def merged(frames: Sequence[Frame]) -> dict[str, LiveCounts]:
             if metric in found:
                 found[metric].add_encoded(data)
     return found
+
+
+def quantiles(frames: Sequence[Frame]) -> dict[str, LiveQuantiles]:
+    """Quantiles of each live metric over all shards, seconds."""
+    return {metric: _quantiles(counts) for metric, counts in merged(frames).items()}
 
 
 def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool) -> dict[str, int]:
@@ -82,7 +88,7 @@ class LiveStatus:
             "achieved_per_s": sums["sent"] / lasted_s if lasted_s else 0.0,
             "goodput_per_s": sums["kept"] / lasted_s if lasted_s else 0.0,
             "goodput_share_of_due": sums["kept"] / due if due else None,
-            "metrics": {metric: _row(one) for metric, one in counts.items()},
+            "metrics": {metric: _quantiles(one).to_json() for metric, one in counts.items()},
             "classes": _classes(frames),
             "shards": [_shard_row(shard) for shard in shards],
             "point": point,
@@ -138,9 +144,9 @@ def _classes(frames: Sequence[Frame]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _row(counts: LiveCounts) -> Facts:
+def _quantiles(counts: LiveCounts) -> LiveQuantiles:
     values = {name: _or_none(counts.quantile(q)) for name, q in QUANTILES.items()}
-    return {"n": counts.n, **values}
+    return LiveQuantiles(n=counts.n, **values)
 
 
 def _shard_row(shard: RemoteShard) -> Facts:

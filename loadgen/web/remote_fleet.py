@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.drive.live_histogram import LiveCounts
-from loadgen.drive.shards import CutShort, OnBeat, Outcome
+from loadgen.drive.shards import CutShort, OnBeat, Outcome, RemoteWorkers
+from loadgen.manifest import LiveQuantiles
 from loadgen.run.shard_tasks import Job
+from loadgen.self_report import SelfReport
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, encode, read_up
-from loadgen.web.live_status import LiveStatus, merged
+from loadgen.web.live_status import LiveStatus, merged, quantiles
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
-from loadgen.web.self_report import check_self_report
-from loadgen.web.validate import check_part
+from loadgen.web.validate import check_part, read_self_report
 
 _TELL_EVERY_S = 1.0
 _POLL_S = 0.1
@@ -41,6 +42,7 @@ class RemoteFleet:
         self._heard: dict[int, tuple[int, dict[str, LiveCounts]]] = {}
         self._cut_short: CutShort | None = None
         self._silent = set[int]()
+        self._reports: dict[int, SelfReport] = {}  # by shard
 
     def __enter__(self) -> RemoteFleet:
         return self
@@ -93,10 +95,10 @@ class RemoteFleet:
                 self._line.send(LiveUpdate(live.look(controller.shards)))
         self._beat(controller, on_beat)
         self._look_at_rows(controller, job)
-        facts = live.look(controller.shards, is_over=True)
-        self._line.send(LiveUpdate(facts))
-        self._keep_histograms(controller)
-        return self._outcome(controller, job, facts["metrics"])
+        self._line.send(LiveUpdate(live.look(controller.shards, is_over=True)))
+        frames = [shard.frame for shard in controller.shards if shard.frame is not None]
+        self._keep_histograms(frames)
+        return self._outcome(controller, job, quantiles(frames))
 
     def stop(self, reason: str, drain_s: float) -> None:
         assert self._controller is not None, "a run that was not begun is not stopped"
@@ -162,14 +164,14 @@ class RemoteFleet:
                 continue
             assert shard.done is not None, "its rows came before it was done"
             try:
-                check_self_report(shard.done.instrument, shard.number)
+                report = read_self_report(shard.done.instrument, shard.number)
                 check_part(shard.part, share.plan.schedule["request_id"])
+                self._reports[shard.number] = report
             except Bad as problem:
                 shard.state, shard.note = "died", str(problem)
 
-    def _keep_histograms(self, controller: Controller) -> None:
+    def _keep_histograms(self, frames: Sequence[Frame]) -> None:
         """Of the last frames, as any HdrHistogram library reads them, and all of them in one."""
-        frames = [shard.frame for shard in controller.shards if shard.frame is not None]
         told = {
             "unit": "µs",
             "merged": {metric: one.encode().decode() for metric, one in merged(frames).items()},
@@ -181,18 +183,19 @@ class RemoteFleet:
         self._logs.mkdir(parents=True, exist_ok=True)
         (self._logs / "histograms.json").write_text(json.dumps(told) + "\n")
 
-    def _outcome(self, controller: Controller, job: Job, live: dict[str, Any]) -> Outcome:
-        instruments: list[dict[str, Any]] = []
+    def _outcome(self, controller: Controller, job: Job, live: dict[str, LiveQuantiles]) -> Outcome:
+        reports: list[SelfReport] = []
         dead = controller.dead
         for shard in controller.shards:
-            if shard.state != "done" or shard.done is None:
+            report = self._reports.get(shard.number)
+            if shard.state != "done" or report is None:
                 continue
             (job.parts_dir / f"shard-{shard.number}.npz").write_bytes(shard.part)
-            instruments.append(shard.done.instrument)
-            if shard.done.instrument.get("broken"):
-                dead[shard.number] = str(shard.done.instrument["broken"])
-        told = controller.told() | {"live": live}
-        return Outcome(controller.epoch_ns, instruments, dead, told, self._cut_short)
+            reports.append(report)
+            if report.broken:
+                dead[shard.number] = report.broken
+        remote = RemoteWorkers(controller.n_bad, controller.worker_sections(), live)
+        return Outcome(controller.epoch_ns, reports, dead, remote, self._cut_short)
 
     def _pass_on(self, sends: Sequence[Send]) -> None:
         for send in sends:

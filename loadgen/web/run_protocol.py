@@ -12,11 +12,12 @@ the run before its first request; after it, a shard that is lost is told and the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.manifest import FrameCounts, WorkerSection
 from loadgen.web.assignment import Assignment
 from loadgen.web.control_messages import (
     Bad,
@@ -205,24 +206,21 @@ class Controller:
         """The shards whose rows are not here, and why."""
         return {s.number: s.note or "it never ended" for s in self.shards if s.state != "done"}
 
-    def told(self) -> dict[str, Any]:
-        """What the manifest says of the workers."""
-        return {
-            "n_bad_messages": self.n_bad,
-            "workers": [
-                {
-                    "shard": shard.number,
-                    "worker": shard.worker,
-                    "host": shard.host,
-                    "n_requests": shard.n_requests,
-                    "state": shard.state,
-                    "note": shard.note,
-                    "start_skew_bound_s": shard.skew.bound_s if shard.skew else None,
-                    "last_frame": _ledger(shard.frame),
-                }
-                for shard in self.shards
-            ],
-        }
+    def worker_sections(self) -> tuple[WorkerSection, ...]:
+        """The workers, as the manifest records them."""
+        return tuple(
+            WorkerSection(
+                shard=shard.number,
+                worker=shard.worker,
+                host=shard.host,
+                n_requests=shard.n_requests,
+                state=shard.state,
+                note=shard.note,
+                start_skew_bound_s=shard.skew.bound_s if shard.skew else None,
+                last_frame=_counts_of(shard.frame),
+            )
+            for shard in self.shards
+        )
 
     def _met(self, shard: RemoteShard, pong: Pong, now_ns: int) -> list[Send]:
         rtt_ns = now_ns - pong.sent_ns
@@ -361,12 +359,7 @@ class Controller:
             self.phase = "over"
 
 
-def _ledger(frame: Frame | None) -> Mapping[str, Any] | None:
+def _counts_of(frame: Frame | None) -> FrameCounts | None:
     if frame is None:
         return None
-    return {
-        "now_s": frame.now_s,
-        "released": frame.released,
-        "sent": frame.sent,
-        "by_status": list(frame.by_status),
-    }
+    return FrameCounts(frame.now_s, frame.released, frame.sent, tuple(frame.by_status))

@@ -7,13 +7,18 @@ import io
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.drive.live_histogram import LiveCounts
+from loadgen.errors import RunInvalid
+from loadgen.json_section import read_section
 from loadgen.records import CHUNKS, REQUESTS, FinishReason, Status, TokenSource
+from loadgen.self_report import SelfReport
 from loadgen.web.control_messages import Bad, Frame
 from loadgen.web.frame_builder import METRICS
 
@@ -23,6 +28,11 @@ _ENUMS: dict[str, type[IntEnum]] = {
 _UNREADABLE = (
     ValueError, KeyError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+_MOST_TEXT = 2000
+_SIGNED = (
+    "cores.own_s", "cores.idle_s", "cores.programs_s", "cores.total_s", "stalls.spans_s",
+)  # fmt: skip
+"""Readings that may be negative: differences of clocks."""
 _TABLES = {"requests": REQUESTS, "chunks": CHUNKS}
 
 
@@ -71,3 +81,40 @@ def check_part(data: bytes, ids: NDArray[np.uint32]) -> None:
     for field, names in (("error_id", "errors"), ("remote_id", "remotes")):
         if found[names].dtype.kind != "U" or (rows[field] >= len(found[names])).any():
             raise Bad(f"its rows have numbers in {field} that {names} does not name")
+
+
+def read_self_report(content: Mapping[str, Any], shard: int) -> SelfReport:
+    """A worker's measurements of itself: every field and no other, finite numbers, of that
+    shard."""
+    try:
+        report = read_section(content, SelfReport, "what it measured of itself")
+    except RunInvalid as problem:
+        raise Bad(str(problem)) from None
+    for path, value in _leaves(content):
+        where = f"what it measured of itself: {path}"
+        if isinstance(value, str) and len(value) > _MOST_TEXT:
+            raise Bad(f"{where}: expected length <= {_MOST_TEXT}, found {len(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Bad(f"{where}: {value} is a number that is none")
+        if isinstance(value, int | float) and value < 0 and not path.startswith(_SIGNED):
+            raise Bad(f"{where}: expected a number >= 0, found {value}")
+    unknown = {path for path, _ in _leaves(content)} - {
+        path for path, _ in _leaves(report.to_json())
+    }
+    if unknown:
+        raise Bad(f"what it measured of itself has the unknown field {min(unknown)}")
+    if report.shard != shard:
+        raise Bad(f"what shard {report.shard} measured of itself")
+    return report
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of everything in decoded JSON that is no mapping and no list."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    else:
+        yield path, value

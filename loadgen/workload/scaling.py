@@ -55,7 +55,7 @@ def scaled(scenario: Scenario, level: float, over: Over) -> Scenario:
     for block in (values, *values.get("classes", {}).values()):
         if block.get("arrivals"):
             block["arrivals"] = change(block["arrivals"], factor)
-    changed = Scenario.model_validate(values)
+    changed = scenario.with_values(values)
     if over == "rate":
         _check_rate(changed, level)
     return changed
@@ -65,7 +65,7 @@ def with_window(scenario: Scenario, warmup_s: float, measure_s: float, seed: int
     """The scenario with another window and another seed."""
     values = scenario.resolved() | {"seed": seed % _SEEDS}
     values["phases"] |= {"warmup": f"{warmup_s:.3f}s", "measure": f"{measure_s:.3f}s"}
-    return Scenario.model_validate(values)
+    return scenario.with_values(values)
 
 
 def _streams(scenario: Scenario) -> Iterator[tuple[str, Arrivals]]:

@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
+    PrivateAttr,
     SerializationInfo,
     ValidationError,
     model_validator,
@@ -78,7 +79,7 @@ class Instrument(Strict):
 
     lateness: Annotated[Seconds, Field(gt=0)] | None = None
     loop_lag: Annotated[Seconds, Field(gt=0)] = 5e-3
-    read_backlog: Annotated[Seconds, Field(gt=0)] = 2.5e-3
+    read_backlog: Annotated[Seconds, Field(gt=0)] = 2.5e-3  # in a burst, the last waits 5 ms
     cpu: Annotated[Share, Field(gt=0)] = 0.9
     run_delay: Annotated[Share, Field(gt=0)] = 0.01
 
@@ -110,7 +111,8 @@ def _synthetic_by_default(value: object) -> object:
 
 
 class Scenario(Strict):
-    """One traffic situation and its SLOs; equal scenarios give equal schedules.
+    """One traffic situation and its SLOs; equal scenarios give equal schedules, whatever their
+    `source`.
 
     The requests are described here (`requests` with an optional `session`, or a `chain`) or in
     `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic.
@@ -134,6 +136,26 @@ class Scenario(Strict):
     prompts: Annotated[PromptKind, PROMPTS, BeforeValidator(_synthetic_by_default)] = Synthetic()
     slo: SloList = ()
     instrument: Instrument = Instrument()
+    _source: str = PrivateAttr(default="")  # no field: it is no key of the file
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scenario) and self.__dict__ == other.__dict__
+
+    @property
+    def source(self) -> str:
+        """The file or the shipped scenario that it was read from; "" for one that was made of flags
+        or in Python."""
+        return self._source
+
+    def from_source(self, source: str) -> Self:
+        """The same scenario, read from `source`."""
+        copy = self.model_copy()
+        copy._source = source
+        return copy
+
+    def with_values(self, values: Mapping[str, object]) -> Scenario:
+        """A scenario of other values, in the form of `resolved`, from the same source."""
+        return Scenario.model_validate(values).from_source(self.source)
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -266,7 +288,7 @@ def load_scenario(
     document = parse_document(text, label, ScenarioError)
     document.values.setdefault("name", _name_from(label))
     override(document, overrides)
-    return _checked(document)
+    return _checked(document).from_source(label)
 
 
 def varied(scenario: Scenario, settings: Mapping[str, object], flag: str = "--set") -> Scenario:
@@ -274,7 +296,7 @@ def varied(scenario: Scenario, settings: Mapping[str, object], flag: str = "--se
     document = parse_document(scenario.to_yaml(), scenario.name, ScenarioError)
     document.lines.clear()  # line numbers of generated text mean nothing to the user
     override(document, settings, flag)
-    return _checked(document)
+    return _checked(document).from_source(scenario.source)
 
 
 def scenario_from_flags(

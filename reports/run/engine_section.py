@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from loadgen.manifest import SimulatedEngineSection
 from loadgen.measure.wording import format_count, format_value
 from reports.charts import BLUE, GREEN, ORANGE, Spec, standalone, time_unit
 from reports.run.frames import Record
@@ -59,17 +59,16 @@ class EngineSection:
     note: str = ""
 
 
-def simulated_section(engine: Mapping[str, Any]) -> EngineSection | None:
-    """What the manifest of a simulated run says of its engine: why the requests of the measured
-    window waited. None where it says nothing."""
-    by_class = engine.get("waits_s")
-    if not isinstance(by_class, Mapping):
+def simulated_section(engine: SimulatedEngineSection | None) -> EngineSection | None:
+    """The section of a simulated run: why the requests of the measured window waited. None for
+    another run."""
+    if engine is None:
         return None
     waits_s: dict[str, float] = {}
-    for reasons in by_class.values():
+    for reasons in engine.waits_s.values():
         for name, seconds in reasons.items():
-            reason = str(name).replace("_", " ")
-            waits_s[reason] = waits_s.get(reason, 0.0) + float(seconds)
+            reason = name.replace("_", " ")
+            waits_s[reason] = waits_s.get(reason, 0.0) + seconds
     ordered = sorted(waits_s, key=lambda reason: -waits_s[reason])
     return EngineSection(
         bins=[],

@@ -76,7 +76,6 @@ def _by_class(run: Run, plans: Schedule) -> dict[str, int]:
 
 
 def _samples(run: Run, rows: Requests, plans: Schedule) -> tuple[FailedRequest, ...]:
-    target = run.manifest.get("target") or {}
     return tuple(
         FailedRequest(
             request_id=int(row["request_id"]),
@@ -84,7 +83,7 @@ def _samples(run: Run, rows: Requests, plans: Schedule) -> tuple[FailedRequest, 
             released_s=float(row["released_s"]),
             lasted_s=float(row["done_s"] - row["released_s"]),
             input_tokens=int(plan["input_tokens"]),
-            curl=curl(target, int(plan["input_tokens"]), int(plan["output_tokens"])),
+            curl=curl(run.manifest.target, int(plan["input_tokens"]), int(plan["output_tokens"])),
         )
         for row, plan in zip(rows, plans, strict=True)
     )

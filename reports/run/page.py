@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from msgspec import structs
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS
@@ -58,7 +59,7 @@ def render(
     is what the bundled engine told of the run, where it served it; `directory` is where the run
     lies, for the commands on the page that read it; `search` is the one it was a probe of."""
     summary = _redacted(summary)
-    story = story or simulated_section(_of(run, "engine"))
+    story = story or simulated_section(run.manifest.engine)
     place = run_word(directory)
     columns = per_request(run)
     seen = frames(run, summary, columns)
@@ -113,10 +114,9 @@ def render(
         describe_server=describe_server,
         metrics=METRICS,
         provenance=_provenance(run),
-        scenario_text=redact(str(_of(run, "scenario").get("text", ""))),
+        scenario_text=redact(run.manifest.scenario.text),
         preflight=[
-            {**line, "detail": redact(str(line.get("detail", "")))}
-            for line in run.manifest.get("preflight") or []
+            structs.replace(line, detail=redact(line.detail)) for line in run.manifest.preflight
         ],
     )
 
@@ -132,18 +132,11 @@ def _redacted(summary: Summary) -> Summary:
     )
 
 
-def _of(run: Run, key: str) -> Mapping[str, Any]:
-    value = run.manifest.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
 def _subject(run: Run) -> str:
     """What was measured, for the line under the title."""
-    target, scenario = _of(run, "target"), _of(run, "scenario")
-    resolved = scenario.get("resolved") or {}
-    name = resolved.get("name") or scenario.get("name") or scenario.get("source") or ""
-    parts = (name, target.get("model"), target.get("url"), run.manifest.get("started_utc"))
-    return " · ".join(redact(str(part)) for part in parts if part)
+    manifest, target = run.manifest, run.manifest.target
+    parts = (manifest.scenario.name, target.model, target.url, manifest.started_utc)
+    return " · ".join(redact(part) for part in parts if part)
 
 
 def _again(run: Run, search: Searched | None) -> tuple[str, str]:
@@ -151,8 +144,8 @@ def _again(run: Run, search: Searched | None) -> tuple[str, str]:
     of flags has none, and one that is being searched need not be searched again."""
     if search is not None:
         return "", ""
-    command = [str(word) for word in run.manifest.get("command") or []]
-    if command[1:2] != ["run"] or command[2:3] == [] or command[2].startswith("-"):
+    command = run.manifest.command
+    if command[1:2] != ("run",) or len(command) < 3 or command[2].startswith("-"):
         return "", ""
     words = [command[2]]
     for setting in _flags(command, "--set"):
@@ -200,25 +193,24 @@ def _points_note(seen: Frames) -> str:
 
 def _provenance(run: Run) -> list[tuple[str, str]]:
     """How this run came about and how to repeat it; values are text, never a secret."""
-    manifest = run.manifest
-    scenario, target = _of(run, "scenario"), dict(_of(run, "target"))
-    labels = target.pop("labels", None) or {}
-    command = manifest.get("command") or []
+    manifest, scenario = run.manifest, run.manifest.scenario
+    target = manifest.target.to_json()
+    labels = target.pop("labels")
     entries: list[tuple[str, object]] = [
-        ("command", shlex.join(str(word) for word in command)),
-        ("scenario", scenario.get("source") or scenario.get("name")),
-        ("scenario sha256", scenario.get("sha256")),
-        ("seed", manifest.get("seed")),
-        ("prompt salt", manifest.get("salt")),
-        ("schedule sha256", manifest.get("schedule_sha256")),
+        ("command", shlex.join(manifest.command)),
+        ("scenario", scenario.source or scenario.name),
+        ("scenario sha256", scenario.sha256),
+        ("seed", manifest.seed),
+        ("prompt salt", manifest.salt),
+        ("schedule sha256", manifest.schedule_sha256),
         *((f"target {key}", value) for key, value in target.items()),
         *((f"label {key}", value) for key, value in labels.items()),
-        ("slobench", manifest.get("slobench")),
-        ("git", manifest.get("git")),
-        *((f"version {key}", value) for key, value in _of(run, "versions").items()),
-        *((f"host {key}", value) for key, value in _of(run, "host").items()),
-        ("started", manifest.get("started_utc")),
-        ("ended", " ".join(str(manifest.get(k) or "") for k in ("ended", "end_reason")).strip()),
+        ("slobench", manifest.slobench),
+        ("git", manifest.git),
+        *((f"version {key}", value) for key, value in manifest.versions.items()),
+        *((f"host {key}", value) for key, value in manifest.host.to_json().items()),
+        ("started", manifest.started_utc),
+        ("ended", f"{manifest.ended} {manifest.end_reason}".strip()),
     ]
     return [(name, redact(_text(value))) for name, value in entries if value not in (None, "", {})]
 

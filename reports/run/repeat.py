@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
+from loadgen.manifest import TargetSection
 from reports.redaction import redact
 
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _PROMPT = "PROMPT-OF-THE-SAME-LENGTH"
 
 
-def curl(target: Mapping[str, Any], input_tokens: int, output_tokens: int) -> str:
+def curl(target: TargetSection, input_tokens: int, output_tokens: int) -> str:
     """The request as curl would send it to a manifest's `target`, with a prompt of about as many
     tokens (the page holds no prompts) and keys from the environment or redacted; "" where the
     target is no HTTP API that is known here."""
-    url, path = str(target.get("url") or ""), _PATHS.get(str(target.get("api")))
+    url, path = target.url, _PATHS.get(target.api or "")
     if path is None or not url.startswith(("http://", "https://")):
         return ""
     base = url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
-    asked: dict[str, Any] = {
-        "model": str(target.get("model") or ""),
-        "max_tokens": output_tokens,
-        "stream": True,
-        **(target.get("extra_body") or {}),
-    }
-    prompt = {"messages": [{"role": "user", "content": _PROMPT}]}
-    body = json.dumps({**asked, **(prompt if target["api"] == "chat" else {"prompt": _PROMPT})})
+    prompt: dict[str, object] = {"prompt": _PROMPT}
+    if target.api == "chat":
+        prompt = {"messages": [{"role": "user", "content": _PROMPT}]}
+    body = json.dumps(
+        {
+            "model": target.model,
+            "max_tokens": output_tokens,
+            "stream": True,
+            **(target.extra_body or {}),
+            **prompt,
+        }
+    )
     before, _, after = redact(body).rpartition(_PROMPT)
     words = f"yes hello | head -n {max(1, input_tokens)} | tr '\\n' ' '"
     said = f"printf %s {shlex.quote(before)}; {words}; printf %s {shlex.quote(after)}"
-    key = str(target.get("api_key_env") or "")
-    names = [str(name) for name in target.get("headers") or []]
+    key = target.api_key_env or ""
     headers = [
         "-H 'content-type: application/json'",
         *([f'-H "authorization: Bearer ${key}"'] if key.isidentifier() else []),
-        *(f"-H {shlex.quote(f'{name}: [redacted]')}" for name in names),
+        *(f"-H {shlex.quote(f'{name}: [redacted]')}" for name in target.headers or ()),
     ]
     to = f"{shlex.quote(redact(base + path))} {' '.join(headers)}"
     # By a pipe: one argument of a command may hold 128 KiB, a long prompt is longer.

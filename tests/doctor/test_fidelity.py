@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from loadgen.doctor.fidelity import Truth, fidelity, spread
 from loadgen.records import CHUNKS, SCHEDULE, Run, Status, empty_requests
+from tests.runs import MANIFEST
 
 
 def run_of(sent_s, first_s, last_s, tokens, late_s=0.0):
@@ -18,7 +19,7 @@ def run_of(sent_s, first_s, last_s, tokens, late_s=0.0):
     rows["sent_s"], rows["first_token_s"], rows["last_token_s"] = sent_s, first_s, last_s
     rows["released_s"] = np.asarray(sent_s) - late_s
     rows["output_tokens"] = tokens
-    return Run({}, schedule, rows, np.empty(0, CHUNKS))
+    return Run(MANIFEST, schedule, rows, np.empty(0, CHUNKS))
 
 
 def test_the_errors_of_one_request_by_hand():

@@ -20,6 +20,8 @@ from loadgen.records import (
     Status,
     empty_requests,
 )
+from loadgen.self_report import ClientReport
+from tests.runs import MANIFEST, SHARD
 
 
 def schedule_of(n):
@@ -79,10 +81,9 @@ def recorded(tmp_path):
     )
     requests["finish_reason"][1] = FinishReason.length
     edges = np.array([(2, 0), (2, 1)], EDGES)
-    manifest = {"schema": 1, "run": "r", "slobench": "0.1.0"}
     names = replace(names, series=("running", 'wait_s{reason="kv"}'))
     server = np.array([(-0.04, 0, 3.0), (-0.04, 1, 0.5), (1.0, 0, 4.0)], SERVER)
-    run = Run(manifest, schedule, requests, chunks, edges, names, {"shards": []}, server)
+    run = Run(MANIFEST, schedule, requests, chunks, edges, names, ClientReport((SHARD,)), server)
     store.write_schedule(tmp_path, run)
     store.write_run(tmp_path, run, {"ttft_s": np.array([0.1, 0.2, np.nan])})
     return run, tmp_path
@@ -133,7 +134,8 @@ def test_an_unfinished_run_is_told_from_a_damaged_one(recorded):
 def test_a_newer_schema_names_the_version_that_wrote_it(recorded):
     directory = recorded[1]
     manifest = json.loads((directory / "manifest.json").read_text())
-    store.write_manifest(directory, {**manifest, "schema": 9, "slobench": "7.0"})
+    content = {**manifest, "schema": 9, "slobench": "7.0"}
+    (directory / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(RunInvalid, match=r"written by slobench 7\.0"):
         store.read_run(directory)
 

@@ -60,7 +60,7 @@ def test_neighbours_share_an_engine_that_forgets_in_between(tmp_path):
     assert [f.paces for f in again] == [f.paces for f in found]
     assert next(ticks) == 9.0, "what is there already was not asked again"
     assert all(f.summary.counts["ok"] == f.summary.counts["due"] > 0 for f in found)
-    urls = [f.run.manifest["target"]["url"] for f in found]
+    urls = [f.run.manifest.target.url for f in found]
     assert len(set(urls)) == 3  # one server is kept over the turning point of the two rounds
     assert said.count("cache_reset    POST /reset_prefix_cache") == 3
     assert said.count("drained        nothing in flight") == 3
@@ -90,7 +90,7 @@ def test_a_launch_command_is_varied_and_a_server_that_does_not_start_is_told(tmp
     assert "did you mean 'chunked'" in said
     by_name = {f.cell.name: f for f in found}
     assert set(by_name) == {"static", "same"}
-    launch = by_name["static"].run.manifest["target"]["launch"]
+    launch = by_name["static"].run.manifest.target.launch
     assert launch["command"].endswith("--set device=toy --mode static")
-    assert by_name["same"].run.manifest["target"]["labels"]["gpus"] == 2
+    assert by_name["same"].run.manifest.target.labels.gpus == 2
     assert all(f.summary.counts["ok"] == f.summary.counts["due"] > 0 for f in found)

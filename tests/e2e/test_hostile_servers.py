@@ -72,7 +72,7 @@ def test_each_way_of_answering_is_told_for_what_it_is(cli, tmp_path):
         assert {int(row["output_tokens"]) for row in rows[kind]} == {TOKENS}, kind
     for row in rows["burst"]:  # one read brought them all
         assert row["first_token_s"] == row["last_token_s"]
-    epoch_s = run.manifest["epoch_monotonic_s"]
+    epoch_s = run.manifest.epoch_s
     for before, after, kind in (
         ("first_chunk_s", "first_token_s", "role_first"),
         ("last_token_s", "done_s", "late_usage"),
@@ -184,4 +184,4 @@ def test_a_killed_worker_is_noticed_at_once_and_costs_only_its_rows(cli, tmp_pat
     (dead,) = {0, 1} - set(run.request_rows["shard"][~lost].tolist())
     assert (run.request_rows["status"][~lost] == Status.ok).all()
     assert np.count_nonzero(lost) == pytest.approx(len(lost) / 2, abs=1)
-    assert f"worker {dead} died" in run.manifest["end_reason"]
+    assert f"worker {dead} died" in run.manifest.end_reason

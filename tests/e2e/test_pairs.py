@@ -50,7 +50,7 @@ def test_nothing_is_asked_of_either_server_between_the_runs_of_a_pair(pair):
     found = list(pair("reference", "device=toy,shape=nano", repeats=2))
     assert [f.cell.name for f in found] == ["control", "cell", "cell", "control"]
     for pair_of_runs in (found[:2], found[2:]):
-        epochs_s = [one.run.manifest["epoch_monotonic_s"] for one in pair_of_runs]
+        epochs_s = [one.run.manifest.epoch_s for one in pair_of_runs]
         for one, epoch_s in zip(pair_of_runs, epochs_s, strict=True):
             assert one.summary.counts["ok"] == one.summary.counts["due"] > 0
             events = pd.read_parquet(one.directory / "engine_events.parquet")

@@ -73,7 +73,7 @@ def test_every_prompt_is_within_a_token_of_its_plan(cli, model_dir, tmp_path):
     counted = got > 0  # a second turn may come due only after the window, on a busy machine
     assert counted.sum() >= 45
     assert np.abs(asked.astype(int) - got.astype(int))[counted].max() <= 1
-    assert run.manifest["salt"]
+    assert run.manifest.salt
     checks = json.loads((tmp_path / "run" / "summary.json").read_text())["validity"]["checks"]
     lengths = next(check for check in checks if check["name"] == "input lengths")
     within = re.search(r"(\d+) of (\d+) within one token", lengths["detail"])

@@ -88,7 +88,7 @@ def test_client_and_server_instants_are_in_causal_order(plain):
     said = truth(plain[1])
     rows = run.request_rows
     assert sorted(said) == rows["request_id"].tolist()
-    epoch_s = float(run.manifest["epoch_monotonic_s"])
+    epoch_s = run.manifest.epoch_s
     for row in rows:
         line = said[int(row["request_id"])]
         read_s, first_s, last_s = (
@@ -330,7 +330,7 @@ def test_two_workers_send_the_same_requests_as_one(cli, tmp_path):
         )  # fmt: skip
         assert result.returncode in (0, 3), result.stderr
     one, two = read_run(tmp_path / "run1"), read_run(tmp_path / "run2")
-    assert one.manifest["schedule_sha256"] == two.manifest["schedule_sha256"]
+    assert one.manifest.schedule_sha256 == two.manifest.schedule_sha256
     assert set(two.request_rows["shard"]) == {0, 1}
     assert (two.request_rows["status"] == Status.ok).all()
     for column in ("request_id", "input_tokens", "output_tokens"):

@@ -24,8 +24,8 @@ def test_both_transports_record_the_same_run(cli, tmp_path):
         )  # fmt: skip
         assert result.returncode in (0, 1), result.stderr
     fast, plain = (read_run(tmp_path / transport) for transport in ("fast", "aiohttp"))
-    assert (fast.manifest["transport"], plain.manifest["transport"]) == ("fast", "aiohttp")
-    assert fast.manifest["schedule_sha256"] == plain.manifest["schedule_sha256"]
+    assert (fast.manifest.transport, plain.manifest.transport) == ("fast", "aiohttp")
+    assert fast.manifest.schedule_sha256 == plain.manifest.schedule_sha256
     one, other = fast.request_rows, plain.request_rows
     assert len(set(one["status"])) == 3
     for column in (
@@ -36,9 +36,9 @@ def test_both_transports_record_the_same_run(cli, tmp_path):
     assert (fast.chunk_rows["tokens"] == plain.chunk_rows["tokens"]).all()
     for run in (fast, plain):
         rows = run.request_rows[np.isfinite(run.request_rows["first_token_s"])]
-        said = truth(tmp_path / str(run.manifest["transport"]))
+        said = truth(tmp_path / str(run.manifest.transport))
         written_ns = np.array([int(said[row]["first_ns"]) for row in rows["request_id"].tolist()])
-        after_s = rows["first_token_s"] + run.manifest["epoch_monotonic_s"] - written_ns * 1e-9
+        after_s = rows["first_token_s"] + run.manifest.epoch_s - written_ns * 1e-9
         assert -1e-6 <= after_s.min() < 0.010
         assert (rows["first_token_s"] - rows["sent_s"]).min() >= 0.020
 
@@ -54,7 +54,7 @@ def test_a_run_reaches_a_server_on_a_socket_file(cli, tmp_path, transport):
     summary = json.loads(result.stdout)
     assert summary["counts"]["ok"] == summary["counts"]["due"] > 20
     run = read_run(tmp_path / "run")
-    assert run.manifest["target"]["url"] == "unix:s.sock"
+    assert run.manifest.target.url == "unix:s.sock"
     assert set(run.names.remotes) == {"", "s.sock"}
 
 

@@ -90,7 +90,7 @@ def test_workers_that_hang_and_come_back_lose_nothing(cli, tmp_path):
     run = read_run(tmp_path / "run")
     assert (run.request_rows["status"] == Status.ok).all()
     assert {one["state"] for one in run.manifest["workers"]} == {"done"}
-    assert run.manifest["ended"] == "completed"
+    assert run.manifest.ended == "completed"
 
 
 def test_a_server_that_hangs_is_late_for_all_that_it_kept_waiting(cli, tmp_path):

@@ -13,6 +13,7 @@ import slobench
 from loadgen.drive.store import write_run, write_schedule
 from loadgen.errors import UsageError
 from loadgen.exports.formats import FORMATS, export
+from loadgen.manifest import LabelsSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import Names
@@ -88,7 +89,9 @@ def test_a_request_keeps_what_it_was_promised_itself(format):
 
 
 def test_several_runs_share_one_table_also_where_their_labels_differ():
-    other = with_manifest(measured_run(seed=8), run="night-2", target={"labels": {"tp": 2}})
+    other = with_manifest(
+        measured_run(seed=8), run="night-2", target={"labels": LabelsSection(gpus=2)}
+    )
     table = read("csv", export([measured_run(), other], "csv"))
     assert list(table["run"]) == ["evening-chat-1", "night-2"]
     assert list(table["label_gpu"].fillna("")) == ["none", ""]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from loadgen.exports.vllm_bench import vllm_bench
+from loadgen.manifest import WindowSection
 from loadgen.measure.attainment import due_rows
 from loadgen.records import CHUNKS, Names, Run, Status, TokenSource, empty_requests
-from tests.runs import measured_run, schedule_rows, with_manifest
+from tests.runs import MANIFEST, changed, measured_run, schedule_rows, with_manifest
 
 SETUP = {
     "date": "20260105-100000",
@@ -71,8 +72,7 @@ def three_requests():
     rows["error_id"], rows["token_source"] = [0, 0, 1], TokenSource.usage
     rows["output_tokens"], rows["chunks"], rows["input_tokens"] = [3, 1, 0], [3, 1, 0], [50, 0, 0]
     chunks = np.array([(0, 0.5, 1), (0, 0.6, 1), (0, 0.8, 1), (1, 1.5, 1)], CHUNKS)
-    window = {"warmup_s": 0.0, "measure_s": 3.0, "drain_s": 1.0}
-    manifest = {**measured_run().manifest, "window": window, "slo": ["ttft <= 300ms"]}
+    manifest = changed(MANIFEST, window=WindowSection(0.0, 3.0, 1.0), slo=["ttft <= 300ms"])
     return Run(manifest, schedule, rows, chunks, names=Names(errors=("", "HTTP 503: overloaded")))
 
 

@@ -22,7 +22,7 @@ def served():
     """30 requests of a run of 10 per second, 2 s of them warm-up, and one of the preflight's: each
     takes 0.5 s to read even alone."""
     run = measured_run(n_requests=N, slo=["ttft <= 100ms"])
-    name = run.manifest["run"]
+    name = run.manifest.run
     asked = [request("preflight-1", [1] * 400, 2, ttft_slo_s=0.1)]
     asked += [request(f"{name}-{row}", [row] * 400, 2, arrived_s=float(row)) for row in range(N)]
     found = simulate(asked, CHUNKED, COST, limits=LIMITS, n_blocks=512, level="full")

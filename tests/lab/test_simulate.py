@@ -59,8 +59,8 @@ def test_every_scenario_leaves_a_consistent_record(name):
     scenario = load_scenario(name, SHORT)
     run = simulate(scenario, max_model_len=131_072)
     plan, rows = make_plan(scenario), run.request_rows
-    assert run.manifest["schedule_sha256"] == schedule_sha256(*plan)
-    assert run.manifest["clock"] == "virtual"
+    assert run.manifest.schedule_sha256 == schedule_sha256(*plan)
+    assert run.manifest.clock == "virtual"
     summary = summarize(run)
     assert summary.validity.trusted, summary.reasons
     ok = rows["status"] == Status.ok
@@ -166,7 +166,7 @@ def test_an_interrupt_ends_the_run_with_what_there_is(monkeypatch):
     original = _Simulation._look
     monkeypatch.setattr(_Simulation, "_look", interrupt_once)
     run = record(scenario, make_plan(scenario), sim_options({}), QUIET)
-    assert run.manifest["ended"] == "interrupted"
+    assert run.manifest.ended == "interrupted"
     statuses = run.request_rows["status"]
     assert (statuses == Status.ok).any()
     assert (statuses == Status.not_released).any()
@@ -187,7 +187,7 @@ def test_a_run_directory_is_the_ordinary_one(tmp_path):
     run = sb.simulate("quickstart", out_dir=tmp_path / "run", mode="chunked", token_budget=64)
     again = read_run(tmp_path / "run")
     assert again.request_rows.tobytes() == run.request_rows.tobytes()
-    assert again.manifest["target"]["kind"] == "sim"
+    assert again.manifest.target.kind == "sim"
     assert again.manifest["target"]["policy"]["token_budget"] == 64
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"manifest.json", "schedule.parquet", "edges.parquet", "requests.parquet"} <= names

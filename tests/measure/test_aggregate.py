@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
+from loadgen.manifest import WorkerSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Run, Status
 from tests.runs import measured_run, runs, schedule_rows, with_manifest, with_shard
+
+LOST_WORKER = WorkerSection(0, "w0", "bench-2", 220, "lost", "silent for 5 s", None, None)
 
 
 def test_a_run_that_keeps_every_promise_is_met_and_exits_0() -> None:
@@ -79,7 +82,7 @@ def test_an_interrupted_run_has_no_verdict_and_its_window_ends_where_releasing_s
     late = run.schedule_rows["scheduled_s"] >= 12.0
     run.request_rows["status"][late] = Status.not_released
     run.request_rows["released_s"][late] = np.nan
-    window = {**run.manifest["window"], "ended_s": 12.0}
+    window = {"ended_s": 12.0}
     summary = summarize(with_manifest(run, ended="interrupted", end_reason="Ctrl-C", window=window))
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
     assert summary.reasons == ("The run was interrupted: Ctrl-C.",)
@@ -120,7 +123,7 @@ def test_rows_lost_with_a_worker_elsewhere_point_to_what_is_known_of_it() -> Non
     run = measured_run()
     run.request_rows["status"][50] = Status.lost
     why = "load-generating process 0 died (nothing is heard of its worker)"
-    (reason, *_) = summarize(with_manifest(run, workers=[{"shard": 0}], end_reason=why)).reasons
+    (reason, *_) = summarize(with_manifest(run, workers=[LOST_WORKER], end_reason=why)).reasons
     assert "logs/" not in reason
     assert reason.endswith("manifest.json says under `workers` what is known of each.")
 

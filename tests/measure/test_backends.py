@@ -57,5 +57,5 @@ def test_an_even_load_and_a_single_address_are_not(shares: tuple[int, ...]) -> N
 
 def test_connections_that_are_not_kept_pin_nothing() -> None:
     run = spread_run(160, 40)
-    target = {**run.manifest["target"], "connections": "never"}
+    target = {"connections": "never"}
     assert told(with_manifest(run, target=target)) == []

@@ -8,7 +8,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Status
-from tests.runs import measured_run, two_classes, with_manifest
+from tests.runs import measured_run, traffic, two_classes, with_manifest
 
 
 def test_a_class_has_the_numbers_of_its_rows_alone():
@@ -121,7 +121,7 @@ def closed_loop(n_reached):
         rows[name][n_reached:] = np.nan
     chunks = run.chunk_rows[run.chunk_rows["request_id"] < n_reached]
     return replace(
-        with_manifest(run, classes={"default": {"slo": [], "is_closed_loop": True}}),
+        with_manifest(run, classes={"default": traffic(is_closed_loop=True)}),
         edge_rows=edges,
         chunk_rows=chunks,
     )

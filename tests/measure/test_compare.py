@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from loadgen.measure.comparison.compare import GATED, compare, measure_noise
 from loadgen.measure.comparison.contrast import Noise, noise_of, runs_needed
 from loadgen.measure.comparison.judgement import POWER, exit_code
 from loadgen.measure.comparison.measures import Measured, measure
-from tests.runs import measured_run, with_manifest, with_shard
+from tests.runs import measured_run, traffic, with_manifest, with_shard
 
 
 def side(first_seed, n=4, **changes):
@@ -115,7 +114,7 @@ def test_what_differs_beyond_the_factor_is_refused_by_its_keys():
     with pytest.raises(UsageError, match=r"scenario\.arrivals\.rate: 8/s against 9/s"):
         compare(run, faster)
     assert compare(run, faster, vary=["scenario.arrivals.rate"])
-    other_gpu = with_manifest(run, target={**run.manifest["target"], "labels": {"gpu": "h200"}})
+    other_gpu = with_manifest(run, target={"labels": {"gpu": "h200"}})
     with pytest.raises(UsageError, match=r"target\.labels\.gpu: none against h200"):
         compare(run, other_gpu)
     assert compare(run, other_gpu, vary=["gpu"])
@@ -125,9 +124,7 @@ def test_what_differs_beyond_the_factor_is_refused_by_its_keys():
 
 def test_the_changed_configuration_is_told_and_a_mixed_side_refused():
     run = measured_run()
-    newer = with_manifest(
-        run, target={**run.manifest["target"], "labels": {"gpu": "none", "version": "0.10"}}
-    )
+    newer = with_manifest(run, target={"labels": {"gpu": "none", "version": "0.10"}})
     (change,) = compare(run, newer).changes
     assert (change.key, change.a, change.b) == ("target.labels.version", None, "0.10")
     with pytest.raises(UsageError, match=r"within B, target\.labels\.version"):
@@ -190,8 +187,8 @@ def test_values_are_those_of_the_summary():
 
 
 def test_a_closed_loop_is_judged_by_its_throughput_too():
-    classes = {"default": {"is_closed_loop": True}}
-    runs = [replace(r, manifest={**r.manifest, "classes": classes}) for r in side(0)]
+    classes = {"default": traffic(is_closed_loop=True)}
+    runs = [with_manifest(r, classes=classes) for r in side(0)]
     gated = {one.measure for one in compare(runs, runs[::-1]).measures if one.is_gated}
     assert gated == {*GATED, "output_tokens_per_s"}
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from loadgen.errors import UsageError
+from loadgen.manifest import WindowSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.definitions import DEFINITIONS, rescore
 from loadgen.measure.slo import from_goodput
 from loadgen.measure.window import with_window
 from loadgen.records import CHUNKS, Run, Status, TokenSource, empty_requests
-from tests.runs import measured_run, schedule_rows
+from tests.runs import MANIFEST, changed, measured_run, schedule_rows
 
 
 def recorded():
@@ -115,8 +116,8 @@ def two_answers():
     rows["status"], rows["token_source"] = Status.ok, TokenSource.usage
     rows["output_tokens"], rows["chunks"], rows["first_chunk_tokens"] = [6, 1], [3, 1], [2, 1]
     chunks = np.array([(0, 1.0, 2), (0, 1.5, 1), (0, 2.5, 3), (1, 5.5, 1)], CHUNKS)
-    window = {"warmup_s": 0.0, "measure_s": 8.0, "drain_s": 1.0}
-    return Run({**measured_run().manifest, "window": window}, schedule, rows, chunks)
+    manifest = changed(MANIFEST, window=WindowSection(0.0, 8.0, 1.0))
+    return Run(manifest, schedule, rows, chunks)
 
 
 BY_HAND = {

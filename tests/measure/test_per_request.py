@@ -14,7 +14,7 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.per_request import per_request
 from loadgen.measure.statistics.population import BLOCK
 from loadgen.records import CHUNKS, REQUESTS, Run, TokenSource, empty_requests
-from tests.runs import measured_run, runs, schedule_rows
+from tests.runs import MANIFEST, measured_run, runs, schedule_rows
 
 
 def by_the_book(run: Run, position: int) -> dict[str, float]:
@@ -85,7 +85,7 @@ def _one(output_tokens: int, first_chunk_tokens: int, received_s: list[float]) -
     if received_s:
         rows["first_token_s"], rows["last_token_s"] = received_s[0], received_s[-1]
     chunks = np.array([(0, at, 0) for at in received_s], CHUNKS)
-    return Run({}, schedule, rows, chunks)
+    return Run(MANIFEST, schedule, rows, chunks)
 
 
 @pytest.mark.parametrize(

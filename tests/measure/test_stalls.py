@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.stalls import stalled_rows
 from loadgen.records import Run
-from tests.runs import measured_run, runs, with_manifest, with_shard
+from loadgen.self_report import StallsReport
+from tests.runs import SHARD, changed, measured_run, runs, with_manifest, with_shard, with_shards
 
 
 def with_stalls(run: Run, *spans: tuple[float, float, float]) -> Run:
@@ -71,9 +73,8 @@ def test_a_stall_that_touched_nobody_is_told_without_a_warning() -> None:
 def test_marks_agree_with_a_walk_over_rows_and_stalls(run: Run, ends: list[float]) -> None:
     ends = sorted(ends)[: len(ends) // 2 * 2]
     spans = [(a, b, b - a) for a, b in zip(ends[::2], ends[1::2], strict=True)]
-    shards = [{"shard": 0, "stalls": {"over_s": 0.005, "spans_s": spans}}]
-    run = Run(run.manifest, run.schedule_rows, run.request_rows, run.chunk_rows,
-              instrument={"shards": shards})  # fmt: skip
+    stalls = StallsReport(over_s=0.005, spans_s=tuple(spans))
+    run = with_shards(run, structs.replace(SHARD, stalls=stalls))
     expected = [
         any(
             from_s <= row[name] <= until_s
@@ -88,9 +89,9 @@ def test_marks_agree_with_a_walk_over_rows_and_stalls(run: Run, ends: list[float
 def test_a_worker_s_stall_is_not_the_others() -> None:
     run = measured_run()
     run.request_rows["shard"][::2] = 1
-    shard = run.instrument["shards"][0]
+    shard = run.instrument.shards[0]
     spans = {"over_s": 0.005, "spans_s": [[0.0, 100.0, 99.0]]}
-    run.instrument["shards"] = [shard, {**shard, "shard": 1, "stalls": spans}]
+    run = with_shards(run, shard, changed(shard, shard=1, stalls=spans))
     assert (stalled_rows(run) == (run.request_rows["shard"] == 1)).all()
 
 

@@ -10,7 +10,8 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.client_checks import held_by_cap
 from loadgen.records import EDGES, Run, Status
-from tests.runs import measured_run, with_manifest, with_shard
+from loadgen.self_report import ClientReport
+from tests.runs import changed, measured_run, with_manifest, with_shard, with_shards
 
 
 def check(run: Run, name: str) -> ValidityCheck:
@@ -79,16 +80,16 @@ def test_a_core_with_room_or_one_of_all_is_not_shared(run: Run) -> None:
 
 def test_a_server_that_the_run_started_is_no_stranger_on_its_core() -> None:
     run = on_cores(programs_s=9.9, idle_s=0.0)
-    ours = replace(run, instrument={**run.instrument, "family_s": 9.0})
+    ours = replace(run, instrument=changed(run.instrument, family_s=9.0))
     assert check(ours, "shared cores").ok is True
 
 
 def test_two_workers_on_the_same_cores_are_not_strangers_to_each_other() -> None:
     run = on_cores(programs_s=9.9, idle_s=0.0, own_s=4.8)
-    shard = run.instrument["shards"][0]
-    both = replace(run, instrument={"shards": [shard, {**shard, "shard": 1}]})
+    shard = run.instrument.shards[0]
+    both = with_shards(run, shard, changed(shard, shard=1))
     assert check(both, "shared cores").ok is True
-    unknown = replace(run, instrument={"shards": [shard, {**shard, "cores": None}]})
+    unknown = with_shards(run, shard, changed(shard, cores=None))
     assert check(unknown, "shared cores").ok is None
 
 
@@ -118,13 +119,12 @@ def test_what_little_the_host_took_is_the_cause_of_stalls_that_are_not_much_long
     most_stolen_s: float | None, cause: str
 ) -> None:
     run = measured_run()
-    cores = run.instrument["shards"][0]["cores"] | {"most_stolen_s": most_stolen_s}
     run = with_shard(
         run,
         loop_lag_s={"n": 320, "p50": 0.0, "p99": 0.01, "max": 0.1},
         stalls={"over_s": 0.005, "spans_s": [[4.0, 4.1, 0.1], [9.0, 9.2, 0.2]]},
         stolen_share=0.002,
-        cores=cores,
+        cores={"most_stolen_s": most_stolen_s},
     )
     assert cause in check(run, "event loop").detail
     assert check(run, "steal").ok is True
@@ -165,10 +165,10 @@ def test_a_processor_that_was_never_slow_says_so() -> None:
 
 
 def test_a_slow_processor_of_one_worker_is_no_cause_of_anothers_stalls() -> None:
-    slow = slowed(measured_run(), 0.3).instrument["shards"][0]
+    slow = slowed(measured_run(), 0.3).instrument.shards[0]
     longer = {"over_s": 0.005, "spans_s": [[4.0, 8.0, 4.0]]}
-    other = {**slow, "shard": 1, "stalls": longer, "processor": None}
-    run = replace(measured_run(), instrument={"shards": [slow, other]})
+    other = changed(slow, shard=1, stalls=longer, processor=None)
+    run = with_shards(measured_run(), slow, other)
     assert "was blocked" in check(run, "event loop").detail
 
 
@@ -190,8 +190,8 @@ def test_a_client_that_did_not_look_at_its_processor_says_so() -> None:
 
 def test_the_worst_worker_is_named() -> None:
     run = measured_run()
-    shard = run.instrument["shards"][0]
-    both = replace(run, instrument={"shards": [shard, {**shard, "shard": 1, "cpu_share": 0.5}]})
+    shard = run.instrument.shards[0]
+    both = with_shards(run, shard, changed(shard, shard=1, cpu_share=0.5))
     assert "worker 1, the worst of 2" in check(both, "client CPU").detail
 
 
@@ -234,8 +234,8 @@ def test_a_wait_the_scenario_asked_for_is_not_lateness_of_the_client() -> None:
     rows["sent_s"] = sent_s
     assert check(run, "lateness").ok is False
     limits = {"max_concurrency": 1, "when_full": "wait"}
-    scenario = {**run.manifest["scenario"], "resolved": {"limits": limits}}
-    assert check(with_manifest(run, scenario=scenario), "lateness").ok is not False
+    capped = with_manifest(run, scenario={"resolved": {"limits": limits}})
+    assert check(capped, "lateness").ok is not False
 
 
 def test_each_worker_holds_back_at_its_own_share_of_the_cap() -> None:
@@ -303,7 +303,7 @@ def test_answers_of_another_length_than_asked_are_told() -> None:
 
 
 def test_what_was_not_recorded_is_unknown_not_fine() -> None:
-    run = replace(measured_run(), instrument={})
+    run = replace(measured_run(), instrument=ClientReport())
     unknown = {c.name for c in summarize(run).validity.checks if c.ok is None}
     assert {"event loop", "client CPU", "run delay", "throttling", "connections"} <= unknown
 
@@ -360,7 +360,7 @@ def test_prompts_shorter_than_the_chat_template_are_counted() -> None:
     run.schedule_rows["input_tokens"][100:107] = 30
     run.schedule_rows["input_tokens"][107:110] = 31
     run.schedule_rows["input_tokens"][:5] = 1  # warm-up
-    fitted = with_manifest(run, target={**run.manifest["target"], "prompt_fit": [30.0, 0.5]})
+    fitted = with_manifest(run, target={"prompt_fit": [30.0, 0.5]})
     assert (
         "7 requests were shorter than the chat template allows (30.5 tokens at least),"
         " so the server counts more than planned." in summarize(fitted).findings

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.lab.engine_report import engine_section
+from loadgen.manifest import SimulatedEngineSection
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup
@@ -134,7 +135,7 @@ def test_the_page_shows_what_there_is(run, story, cache):
 def test_a_simulated_run_says_why_its_requests_waited(run, cache):
     waits = {"chat": {"no_kv_blocks": 1.5, "step_in_flight": 0.25}, "rag": {"no_kv_blocks": 2.5,
              "no_seq_slot": 0.0}}  # fmt: skip
-    simulated = with_manifest(run, engine={"waits_s": waits})
+    simulated = with_manifest(run, engine=SimulatedEngineSection(900, 0, 0, 0, waits, 30.0, 1.0))
     page = render(simulated, summarize(simulated), cache)
     told = page.partition('id="inside"')[2].partition("</section>")[0]
     assert '<th scope="row">no kv blocks</th><td>4 s</td>' in told

@@ -164,8 +164,8 @@ def test_every_kind_of_run_has_a_page_with_its_verdict_first(
 def hostile_run() -> Run:
     run = measured_run(slo=SLO, n_failed=2)
     names = Names(errors=("", HOSTILE), remotes=("", HOSTILE))
-    target = {**run.manifest["target"], "model": HOSTILE, "labels": {HOSTILE: HOSTILE}}
-    scenario = {"source": HOSTILE, "text": HOSTILE, "resolved": {"name": HOSTILE}}
+    target = {"model": HOSTILE, "labels": {"flags": HOSTILE}}
+    scenario = {"source": HOSTILE, "text": HOSTILE, "name": HOSTILE}
     return replace(
         with_manifest(
             run, run=HOSTILE, target=target, scenario=scenario, end_reason=HOSTILE,

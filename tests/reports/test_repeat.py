@@ -6,9 +6,18 @@ import subprocess
 
 import pytest
 
+from loadgen.manifest import LabelsSection, TargetSection
 from reports.run.repeat import curl
+from tests.runs import changed
 
-TARGET = {"url": "http://127.0.0.1:1", "api": "chat", "model": "m'\"; touch x; $(touch y)`z`"}
+TARGET = TargetSection(
+    kind="url",
+    url="http://127.0.0.1:1",
+    api="chat",
+    model="m'\"; touch x; $(touch y)`z`",
+    api_key_env=None,
+    labels=LabelsSection(),
+)
 
 
 def arguments(command, tmp_path):
@@ -27,7 +36,7 @@ def arguments(command, tmp_path):
     ("api", "path"), [("chat", "chat/completions"), ("completions", "completions")]
 )
 def test_a_shell_sends_the_same_model_and_lengths(api, path, tmp_path):
-    target = {**TARGET, "api": api, "api_key_env": "KEY", "extra_body": {"top_k": 1}}
+    target = changed(TARGET, api=api, api_key_env="KEY", extra_body={"top_k": 1})
     sent = arguments(curl(target, 3, 24), tmp_path)
     assert sent[1] == f"http://127.0.0.1:1/v1/{path}"
     assert "authorization: Bearer from the environment" in sent
@@ -35,7 +44,7 @@ def test_a_shell_sends_the_same_model_and_lengths(api, path, tmp_path):
     prompt = body["messages"][0]["content"] if api == "chat" else body["prompt"]
     assert prompt.split() == ["hello"] * 3
     assert sent[-3:-1] == ["--data-binary", "@-"]
-    assert (body["model"], body["max_tokens"], body["stream"]) == (TARGET["model"], 24, True)
+    assert (body["model"], body["max_tokens"], body["stream"]) == (TARGET.model, 24, True)
     assert body["top_k"] == 1
     assert sorted(os.listdir(tmp_path)) == ["curl"], "the model's name is text"
 
@@ -46,10 +55,10 @@ def test_a_prompt_longer_than_an_argument_may_be_is_sent_whole(tmp_path):
 
 
 def test_secrets_of_a_target_stay_out():
-    target = {
-        **TARGET, "url": "https://user:pw@host/v1", "headers": ["x-api-key"],
-        "extra_body": {"api_key": "s3cr3ts3cr3t"},
-    }  # fmt: skip
+    target = changed(
+        TARGET, url="https://user:pw@host/v1", headers=["x-api-key"],
+        extra_body={"api_key": "s3cr3ts3cr3t"},
+    )  # fmt: skip
     told = curl(target, 3, 24)
     assert "pw@" not in told
     assert "s3cr3t" not in told
@@ -57,5 +66,5 @@ def test_secrets_of_a_target_stay_out():
 
 
 def test_what_is_no_http_api_has_none():
-    assert curl({**TARGET, "url": "unix:/tmp/s"}, 3, 24) == ""
-    assert curl({"kind": "sim"}, 3, 24) == ""
+    assert curl(changed(TARGET, url="unix:/tmp/s"), 3, 24) == ""
+    assert curl(changed(TARGET, kind="sim", url="sim://h100/8b", api=None), 3, 24) == ""

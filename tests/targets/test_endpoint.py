@@ -137,7 +137,8 @@ def test_a_target_file_says_everything_a_run_needs(tmp_path):
     adapter = endpoint.adapter(ignore_eos=False)
     assert (adapter.kind, adapter.model, adapter.ignore_eos) == ("completions", "llama", False)
     assert adapter.extra_body == {"top_k": 5}
-    assert endpoint.to_manifest() == {
+    assert endpoint.to_manifest().to_json() == {
+        "kind": "url",
         "url": "https://gw.example",
         "api": "completions",
         "model": "llama",
@@ -166,7 +167,8 @@ def test_no_secret_is_in_anything_an_endpoint_shows(caplog):
         caplog.text,
         repr(endpoint.model_dump()),
         endpoint.model_dump_json(),
-        json.dumps(endpoint.to_manifest()),
+        json.dumps(endpoint.to_manifest().to_json()),
+        repr(endpoint.to_manifest()),
         repr(endpoint.adapter()),
         repr(endpoint.__dict__),
     ]

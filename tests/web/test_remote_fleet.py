@@ -119,7 +119,7 @@ def test_a_loss_that_ends_the_run_is_told_once_with_its_instant(ran):
 def test_a_share_cut_short_on_its_worker_counts_as_died(ran):
     outcome, _ = ran(lambda k, said, rows: rows_of(k, rows, "nobody is there" if k else ""))
     assert outcome.dead == {1: "nobody is there"}
-    assert [one["broken"] for one in outcome.instruments] == ["", "nobody is there"]
+    assert [report.broken for report in outcome.reports] == ["", "nobody is there"]
     assert outcome.cut_short is None
 
 
@@ -136,7 +136,7 @@ def test_a_bad_message_is_counted_for_the_manifest(ran):
                 *rows_of(shard, rows)]  # fmt: skip
 
     outcome, _ = ran(on_go)
-    assert outcome.told["n_bad_messages"] == 2
+    assert outcome.remote.n_bad == 2
     assert outcome.dead == {}
 
 
@@ -155,10 +155,10 @@ def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
         def run(self, on_beat, on_start, on_idle, limit_s, on_death):
             on_start(7_000_000_000)
             cut = CutShort("shard 1 was lost", 8_500_000_000)
-            return Outcome(7_000_000_000, [], {}, {}, cut)
+            return Outcome(7_000_000_000, cut_short=cut)
 
     console = Console(file=io.StringIO())
     setup = RunSetup(asked.scenario, asked.plan, "mock", RunOptions(), tmp_path, console)
     run = Recording(setup, asked.target, Fleet()).record()
-    assert (run.manifest["ended"], run.manifest["end_reason"]) == ("stopped", "shard 1 was lost")
-    assert run.manifest["window"]["ended_s"] == 1.5
+    assert (run.manifest.ended, run.manifest.end_reason) == ("stopped", "shard 1 was lost")
+    assert run.manifest.window.ended_s == 1.5

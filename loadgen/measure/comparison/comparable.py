@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from loadgen.errors import UsageError
+from loadgen.manifest import LabelsSection, Manifest
 
 MUST_AGREE = ("scenario", "clock", "target.api", "target.model", "target.labels.gpu",
               "target.labels.gpus")  # fmt: skip
 """Where these differ, a difference in latency says nothing about the version or the flags."""
+
+Configuration = dict[str, object]
+"""Dotted key → its value in JSON."""
 
 _OF_THE_TARGET = ("kind", "url", "policy", "labels", "launch", "extra_body", "connections")
 _ASIDE = ("name", "seed", "slo", "instrument", "schema")
@@ -22,13 +25,11 @@ class ConfigDifference:
     """One configuration key and its values on both sides (None: not there)."""
 
     key: str
-    a: Any
-    b: Any
+    a: object
+    b: object
 
 
-def refusal(
-    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], vary: Sequence[str] = ()
-) -> list[str]:
+def refusal(a: Sequence[Manifest], b: Sequence[Manifest], vary: Sequence[str] = ()) -> list[str]:
     """Why manifests are not comparable, one line per key; empty where they are.
 
     Every run must agree with the first in what `MUST_AGREE` names, but for the keys `vary` allows,
@@ -53,70 +54,87 @@ def refusal(
     return lines
 
 
-def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
+def changes(a: Manifest, b: Manifest) -> list[ConfigDifference]:
     """Configuration keys in which B differs from A: what may have caused a difference."""
-    return [*_differences(fixed(a), fixed(b)), *_differences(factor(a), factor(b))]
+    return [*differences(fixed(a), fixed(b)), *differences(factor(a), factor(b))]
 
 
-def slos_of(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
+def slos_of(manifest: Manifest) -> tuple[object, ...]:
     """Every SLO a run was made with, those of its classes included, to be compared by equality."""
-    classes = manifest.get("classes") or {}
-    own = {name: tuple(stated.get("slo") or ()) for name, stated in classes.items()}
-    return tuple(manifest.get("slo") or ()), tuple(sorted(own.items()))
+    own = {name: traffic.slo for name, traffic in manifest.classes.items()}
+    return manifest.slo, tuple(sorted(own.items()))
 
 
-def fixed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    resolved = (manifest.get("scenario") or {}).get("resolved") or {}
-    sent = {key: value for key, value in resolved.items() if key not in _ASIDE}
-    classes = sent.get("classes") or {}
-    sent["classes"] = {name: {k: v for k, v in stated.items() if k != "slo"}
-                       for name, stated in classes.items()}  # fmt: skip
-    target = manifest.get("target") or {}
-    labels = target.get("labels") or {}
-    is_virtual = target.get("kind") == "sim"
+def fixed(manifest: Manifest) -> Configuration:
+    """The keys of a run that both sides must share."""
+    target = manifest.target
+    return must_agree(
+        manifest.scenario.resolved, target.kind, target.api, target.model, target.labels
+    )
+
+
+def must_agree(
+    scenario: Mapping[str, object],
+    kind: str,
+    api: str | None,
+    model: str | None,
+    labels: LabelsSection,
+) -> Configuration:
+    """The traffic of a resolved scenario, without its SLOs, and of a target its API, model and
+    GPUs."""
+    sent = {key: value for key, value in scenario.items() if key not in _ASIDE}
+    classes = sent.get("classes")
+    if isinstance(classes, Mapping):
+        sent["classes"] = {
+            name: {key: value for key, value in traffic.items() if key != "slo"}
+            for name, traffic in classes.items()
+        }
     return {
         **_flat("scenario", sent),
-        "clock": "virtual" if is_virtual else "real",
-        "target.api": target.get("api"),
-        "target.model": target.get("model"),
-        "target.labels.gpu": labels.get("gpu"),
-        "target.labels.gpus": labels.get("gpus"),
+        "clock": "virtual" if kind == "sim" else "real",
+        "target.api": api,
+        "target.model": model,
+        "target.labels.gpu": labels.gpu,
+        "target.labels.gpus": labels.gpus,
     }
 
 
-def factor(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    target = manifest.get("target") or {}
+def factor(manifest: Manifest) -> Configuration:
+    """The keys of a run that may differ between the sides."""
+    target = manifest.target.to_json()
     found = _flat("target", {key: target.get(key) for key in _OF_THE_TARGET})
-    if target.get("kind") in ("reference", "mock", "launched"):
+    if manifest.target.kind in ("reference", "mock", "launched"):
         found.pop("target.url", None)  # a port of the moment
-    host = manifest.get("host") or {}
     return {
         **{key: value for key, value in found.items()
            if key not in MUST_AGREE and not key.startswith("target.labels.gpu")},
-        "git": manifest.get("git"),
-        "slobench": manifest.get("slobench"),
-        "host.hostname": host.get("hostname"),
-        "host.cpus": host.get("cpus"),
+        "git": manifest.git,
+        "slobench": manifest.slobench,
+        "host.hostname": manifest.host.hostname,
+        "host.cpus": manifest.host.cpus,
     }  # fmt: skip
 
 
-def _flat(prefix: str, value: Any) -> dict[str, Any]:
+def _flat(prefix: str, value: object) -> Configuration:
     if isinstance(value, Mapping):
         return {k: v for name, inner in value.items()
                 for k, v in _flat(f"{prefix}.{name}", inner).items()}  # fmt: skip
     return {prefix: value}
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[ConfigDifference]:
+    """Keys of two configurations with different values, in the order of A."""
     keys = [*a, *(key for key in b if key not in a)]
     return [ConfigDifference(k, a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
 
 
-def _first_differences(manifests: Sequence[Mapping[str, Any]], keys: Any) -> list[ConfigDifference]:
+def _first_differences(
+    manifests: Sequence[Manifest], keys: Callable[[Manifest], Configuration]
+) -> list[ConfigDifference]:
     """Against the first, each key once."""
     found: dict[str, ConfigDifference] = {}
     for other in manifests[1:]:
-        for difference in _differences(keys(manifests[0]), keys(other)):
+        for difference in differences(keys(manifests[0]), keys(other)):
             found.setdefault(difference.key, difference)
     return list(found.values())
 
@@ -126,5 +144,5 @@ def _is_under(key: str, prefix: str) -> bool:
         key == f"target.labels.{prefix}")  # fmt: skip
 
 
-def _say(value: Any) -> str:
+def _say(value: object) -> str:
     return "nothing" if value is None else str(value)

@@ -154,8 +154,7 @@ def _asked(
 ) -> tuple[list[Measure], set[str], list[str]]:
     """The measures to compare, which of them decide, and what had to be left out."""
     gated = list(metrics or GATED)
-    stated = runs[0].run.manifest.get("classes") or {}
-    if not metrics and any(one.get("is_closed_loop") for one in stated.values()):
+    if not metrics and runs[0].run.manifest.has_closed_loop:
         gated.append("output_tokens_per_s")
     texts = list(dict.fromkeys([*gated, *SHOWN]))
     asked, notes = [measure(text) for text in texts], []
@@ -189,7 +188,7 @@ def _is_alone(a: Sequence[Measured], b: Sequence[Measured], options: Options) ->
     is in virtual time."""
     if len(a) + len(b) > 2 or options.noise:
         return False
-    virtual = all((m.run.manifest.get("target") or {}).get("kind") == "sim" for m in (*a, *b))
+    virtual = all(m.run.manifest.target.kind == "sim" for m in (*a, *b))
     return options.within_run or virtual
 
 

@@ -56,7 +56,7 @@ class Measured:
 
     def __init__(self, run: Run, name: str = "") -> None:
         self.run = run
-        self.name = name or str(run.manifest.get("run", ""))
+        self.name = name or run.manifest.run
         self.columns: PerRequest = per_request(run)
         self.due: Mask = due_rows(run)
         self._samples = Samples(self.columns, self.due)
@@ -67,12 +67,12 @@ class Measured:
 
     @property
     def schedule_sha256(self) -> str:
-        return str(self.run.manifest.get("schedule_sha256", ""))
+        return self.run.manifest.schedule_sha256
 
     @cached_property
     def met(self) -> Mask:
         """Due rows that kept every per-request promise of the run's own."""
-        slos = [parse_slo(text) for text in self.run.manifest.get("slo") or ()]
+        slos = [parse_slo(text) for text in self.run.manifest.slo]
         met = meets_own(self.run, self.columns, slos, slos_by_class(self.run))
         return self.due & met
 

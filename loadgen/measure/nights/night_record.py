@@ -62,7 +62,7 @@ class CellNight:
     cell: str
     night: str
     started_utc: str
-    factor: Mapping[str, Any]
+    factor: Mapping[str, object]
     promises: tuple[str, ...]
     is_closed_loop: bool
     runs: tuple[RunNumbers, ...]

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from loadgen.measure.comparison.comparable import ConfigDifference
+from loadgen.measure.comparison.comparable import ConfigDifference, differences
 from loadgen.measure.comparison.compare import GATED, OF_PROMISES, SHOWN
 from loadgen.measure.comparison.contrast import Contrast
 from loadgen.measure.comparison.judgement import (
@@ -180,7 +180,7 @@ class _Draft:
             measures=tuple(rows),
             noise=noise,
             n_nights=len(baseline),
-            changes=tuple(_changes(before, self.night.factor)),
+            changes=tuple(differences(before, self.night.factor)),
             notes=(*self._notes, *opened, *out_of_reach(rows, noise), *unlucky(planned, noise)),
             pace=self._pace,
             controls=self._controls,
@@ -291,10 +291,3 @@ def _planned(
 
 def _night(runs: Sequence[RunNumbers], asked: Measure) -> NightSample:
     return NightSample(on_scale_of_nights(runs, asked), tuple(run.schedule_sha256 for run in runs))
-
-
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ConfigDifference]:
-    keys = [*before, *(key for key in now if key not in before)]
-    return [
-        ConfigDifference(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)
-    ]

@@ -29,48 +29,42 @@ from loadgen.measure.validity.sent_checks import client_limits, record, stimulus
 from loadgen.measure.validity.served_checks import cache, grown_load, input_lengths, output_lengths
 from loadgen.records import Run
 
-LOOP_LAG_S = 0.005
-READ_BACKLOG_S = 0.0025  # on average; in a burst of reads the last one then waits for 5 ms
-CPU_SHARE = 0.90
-RUN_DELAY_SHARE = 0.01
-
 
 def checks(
     run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], load: LoadByQuarter | None
 ) -> list[ValidityCheck]:
-    """All checks of a run, gates first; limits come from the manifest where it overrides them."""
-    limits = run.manifest.get("instrument_limits") or {}
-    shards = run.instrument.get("shards") or []
+    """All checks of a run, gates first; the limits are the manifest's."""
+    limits, shards = run.manifest.instrument_limits, run.instrument.shards
     return [
         record(run),
         *client_limits(run),
         lateness(run, columns, due, slos, limits, shards),
-        loop_lag(shards, float(limits.get("loop_lag_s", LOOP_LAG_S))),
-        read_backlog(shards, float(limits.get("read_backlog_s", READ_BACKLOG_S))),
+        loop_lag(shards, limits.loop_lag_s),
+        read_backlog(shards, limits.read_backlog_s),
         share_of_time(
             "client CPU",
             "of one core used by the client",
             "the client ran out of CPU; use more workers or a lower rate",
             shards,
-            lambda shard: shard.get("cpu_share"),
-            float(limits.get("cpu_share", CPU_SHARE)),
+            lambda shard: shard.cpu_share,
+            limits.cpu_share,
         ),
         share_of_time(
             "run delay",
             "of the run spent runnable but not running",
             "the machine was too busy to schedule the client",
             shards,
-            lambda shard: shard.get("run_delay_share"),
-            float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
+            lambda shard: shard.run_delay_share,
+            limits.run_delay_share,
         ),
-        shared_cores(run, shards, float(limits.get("run_delay_share", RUN_DELAY_SHARE))),
+        shared_cores(run, shards, limits.run_delay_share),
         share_of_time(
             "throttling",
             "of the run throttled by the cgroup",
             "the container's CPU quota held the client back",
             shards,
-            lambda shard: shard.get("throttled_share"),
-            float(limits.get("run_delay_share", RUN_DELAY_SHARE)),
+            lambda shard: shard.throttled_share,
+            limits.run_delay_share,
         ),
         steal(shards),
         processor_speed(shards),

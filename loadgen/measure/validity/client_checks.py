@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from loadgen.manifest import InstrumentLimits
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed
@@ -15,6 +15,7 @@ from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.machine_checks import taken
 from loadgen.measure.wording import format_count, format_share, format_value
 from loadgen.records import Run
+from loadgen.self_report import SelfReport
 
 LEAST_WAITING = 20  # connections seen waiting, before their share says anything
 OTHERS_SHARE = 0.10  # of the time of the client's cores
@@ -27,11 +28,10 @@ def lateness(
     columns: PerRequest,
     due: Mask,
     slos: Sequence[Slo],
-    limits: Mapping[str, Any],
-    shards: Sequence[Mapping[str, Any]],
+    limits: InstrumentLimits,
+    shards: Sequence[SelfReport],
 ) -> ValidityCheck:
-    stated_s = limits.get("lateness_s")
-    limit_s = lateness_limit_s(slos) if stated_s is None else float(stated_s)
+    limit_s = lateness_limit_s(slos) if limits.lateness_s is None else limits.lateness_s
     late_s = columns.lateness_s[due & ~held_by_cap(run)]
     late_s = np.sort(late_s[~np.isnan(late_s)])
     if not len(late_s):
@@ -57,9 +57,9 @@ def held_by_cap(run: Run) -> Mask:
     Of n shards each holds cap // n of it, the first cap % n one more.
     """
     rows = run.request_rows
-    limits = (run.manifest.get("scenario", {}).get("resolved") or {}).get("limits") or {}
-    cap = limits.get("max_concurrency")
-    if limits.get("when_full") != "wait" or not cap:
+    limits = run.manifest.scenario.limits
+    cap = limits.max_concurrency
+    if limits.when_full != "wait" or not cap:
         return np.zeros(len(rows), bool)
     held = np.zeros(len(rows), bool)
     n_shards = int(rows["shard"].max(initial=0)) + 1
@@ -72,37 +72,37 @@ def held_by_cap(run: Run) -> Mask:
     return held
 
 
-def loop_lag(shards: Sequence[Mapping[str, Any]], limit_s: float) -> ValidityCheck:
-    readings = [(s["loop_lag_s"], s) for s in shards if (s.get("loop_lag_s") or {}).get("n")]
+def loop_lag(shards: Sequence[SelfReport], limit_s: float) -> ValidityCheck:
+    readings = [(shard.loop_lag_s, shard) for shard in shards if shard.loop_lag_s.n]
     if not readings:
         return ValidityCheck(
             "event loop", None, "the client did not record its loop's lag", is_gate=True
         )
-    lag, shard = max(readings, key=lambda reading: float(reading[0]["p99"]))
-    pause_s = max(float((s.get("gc") or {}).get("pause_max_s") or 0.0) for _, s in readings)
+    lag, shard = max(readings, key=lambda reading: reading[0].p99)
+    pause_s = max(one.gc.pause_max_s for _, one in readings)
     detail = (
-        f"lag p99 {format_value(lag['p99'], 's')}, max "
-        f"{format_value(lag['max'], 's')}{_of_shard(shard, shards)};"
+        f"lag p99 {format_value(lag.p99, 's')}, max "
+        f"{format_value(lag.max, 's')}{_of_shard(shard, shards)};"
         f" limit p99 {format_value(limit_s, 's')}; longest garbage collection "
         f"{format_value(pause_s, 's')}"
     )
-    ok = float(lag["p99"]) <= limit_s
+    ok = lag.p99 <= limit_s
     if not ok:
         cause = taken(shards) or "the client's event loop was blocked"
         detail = f"client-bound: {detail}; {cause}"
     return ValidityCheck("event loop", ok, detail, is_gate=True)
 
 
-def read_backlog(shards: Sequence[Mapping[str, Any]], limit_s: float) -> ValidityCheck:
-    readings = [(s["backlog"], s) for s in shards if s.get("backlog")]
+def read_backlog(shards: Sequence[SelfReport], limit_s: float) -> ValidityCheck:
+    readings = [(shard.backlog, shard) for shard in shards if shard.backlog is not None]
     if not readings:
         detail = "the client did not look at its sockets (it can with the fast transport)"
         return ValidityCheck("read backlog", None, detail, is_gate=True)
-    seen, shard = max(readings, key=lambda reading: float(reading[0]["wait_mean_s"]))
-    n_waiting, wait_s = int(seen["waiting"]), float(seen["wait_mean_s"])
+    backlog, shard = max(readings, key=lambda reading: reading[0].wait_mean_s)
+    n_waiting, wait_s = backlog.waiting, backlog.wait_mean_s
     detail = (
         f"bytes waited {format_value(wait_s, 's')} in the sockets on average before they were read,"
-        f" estimated from {format_count(int(seen['looks']))} looks, of which "
+        f" estimated from {format_count(backlog.looks)} looks, of which "
         f"{format_count(n_waiting)}"
         f" found some{_of_shard(shard, shards)}; limit {format_value(limit_s, 's')}"
     )
@@ -116,8 +116,8 @@ def share_of_time(
     name: str,
     what: str,
     cause: str,
-    shards: Sequence[Mapping[str, Any]],
-    read: Callable[[Mapping[str, Any]], float | None],
+    shards: Sequence[SelfReport],
+    read: Callable[[SelfReport], float | None],
     limit: float,
 ) -> ValidityCheck:
     readings = [(value, shard) for shard in shards if (value := read(shard)) is not None]
@@ -130,27 +130,26 @@ def share_of_time(
     return ValidityCheck(name, value <= limit, detail, is_gate=True)
 
 
-def shared_cores(run: Run, shards: Sequence[Mapping[str, Any]], limit: float) -> ValidityCheck:
+def shared_cores(run: Run, shards: Sequence[SelfReport], limit: float) -> ValidityCheck:
     """Cores that the client is confined to and that others keep from ever being idle: it then runs
     as the scheduler lets it, which run delay need not show. Not those of the whole machine, where
     the scheduler has the choice, and not against what this run started itself."""
     name, limit = "shared cores", max(OTHERS_SHARE, limit)
-    known = [shard["cores"] for shard in shards if shard.get("cores")]
-    known = [cores for cores in known if cores["total_s"] > 0]
+    known = [shard.cores for shard in shards if shard.cores is not None and shard.cores.total_s > 0]
     if not known or len(known) < len(shards):
         return ValidityCheck(name, None, "not recorded on this platform", is_gate=True)
-    ours_s = sum(cores["own_s"] for cores in known) + float(run.instrument.get("family_s") or 0.0)
-    worst = min(known, key=lambda cores: float(cores["idle_s"] / cores["total_s"]))
-    n = len(worst["allowed"])
-    idle = worst["idle_s"] / worst["total_s"]
-    others = max(0.0, worst["programs_s"] - ours_s) / worst["total_s"]
+    ours_s = sum(cores.own_s for cores in known) + run.instrument.family_s
+    worst = min(known, key=lambda cores: cores.idle_s / cores.total_s)
+    n = len(worst.allowed)
+    idle = worst.idle_s / worst.total_s
+    others = max(0.0, worst.programs_s - ours_s) / worst.total_s
     whose = "core" if n == 1 else f"{format_count(n)} cores"
     detail = (
         f"other programs took {format_share(others)} of the time of the client's {whose},"
         f" {format_share(idle)} was idle; limit {format_share(limit)} with under"
         f" {format_share(IDLE_SHARE)} idle"
     )
-    if 1 < n == worst["online"]:
+    if 1 < n == worst.online:
         return ValidityCheck(name, True, f"{detail}, of cores that it is confined to", is_gate=True)
     ok = idle >= IDLE_SHARE or others <= limit
     if not ok:
@@ -180,14 +179,12 @@ def stalls_of_our_own(found: Stalls | None, n_due: int) -> ValidityCheck:
     return ValidityCheck("stalls", not found.rows, detail)
 
 
-def connections(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
-    totals = [s["connections"] for s in shards if s.get("connections")]
-    if not totals:
+def connections(shards: Sequence[SelfReport]) -> ValidityCheck:
+    if not shards:
         return ValidityCheck("connections", None, "the client did not count its connections")
-    opened, reused, refused = (
-        sum(int(t.get(key) or 0) for t in totals)
-        for key in ("opened", "reused", "not_opened_ahead")
-    )
+    opened = sum(shard.connections.opened for shard in shards)
+    reused = sum(shard.connections.reused for shard in shards)
+    refused = sum(shard.connections.not_opened_ahead for shard in shards)
     detail = f"{format_count(opened)} opened, reused {format_count(reused)} times"
     if refused:
         detail += (
@@ -198,13 +195,12 @@ def connections(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     return ValidityCheck("connections", not refused, detail)
 
 
-def encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
+def encoding(run: Run, shards: Sequence[SelfReport]) -> ValidityCheck:
     """Requests whose bytes were not ready at their instant; making them delays whoever is due."""
-    counted = [int(s["encoded_late"]) for s in shards if s.get("encoded_late") is not None]
     n_sent = int(np.count_nonzero(np.isfinite(run.request_rows["sent_s"])))
-    if not counted or not n_sent:
+    if not shards or not n_sent:
         return ValidityCheck("encoding", None, "the client did not count requests encoded when due")
-    n_late = sum(counted)
+    n_late = sum(shard.encoded_late for shard in shards)
     detail = (
         f"{format_count(n_late)} of {format_count(n_sent)} requests were encoded only when "
         "they were due"
@@ -212,5 +208,5 @@ def encoding(run: Run, shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     return ValidityCheck("encoding", n_late <= ENCODED_LATE_SHARE * n_sent, detail)
 
 
-def _of_shard(shard: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> str:
-    return f" (worker {shard['shard']}, the worst of {len(shards)})" if len(shards) > 1 else ""
+def _of_shard(shard: SelfReport, shards: Sequence[SelfReport]) -> str:
+    return f" (worker {shard.shard}, the worst of {len(shards)})" if len(shards) > 1 else ""

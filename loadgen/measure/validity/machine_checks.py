@@ -6,23 +6,23 @@ No gates: what they do to the client, lateness and the event loop's lag show, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.wording import format_share, format_value
+from loadgen.self_report import SelfReport
 
 STOLEN_SHARE = 0.01
 EXPLAINED_SHARE = 0.5  # of what the client stalled for, where the machine took less than those
 
 
-def taken(shards: Sequence[Mapping[str, Any]]) -> str:
+def taken(shards: Sequence[SelfReport]) -> str:
     """What the machine under the client took from it; "" where it did not, or is not known."""
     return _stolen(shards) or _slowed(shards)
 
 
-def steal(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
-    if all(shard.get("stolen_share") is None for shard in shards):
+def steal(shards: Sequence[SelfReport]) -> ValidityCheck:
+    if all(shard.stolen_share is None for shard in shards):
         return ValidityCheck("steal", None, "not recorded on this platform")
     share = _stolen_share(shards)
     limit = f"limit {format_share(STOLEN_SHARE)}"
@@ -32,13 +32,13 @@ def steal(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     return ValidityCheck("steal", True, detail)
 
 
-def processor_speed(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
-    known = [shard for shard in shards if shard.get("processor")]
+def processor_speed(shards: Sequence[SelfReport]) -> ValidityCheck:
+    known = [shard.processor for shard in shards if shard.processor is not None]
     if not known:
         return ValidityCheck("processor speed", None, "the client did not look at it")
     if told := _slowed(shards):
         return ValidityCheck("processor speed", False, told)
-    slow_s = max(float(shard["processor"]["slow_s"]) for shard in known)
+    slow_s = max(processor.slow_s for processor in known)
     if not slow_s:
         return ValidityCheck("processor speed", True, "never below a third of the usual")
     detail = (
@@ -48,7 +48,7 @@ def processor_speed(shards: Sequence[Mapping[str, Any]]) -> ValidityCheck:
     return ValidityCheck("processor speed", True, detail)
 
 
-def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
+def _stolen(shards: Sequence[SelfReport]) -> str:
     """What a host that took the machine's time away did; "" where it did not, or is not known, and
     where what it took was little and is less than half of what a client stalled for."""
     if (share := _stolen_share(shards)) > STOLEN_SHARE:
@@ -58,14 +58,14 @@ def _stolen(shards: Sequence[Mapping[str, Any]]) -> str:
     return told[0] if told else ""
 
 
-def _stolen_share(shards: Sequence[Mapping[str, Any]]) -> float:
-    return max((float(s.get("stolen_share") or 0.0) for s in shards), default=0.0)
+def _stolen_share(shards: Sequence[SelfReport]) -> float:
+    return max((shard.stolen_share or 0.0 for shard in shards), default=0.0)
 
 
-def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
+def _stalled_as_stolen(shard: SelfReport) -> str:
     """A client stalls on one core at a time; what the host took of all, on average, says less."""
     stalled_s = _stalled_s(shard)
-    stolen_s = float((shard.get("cores") or {}).get("most_stolen_s") or 0.0)
+    stolen_s = 0.0 if shard.cores is None else shard.cores.most_stolen_s or 0.0
     if not stalled_s or stolen_s < EXPLAINED_SHARE * stalled_s:
         return ""
     return (
@@ -75,13 +75,13 @@ def _stalled_as_stolen(shard: Mapping[str, Any]) -> str:
     )
 
 
-def _slowed(shards: Sequence[Mapping[str, Any]]) -> str:
+def _slowed(shards: Sequence[SelfReport]) -> str:
     """What processors did that were slowed down for at least half of what the clients stalled for;
     "" where they were not, or are not known."""
-    known = [shard for shard in shards if shard.get("processor")]
+    known = [shard.processor for shard in shards if shard.processor is not None]
     stalled_s = math.fsum(map(_stalled_s, shards))
-    slow_s = math.fsum(float(shard["processor"]["slow_in_stalls_s"]) for shard in known)
-    speeds = [float(shard["processor"]["slow_speed"] or 1.0) for shard in known]
+    slow_s = math.fsum(processor.slow_in_stalls_s for processor in known)
+    speeds = [processor.slow_speed or 1.0 for processor in known]
     if not stalled_s or slow_s < EXPLAINED_SHARE * stalled_s:
         return ""
     return (
@@ -93,6 +93,6 @@ def _slowed(shards: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _stalled_s(shard: Mapping[str, Any]) -> float:
-    spans = (shard.get("stalls") or {}).get("spans_s") or []
-    return sum(float(until_s) - float(from_s) for from_s, until_s, _ in spans)
+def _stalled_s(shard: SelfReport) -> float:
+    spans = () if shard.stalls is None else shard.stalls.spans_s
+    return sum(until_s - from_s for from_s, until_s, _ in spans)

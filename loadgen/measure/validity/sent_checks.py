@@ -20,9 +20,9 @@ def record(run: Run) -> ValidityCheck:
     if n_lost:
         detail = f"{format_count(n_lost)} of {format_count(n)} rows were lost by the client"
         return ValidityCheck("record", False, detail + _how_rows_got_lost(run), is_gate=True)
-    for shard in run.instrument.get("shards") or []:
-        if why := shard.get("broken"):
-            detail = f"load-generating process {shard.get('shard')} stopped before its time: {why}"
+    for shard in run.instrument.shards:
+        if why := shard.broken:
+            detail = f"load-generating process {shard.shard} stopped before its time: {why}"
             return ValidityCheck("record", False, detail, is_gate=True)
     return ValidityCheck(
         "record", True, f"all {format_count(n)} scheduled rows are recorded", is_gate=True
@@ -32,10 +32,10 @@ def record(run: Run) -> ValidityCheck:
 def _how_rows_got_lost(run: Run) -> str:
     """How the run ended, and where to read on; a run without one of its workers can be
     "completed" all the same."""
-    why = str(run.manifest.get("end_reason") or "").rstrip(".")
+    why = run.manifest.end_reason.rstrip(".")
     worker = re.search(r"\bprocess (\d+) died", why)
     log = "; what its workers wrote is in logs/shard-N.log"
-    if "workers" in run.manifest:  # of other processes, perhaps of other machines
+    if run.manifest.workers is not None:  # of other processes, perhaps of other machines
         log = "; manifest.json says under `workers` what is known of each"
     elif worker is not None:
         log = f"; its log is logs/shard-{worker[1]}.log"
@@ -63,7 +63,7 @@ def stimulus(run: Run) -> ValidityCheck:
     roots = schedule["n_parents"] == 0
     off_s = np.abs(rows["released_s"] - _planned_s(run))
     n_moved = int(np.count_nonzero(released & ~(off_s <= STIMULUS_TOLERANCE_S)))
-    ended = run.manifest.get("ended", "completed") == "completed"
+    ended = run.manifest.ended == "completed"
     unsent = roots & (rows["status"] == Status.not_released)
     n_unsent = int(np.count_nonzero(unsent)) if ended else 0
     n = int(np.count_nonzero(released))

@@ -1,0 +1,74 @@
+"""Sections of a JSON file as typed, frozen values, read with messages that name the key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, KeysView
+from typing import Any, TypeVar
+
+import msgspec
+
+from loadgen.errors import RunInvalid
+
+S = TypeVar("S")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])")
+
+
+class JsonSection(msgspec.Struct, frozen=True):
+    """A JSON object; its fields are the keys. A subclass with `omit_defaults` leaves out the keys
+    that hold their default, so that a reader can tell whether they apply.
+
+    `section["key"]`, `section.get("key")` and `dict(section)` read the JSON form, for notebooks.
+    """
+
+    def to_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return content
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_json()[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.to_json().get(key, default)
+
+    def keys(self) -> KeysView[str]:
+        return self.to_json().keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_json())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.to_json()
+
+
+def read_section(content: object, section: type[S], where: str) -> S:
+    """A section from decoded JSON; keys that it does not have are skipped. Raises RunInvalid that
+    names `where`, the key and its value for content of another form."""
+    try:
+        return msgspec.convert(content, section)
+    except msgspec.ValidationError as error:
+        raise RunInvalid(f"{where}: {_mistake(str(error), content)}") from None
+
+
+def _mistake(message: str, content: object) -> str:
+    """`window.warmup_s: expected float, found "2 s"`, from msgspec's message."""
+    problem, _, place = message.partition(" - at `$")
+    path = place.removesuffix("`")
+    missing = re.fullmatch("Object missing required field `(.*)`", problem)
+    if missing is not None:
+        return f"{path}.{missing[1]}: this key is missing".removeprefix(".")
+    value, is_known = content, True
+    for key, index, other in _STEP.findall(path):
+        is_known = is_known and not other  # msgspec does not name a key of a mapping
+        if is_known:
+            value = value[key or int(index)]  # type: ignore[index]  # msgspec took the same path
+    expected = re.sub(r", got .*", "", problem).replace("`", "").replace("Expected", "expected")
+    if problem.startswith("Invalid enum value"):
+        expected = "unknown value"
+    found = f", found {_quoted(value)}" if is_known else ""
+    return f"{path}: {expected}{found}".lstrip(".: ")
+
+
+def _quoted(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:60]}…"
