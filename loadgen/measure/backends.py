@@ -11,14 +11,14 @@ from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.wording import format_count, format_share
 from loadgen.records import Run
 
-UNEVEN = 1.5  # times its even share, from which on an address had too many requests
+UNEVEN = 1.5  # times its even share of the requests, from which on an address had too many
 LEAST_EACH = 10  # requests per address before a share of them means anything
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One address: due requests sent there, those that ended well, their tokens and median TTFT
-    from sending (seconds, NaN without any)."""
+    """One address: the due requests sent there, the successful ones among them, their tokens and
+    their median TTFT from send (seconds, NaN without any)."""
 
     address: str
     requests: int
@@ -29,7 +29,7 @@ class Backend:
 
 def backends(run: Run, columns: PerRequest, due: Mask) -> list[Backend]:
     """Every address that due requests were sent to, busiest first. Behind a proxy or a virtual
-    address that is the only one a client sees."""
+    address the client sees only that one."""
     found = []
     for number, address in enumerate(run.names.remotes):
         mine = due & (run.request_rows["remote_id"] == number)
@@ -49,7 +49,8 @@ def backends(run: Run, columns: PerRequest, due: Mask) -> list[Backend]:
 
 
 def pinned(run: Run, found: Sequence[Backend]) -> str:
-    """Whether kept connections held the load on some of the addresses that the name has."""
+    """A finding where reused connections kept the load on some of the addresses of the server's
+    name."""
     known = {a for shard in run.instrument.shards for a in shard.connections.known}
     addresses = known | {backend.address for backend in found}
     keeps = run.manifest.target.connections in (None, "reuse")

@@ -1,4 +1,5 @@
-"""What a reader should know although no check forbids it: one plain sentence each."""
+"""Findings: one plain sentence for everything that a reader should notice although no check forbids
+it."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from loadgen.measure.backends import Backend, pinned
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
-from loadgen.measure.validity.check import ValidityCheck
+from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
 
-ALIKE = 0.3  # lag-1 correlation of neighbours' TTFT above which intervals are said to be narrow
-LEAST_ALIKE_N = 50
+MOST_CORRELATION = 0.3  # lag-1, of neighbours' TTFT; above it intervals are too narrow
+LEAST_NEIGHBOURS = 50
 
 
 def findings(
@@ -29,8 +30,8 @@ def findings(
     sent: Stimulus,
     addresses: Sequence[Backend],
 ) -> list[str]:
-    """All sentences that apply, most consequential first."""
-    found = [
+    """All findings that apply, the most consequential first."""
+    failed_checks = [
         f"{check.name.capitalize()}: {check.detail}."
         for check in checks
         if check.ok is False and not check.is_gate
@@ -48,14 +49,14 @@ def findings(
         _neighbours(columns, run, due),
         altered_arrivals(sent),
         pinned(run, addresses),
-        _besides_measuring(run),
-        _unasked(slos),
+        _disk_writes(run),
+        _no_per_request_slo(slos),
     )
-    return found + [sentence for sentence in sentences if sentence]
+    return failed_checks + [sentence for sentence in sentences if sentence]
 
 
 def _server_ended(run: Run) -> str:
-    """A server that slobench had started, and that did not live as long as the run."""
+    """The server that slobench started ended before the run did."""
     ended_s = run.manifest.server_ended_s
     if ended_s is None:
         return ""
@@ -77,7 +78,7 @@ def _shortened(run: Run, window: MeasuredWindow) -> str:
 
 
 def _withdrawn(run: Run) -> str:
-    """Requests that the scenario takes back, and whether that was in time."""
+    """Requests that the scenario cancels on purpose, and whether that happened in time."""
     rows = run.request_rows[withdrawn_rows(run)]
     if not len(rows):
         return ""
@@ -95,10 +96,11 @@ def _withdrawn(run: Run) -> str:
 
 
 def _not_due(run: Run, due: Mask) -> str:
+    """Requests of the window that never became due."""
     closed = [traffic.is_closed_loop for traffic in run.manifest.classes.values()]
     again = np.isin(run.schedule_rows["class_id"], np.flatnonzero(closed))
     others = ~warmup_rows(run) & ~due & ~withdrawn_rows(run)
-    n = int(np.count_nonzero(others & ~again))  # a loop is planned for too many
+    n = int(np.count_nonzero(others & ~again))  # closed loops plan more requests than they send
     if not n:
         return ""
     return (
@@ -127,7 +129,7 @@ def _below_template(run: Run, due: Mask) -> str:
 
 
 def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
-    """Usage against the server's own per-chunk counts."""
+    """The usage that the server states, compared with its own counts per chunk."""
     gaps = columns.gaps
     if not gaps.is_counted:
         return ""
@@ -161,7 +163,7 @@ def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
 
 
 def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
-    """Whether chunks are tokens, where the server does not say how many each carries."""
+    """Chunks of several tokens, where the server does not state how many each carries."""
     answered = due & columns.is_ok & (run.request_rows["token_source"] == TokenSource.usage)
     chunks = int(run.request_rows["chunks"][answered].sum())
     tokens = int(columns.output_tokens[answered].sum())
@@ -181,9 +183,9 @@ def _empty_answers(columns: PerRequest, due: Mask) -> str:
 
 
 def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
-    """Lag-1 rank correlation of TTFT in order of release; intervals assume there is none."""
+    """Lag-1 rank correlation of TTFT in order of release; intervals assume that there is none."""
     counted = np.flatnonzero(due & columns.is_ok & columns.has_token)
-    if len(counted) < LEAST_ALIKE_N:
+    if len(counted) < LEAST_NEIGHBOURS:
         return ""
     order = np.argsort(run.request_rows["released_s"][counted], kind="stable")
     ttft_s = columns.ttft_s[counted][order]
@@ -191,7 +193,7 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
     ranks[np.argsort(ttft_s, kind="stable")] = np.arange(len(ttft_s))
     ranks -= ranks.mean()
     correlation = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks))
-    if correlation <= ALIKE:
+    if correlation <= MOST_CORRELATION:
         return ""
     return (
         f"Neighbouring requests had alike TTFTs (rank correlation {correlation:.2f}): intervals of"
@@ -199,8 +201,8 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
     )
 
 
-def _besides_measuring(run: Run) -> str:
-    """Work of the client's on the machine that it measured with."""
+def _disk_writes(run: Run) -> str:
+    """Disk writes of the load generator on the machine that it measured with."""
     n_bytes = sum(shard.spilled_bytes for shard in run.instrument.shards)
     if not n_bytes:
         return ""
@@ -210,7 +212,7 @@ def _besides_measuring(run: Run) -> str:
     )
 
 
-def _unasked(slos: Sequence[Slo]) -> str:
+def _no_per_request_slo(slos: Sequence[Slo]) -> str:
     if any(slo.scope == "request" for slo in slos):
         return ""
     return "No promise is asked of each request, so goodput counts every answer that ended well."

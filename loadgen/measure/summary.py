@@ -19,7 +19,6 @@ from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.verdict import SloResult, Verdict
 
 SCHEMA = 1
@@ -65,6 +64,22 @@ class Goodput:
 
     requests_per_s: Interval
     output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ValidityCheck:
+    """One check of the validity table. `ok` None: not recorded. A failed `is_gate` makes the run
+    invalid."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    is_gate: bool = False
+
+
+def gate(name: str, ok: bool | None, detail: str) -> ValidityCheck:
+    """A check that makes the run invalid if it fails."""
+    return ValidityCheck(name, ok, detail, is_gate=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""A recorded run with another measured window: chosen, or where the steady state begins."""
+"""A recorded run with another measured window: a chosen one, or from the start of the steady
+state."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ from loadgen.units import parse_duration_s
 
 
 def with_window(run: Run, text: str) -> Run:
-    """The run measured over `30s:90s` (from its first instant), or over `steady`: from where MSER-5
-    finds that TTFT has settled. Requests planned after the window are left out.
+    """The run measured over `30s:90s` (from its start), or over `steady`: from where TTFT has
+    settled (MSER-5). Requests scheduled after the window are left out.
 
-    Raises UsageError for a window that cannot be meant or found.
+    Raises UsageError for a window that is malformed, empty or not found.
     """
     start_s, end_s = _steady(run) if text == "steady" else _ends(text)
     window = measured_window(run)
     if not start_s < end_s or start_s >= window.end_s:
-        raise UsageError(f"--window {text}: nothing lies in it; the run ends at {window.end_s:g}s")
+        raise UsageError(f"--window {text}: the window is empty; the run ends at {window.end_s:g}s")
     planned_s = run.schedule_rows["scheduled_s"]
-    asked_s = np.where(np.isnan(planned_s), run.request_rows["released_s"], planned_s)
-    kept = ~(asked_s >= end_s)
+    due_s = np.where(np.isnan(planned_s), run.request_rows["released_s"], planned_s)
+    kept = ~(due_s >= end_s)
     schedule = run.schedule_rows[kept].copy()
-    schedule["phase"] = np.where(asked_s[kept] < start_s, Phase.warmup, Phase.measure)
+    schedule["phase"] = np.where(due_s[kept] < start_s, Phase.warmup, Phase.measure)
     ids = schedule["request_id"]
     length_s = min(end_s, window.end_s) - start_s
     changed = structs.replace(run.manifest.window, warmup_s=start_s, measure_s=length_s)
@@ -60,6 +61,6 @@ def _steady(run: Run) -> tuple[float, float]:
     found = mser5(columns.ttft_s[counted][order])
     if not found.is_found:
         raise UsageError(
-            "--window steady: TTFT never settles in this run, or it is too short to tell"
+            "--window steady: TTFT does not settle in this run, or the run is too short"
         )
     return float(run.request_rows["released_s"][counted][order][found.cut]), window.end_s

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.validity.check import ValidityCheck
+from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.validity.client_checks import held_by_cap
 from loadgen.records import EDGES, Run, Status
 from loadgen.self_report import ClientReport
