@@ -76,10 +76,10 @@ def rescore(
     """Check a recorded run against another SLO, window, or another tool's definitions."""
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
+    from loadgen.measure.attainment import with_window
     from loadgen.measure.definitions import DEFINITIONS
     from loadgen.measure.definitions import rescore as defined_values
     from loadgen.measure.summary import plain_json
-    from loadgen.measure.window import with_window
     from reports.run.definitions_view import table
 
     definitions, tools = definition or [], [*DEFINITIONS, "all"]

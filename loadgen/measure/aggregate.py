@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,13 @@ from loadgen.measure.attainment import (
     warmup_rows,
     withdrawn_rows,
 )
-from loadgen.measure.backends import backends
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
 from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
-from loadgen.measure.server_load import server_findings, server_summary
+from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
 from loadgen.measure.statistics.intervals import Interval
@@ -94,14 +92,14 @@ def summarize(
         name: _class_summary(run, name, shared, own, window, level, confidence is not None)
         for name, own in by_class.items()
     }
-    asked = [*whole.slo, *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
+    asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
     verdict, exit_code, reasons = decide(
         asked,
         doubts,
         next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
         level,
         is_strict=confidence is not None,
-        n_ok=whole.counts[Status.ok.name],
+        n_ok=whole["counts"][Status.ok.name],
     )
     return Summary(
         run=run.manifest.run,
@@ -110,7 +108,7 @@ def summarize(
         reasons=reasons,
         confidence=level,
         window=window,
-        **whole.fields(),
+        **whole,
         validity=Validity(is_trusted(found), tuple(found), stalls(run, columns, due)),
         findings=(
             *findings(run, columns, due, window, everything, found, sent, addresses),
@@ -186,23 +184,6 @@ def _other_slos(texts: Sequence[str]) -> list[Slo]:
     return slos
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """The numbers computed for the whole run and for each class."""
-
-    counts: Mapping[str, int]
-    offered_rate_per_s: float
-    achieved_rate_per_s: float
-    throughput: Throughput
-    metrics: Mapping[str, Distribution]
-    slo: tuple[SloResult, ...]
-    attainment: Attainment
-    goodput: Goodput
-
-    def fields(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-
 def _numbers(
     run: Run,
     columns: PerRequest,
@@ -211,19 +192,20 @@ def _numbers(
     met: Mask,
     window: MeasuredWindow,
     level: float,
-) -> _Numbers:
+) -> dict[str, Any]:
+    """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
-    return _Numbers(
-        counts=_counts(run, due),
-        offered_rate_per_s=per_second(float(np.count_nonzero(due)), window),
-        achieved_rate_per_s=per_second(float(n_sent), window),
-        throughput=rates,
-        metrics=_distributions(samples, level),
-        slo=tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
-        attainment=_attainment(due, met, level),
-        goodput=_goodput(columns, due, met, window, level),
-    )
+    return {
+        "counts": _counts(run, due),
+        "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
+        "achieved_rate_per_s": per_second(float(n_sent), window),
+        "throughput": rates,
+        "metrics": _distributions(samples, level),
+        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
+        "attainment": _attainment(due, met, level),
+        "goodput": _goodput(columns, due, met, window, level),
+    }
 
 
 def _class_summary(
@@ -245,8 +227,10 @@ def _class_summary(
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
-        verdict=decide(numbers.slo, (), "", level, is_strict, numbers.counts[Status.ok.name])[0],
-        **numbers.fields(),
+        verdict=decide(numbers["slo"], (), "", level, is_strict, numbers["counts"][Status.ok.name])[
+            0
+        ],
+        **numbers,
     )
 
 
@@ -320,9 +304,9 @@ def _goodput(
 ) -> Goodput:
     share = _attainment(due, met, confidence)
     rate = per_second(float(share.due), window)
-    low, high = (None if end is None else end * rate for end in (share.low, share.high))
+    per_s = Interval(share.value, share.low, share.high).times(rate)
     n_tokens = float(columns.output_tokens[met].sum())
-    requests_per_s = Interval(per_second(float(share.met), window), low, high)
+    requests_per_s = dataclasses.replace(per_s, value=per_second(float(share.met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))
 
 

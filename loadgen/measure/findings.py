@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.measure.attainment import MeasuredWindow, warmup_rows, withdrawn_rows
-from loadgen.measure.backends import Backend, pinned
 from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.summary import ValidityCheck
@@ -61,9 +61,8 @@ def _server_ended(run: Run) -> str:
     if ended_s is None:
         return ""
     return (
-        f"The server under test ended by itself {format_value(ended_s, 's')} after the "
-        "start of the"
-        " run; what it wrote is in logs/."
+        f"The server under test ended by itself {format_value(ended_s, 's')} after the start of "
+        "the run; see its output in logs/."
     )
 
 
@@ -72,8 +71,8 @@ def _shortened(run: Run, window: MeasuredWindow) -> str:
     if window.length_s >= planned_s:
         return ""
     return (
-        f"The measured window is {format_value(window.length_s, 's')} of the planned "
-        f"{format_value(planned_s, 's')}."
+        f"The measured window is {format_value(window.length_s, 's')} long, not "
+        f"{format_value(planned_s, 's')} as planned."
     )
 
 
@@ -88,10 +87,8 @@ def _withdrawn(run: Run) -> str:
     n_other = len(rows) - n_cancelled - n_ended
     return (
         f"{format_count(len(rows))} requests were to be cancelled on purpose: "
-        f"{format_count(n_cancelled)}"
-        f" were, {format_count(n_ended)} had ended well before that, {format_count(n_other)} "
-        "ended in"
-        " another way. No promise counts any of them."
+        f"{format_count(n_cancelled)} were cancelled, {format_count(n_ended)} succeeded before "
+        f"that, {format_count(n_other)} ended in another way. None of them counts for an SLO."
     )
 
 
@@ -104,9 +101,8 @@ def _not_due(run: Run, due: Mask) -> str:
     if not n:
         return ""
     return (
-        f"{format_count(n)} rows of the measured window never came due: their parent failed or "
-        "did not"
-        " finish, or the run had ended."
+        f"{format_count(n)} planned requests of the measured window were not sent, because the "
+        "request before them failed or did not finish, or because the run had ended."
     )
 
 
@@ -120,11 +116,10 @@ def _below_template(run: Run, due: Mask) -> str:
     n = int(np.count_nonzero(due & (planned < overhead_tokens + tokens_per_char / 2)))
     if not n:
         return ""
+    least_tokens = format_number(overhead_tokens + tokens_per_char)
     return (
-        f"{format_count(n)} requests were shorter than the chat template allows"
-        f" ({format_number(overhead_tokens + tokens_per_char)} tokens at least), so the server "
-        "counts"
-        " more than planned."
+        f"{format_count(n)} requests were planned with fewer tokens than the chat template alone "
+        f"needs (at least {least_tokens}), so the server counts more tokens than planned."
     )
 
 
@@ -143,9 +138,8 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     if not n:
         return ""
     return (
-        f"In {format_count(n)} of {format_count(int(by_usage.sum()))} answers the tokens counted "
-        "per"
-        " chunk do not add up to the usage the server states; usage is used."
+        f"In {format_count(n)} of {format_count(int(by_usage.sum()))} answers the token counts per "
+        "chunk do not add up to the server's usage figure; the usage figure is used."
     )
 
 
@@ -157,8 +151,8 @@ def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
         return ""
     return (
         f"{format_count(n)} of {format_count(int(answered.sum()))} answers came without the "
-        "server's"
-        " usage; their tokens are counted by the client, one per chunk where nothing else tells."
+        "server's usage figure; the load generator counted their tokens, one per chunk where it "
+        "had no better count."
     )
 
 
@@ -170,8 +164,8 @@ def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
     if columns.gaps.is_counted or not chunks or abs(tokens / chunks - 1) <= 0.01:
         return ""
     return (
-        f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without"
-        " counting them per chunk, so ITL is per chunk (= ICL)."
+        f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without "
+        "counting them per chunk, so ITL is per chunk (= ICL)."
     )
 
 
@@ -179,7 +173,7 @@ def _empty_answers(columns: PerRequest, due: Mask) -> str:
     n = int(np.count_nonzero(due & columns.is_ok & ~columns.has_token))
     if not n:
         return ""
-    return f"{format_count(n)} answers ended well without a single token; they count as misses."
+    return f"{format_count(n)} answers succeeded without a single token; they count as misses."
 
 
 def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
@@ -196,8 +190,8 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
     if correlation <= MOST_CORRELATION:
         return ""
     return (
-        f"Neighbouring requests had alike TTFTs (rank correlation {correlation:.2f}): intervals of"
-        " this one run are narrower than what repeated runs would show."
+        "Neighbouring requests had similar TTFTs (rank correlation "
+        f"{correlation:.2f}), so repeated runs would vary more than the intervals of this run show."
     )
 
 
@@ -206,13 +200,14 @@ def _disk_writes(run: Run) -> str:
     n_bytes = sum(shard.spilled_bytes for shard in run.instrument.shards)
     if not n_bytes:
         return ""
-    return (
-        f"The client wrote {format_number(n_bytes / 1e6)} MB of answers to its disk while "
-        "measuring."
-    )
+    megabytes = format_number(n_bytes / 1e6)
+    return f"The load generator wrote {megabytes} MB of answers to its disk while measuring."
 
 
 def _no_per_request_slo(slos: Sequence[Slo]) -> str:
     if any(slo.scope == "request" for slo in slos):
         return ""
-    return "No promise is asked of each request, so goodput counts every answer that ended well."
+    return (
+        "No per-request limit was given, so goodput counts every successful request, and "
+        "attainment is the share of successful requests."
+    )

@@ -47,26 +47,19 @@ def mean_over(run: Run, from_s: Times, to_s: Times) -> NDArray[np.float64]:
     released_s, done_s = rows["released_s"][sent], rows["done_s"][sent]
     ended_s = done_s[np.isfinite(done_s)]
 
-    begun, ended = _TimeSince(released_s), _TimeSince(ended_s)
-
     def spent_s(at_s: Times) -> NDArray[np.float64]:
-        return begun.at(at_s) - ended.at(at_s)
+        return _time_since(released_s, at_s) - _time_since(ended_s, at_s)
 
     mean: NDArray[np.float64] = (spent_s(to_s) - spent_s(from_s)) / (to_s - from_s)
     return np.maximum(mean, 0.0)  # rounding may leave it slightly below 0
 
 
-class _TimeSince:
+def _time_since(starts_s: Times, at_s: Times) -> NDArray[np.float64]:
     """Σ max(0, at − start) over all starts, for any times `at`."""
-
-    def __init__(self, starts_s: Times) -> None:
-        self._ordered = np.sort(starts_s)
-        self._total_s = np.r_[0.0, np.cumsum(self._ordered)]
-
-    def at(self, at_s: Times) -> NDArray[np.float64]:
-        n_begun = np.searchsorted(self._ordered, at_s)
-        since_s: NDArray[np.float64] = n_begun * at_s - self._total_s[n_begun]
-        return since_s
+    ordered_s = np.sort(starts_s)
+    n_begun = np.searchsorted(ordered_s, at_s)
+    since_s: NDArray[np.float64] = n_begun * at_s - np.r_[0.0, np.cumsum(ordered_s)][n_begun]
+    return since_s
 
 
 def load_through(

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.attainment import MeasuredWindow
-from loadgen.measure.backends import Backend
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.load import Throughput
-from loadgen.measure.server_load import ServerSummary
+from loadgen.measure.server_load import Backend, ServerSummary
 from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile

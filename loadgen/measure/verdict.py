@@ -144,13 +144,8 @@ def run_metric_result(
         if needed_share < 1:
             needed = needed_n(due - shares.met, due, needed_share, confidence)
         share = exact_bounds(shares.met, due, confidence)
-        return _result(slo, _scaled(share, rate), due, needed)
+        return _result(slo, share.times(rate), due, needed)
     return _result(slo, Interval(throughput(slo.metric)), due, None)
-
-
-def _scaled(share: Interval, factor: float) -> Interval:
-    low, high = (None if end is None else end * factor for end in (share.low, share.high))
-    return Interval(share.value * factor, low, high)
 
 
 def _result(slo: Slo, estimate: Interval, n: int, n_needed: int | None) -> SloResult:

@@ -136,7 +136,7 @@ class Nightly:
                 night=began["night"],
                 started_utc=began["started_utc"],
                 factor={**own.factor(), **(of_control.factor_of_control() if of_control else {})},
-                promises=tuple(json.dumps(plain_json(part)) for part in own.slos()),
+                slos=tuple(json.dumps(plain_json(part)) for part in own.slos()),
                 is_closed_loop=own.manifest is not None and own.manifest.has_closed_loop,
                 runs=own.runs if of_control is None else own.beside(of_control),
                 failures=own.failures,

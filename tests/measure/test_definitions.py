@@ -10,10 +10,9 @@ import pytest
 from loadgen.errors import UsageError
 from loadgen.manifest import WindowSection
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.attainment import due_rows
+from loadgen.measure.attainment import due_rows, with_window
 from loadgen.measure.definitions import DEFINITIONS, rescore
 from loadgen.measure.slo import from_goodput
-from loadgen.measure.window import with_window
 from loadgen.records import CHUNKS, Run, Status, TokenSource, empty_requests
 from tests.runs import MANIFEST, changed, measured_run, schedule_rows
 

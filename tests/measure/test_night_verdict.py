@@ -75,10 +75,10 @@ def test_runs_that_cannot_be_trusted_are_left_out_and_told():
     assert judged(replace(tonight, runs=())).verdict == "invalid"
 
 
-def test_attainment_is_not_compared_across_other_promises():
+def test_attainment_is_not_compared_across_other_slos():
     rng = np.random.default_rng(4)
     before = [
-        replace(n, promises=("ttft <= 1s",), runs=tuple(
+        replace(n, slos=("ttft <= 1s",), runs=tuple(
             replace(r, values={**r.values, "attainment": 0.9}) for r in n.runs))
         for n in level(rng)
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def test_attainment_is_not_compared_across_other_promises():
     found = judged(tonight, before, metrics=["attainment"])
     assert "attainment: no earlier night has it" in found.notes[0]
     assert found.verdict == "invalid"
-    same = replace(tonight, promises=("ttft <= 1s",))
+    same = replace(tonight, slos=("ttft <= 1s",))
     assert judged(same, before, metrics=["attainment"]).verdict == "worse"
 
 

@@ -76,16 +76,16 @@ def test_a_server_that_states_its_hit_rate_itself_is_taken_at_its_word() -> None
     [
         (4400.0, 0, ""),
         (4450.0, 0, ""),  # 220 requests × 20 tokens; 2 % or 100 tokens are none to speak of
-        (6000.0, 0, "6 000 output tokens during the run, and 4 400 were received: other clients"),
-        (6000.0, 5, "5 requests did not end well, or other clients use it"),
-        (2200.0, 0, "its metrics are not those of all that answered"),
+        (6000.0, 0, "6 000 output tokens during the run, but 4 400 were received: other clients"),
+        (6000.0, 5, "5 requests failed, or other clients used it"),
+        (2200.0, 0, "its metrics do not cover every process that answered"),
     ],
 )
 def test_tokens_that_somebody_else_got_are_told(made: float, n_failed: int, says: str) -> None:
     run = told(
         measured_run(n_failed=n_failed), generation_tokens=[(-0.04, 7.0), (40.0, 7.0 + made)]
     )
-    found = [f for f in summarize(run).findings if f.startswith("The server says")]
+    found = [f for f in summarize(run).findings if f.startswith("The server counted")]
     assert len(found) == bool(says)
     assert says in "".join(found).replace("\u202f", " ")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -142,19 +142,16 @@ class Measured:
         if name == "attainment":
             return share
         per_s = per_second(float(n_due), measured_window(self.run))
-        low, high = (None if end is None else end * per_s for end in (share.low, share.high))
-        return Interval(self._of_run(name, n_due), low, high)
+        return replace(share.times(per_s), value=self._of_run(name, n_due))
 
     def _of_run(self, name: str, n_due: int) -> float:
         if name in ("attainment", "error_rate"):
-            kept = self.met if name == "attainment" else self.due & ~self.columns.is_ok
-            return float(np.count_nonzero(kept)) / n_due if n_due else math.nan
+            rows = self.met if name == "attainment" else self.due & ~self.columns.is_ok
+            return float(np.count_nonzero(rows)) / n_due if n_due else math.nan
         window = measured_window(self.run)
         if name == "goodput":
-            n_met = float(np.count_nonzero(self.met))
-            return n_met / window.length_s if window.length_s > 0 else math.nan
+            return per_second(float(np.count_nonzero(self.met)), window)
         if name == "goodput_output_tokens_per_s":
-            n_tokens = float(self.columns.output_tokens[self.met].sum())
-            return n_tokens / window.length_s if window.length_s > 0 else math.nan
+            return per_second(float(self.columns.output_tokens[self.met].sum()), window)
         value: float = getattr(throughput(self.run, self.columns, window), name)
         return value

@@ -57,14 +57,14 @@ class RunNumbers:
 @dataclass(frozen=True, slots=True)
 class CellNight:
     """One night of one cell. `night` sorts by time; `factor` is the configuration that may differ
-    between nights (version, commit, flags), flat; `promises` are its SLOs; `failures` explain
+    between nights (version, commit, flags), flat; `slos` are its SLOs; `failures` explain
     missing repeats; `link` leads to the CI job."""
 
     cell: str
     night: str
     started_utc: str
     factor: Mapping[str, object]
-    promises: tuple[str, ...]
+    slos: tuple[str, ...]
     is_closed_loop: bool
     runs: tuple[RunNumbers, ...]
     failures: tuple[str, ...] = ()
@@ -104,7 +104,8 @@ def to_json(night: CellNight) -> dict[str, Any]:
         "night": night.night,
         "started_utc": night.started_utc,
         "factor": dict(night.factor),
-        "promises": list(night.promises),
+        "slos": list(night.slos),
+        "promises": list(night.slos),  # the old name of `slos`, for older readers
         "is_closed_loop": night.is_closed_loop,
         "failures": list(night.failures),
         "verdict": night.verdict,
@@ -138,7 +139,7 @@ def from_json(content: Mapping[str, Any]) -> CellNight:
         night=str(content["night"]),
         started_utc=str(content["started_utc"]),
         factor=dict(content["factor"]),
-        promises=tuple(map(str, content["promises"])),
+        slos=tuple(map(str, content["slos"] if "slos" in content else content["promises"])),
         is_closed_loop=bool(content["is_closed_loop"]),
         runs=runs,
         failures=tuple(map(str, content["failures"])),

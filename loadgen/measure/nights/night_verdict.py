@@ -206,7 +206,7 @@ class _Draft:
             for night in level
             if night.trusted
             and bool(np.isfinite(_night(night.trusted, measure).values).all())
-            and not (depends_on_slos and night.promises != self.night.promises)
+            and not (depends_on_slos and night.slos != self.night.slos)
         ]
 
 

@@ -23,6 +23,10 @@ class Interval:
     low: float | None = None
     high: float | None = None
 
+    def times(self, factor: float) -> Interval:
+        low, high = (None if b is None else b * factor for b in (self.low, self.high))
+        return Interval(self.value * factor, low, high)
+
 
 def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
     """The mean Σ sums / Σ sizes over clusters (requests), with two one-sided bounds by Student's t.
