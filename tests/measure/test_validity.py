@@ -367,8 +367,8 @@ def test_prompts_shorter_than_the_chat_template_are_counted() -> None:
     run.schedule_rows["input_tokens"][:5] = 1  # warm-up
     fitted = with_manifest(run, target={"prompt_fit": [30.0, 0.5]})
     assert (
-        "7 requests were shorter than the chat template allows (30.5 tokens at least),"
-        " so the server counts more than planned." in summarize(fitted).findings
+        "7 requests were planned with fewer tokens than the chat template alone needs (at least "
+        "30.5), so the server counts more tokens than planned." in summarize(fitted).findings
     )
     assert not any("chat template" in finding for finding in summarize(run).findings)
 
