@@ -93,7 +93,7 @@ def one_run(
 def ttft_error_p99_ms(directory: Path, log: TruthLog) -> float:
     rows = read_run(directory).request_rows
     rows = rows[rows["status"] == Status.ok]
-    truth = log.of(rows["request_id"])
+    truth = log.rows_of(rows["request_id"])
     true_s = (truth["first_ns"] - truth["read_ns"]) * 1e-9
     errors_s = np.abs(rows["first_token_s"] - rows["sent_s"] - true_s)
     return 1e3 * float(np.quantile(errors_s, 0.99)) if len(rows) else float("nan")

@@ -46,7 +46,7 @@ Figures = dict[str, float]
 
 def errors(found: Measured) -> Figures:
     """What one run got wrong (ms) and what it cost (µs of CPU per event)."""
-    mine, truth = found.rows, found.log.of(found.rows["seq"])
+    mine, truth = found.rows, found.log.rows_of(found.rows["seq"])
     gaps = np.maximum(1, truth["sent_tokens"] - 1)
     true_ttft_s = (truth["first_ns"] - truth["read_ns"]) * 1e-9
     true_span_s = (truth["last_ns"] - truth["first_ns"]) * 1e-9

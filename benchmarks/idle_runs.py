@@ -65,7 +65,7 @@ def one_run(folder: Path, rate_per_s: float, duration_s: float) -> dict[str, Any
             f"--rate={rate_per_s:g}/s", f"--duration={duration_s:g}s", "--input-len=64",
             "--output-len=64", "--slo=p99(ttft)<=500ms", f"--out={folder}/run", "--force",
         ]  # fmt: skip
-        with server.apart():
+        with server.client_cores():
             found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode not in (0, 1, 3):
         raise SystemExit(found.stderr)

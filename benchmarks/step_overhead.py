@@ -97,7 +97,7 @@ class Bench:
         for _ in range(self.state.counters.finished - n_before):
             self.arrive()
         self.took_s.append(took_s)
-        self.n_running.append(len(self.state.roster.running))
+        self.n_running.append(len(self.state.queues.running))
 
     def warm_up(self) -> None:
         """Until the mode runs as many as it ever will; static modes need a whole batch to end."""

@@ -153,7 +153,7 @@ def figures(run: Run, log: TruthLog) -> Figures:
     rows = run.request_rows[run.schedule_rows["phase"] == Phase.measure]
     if not (rows["status"] == Status.ok).all():
         raise SystemExit(f"{np.count_nonzero(rows['status'] != Status.ok)} requests failed")
-    values = times_s(rows, log.of(rows["request_id"]))
+    values = times_s(rows, log.rows_of(rows["request_id"]))
     shards = run.instrument.shards
     slow_s = [shard.processor.slow_s if shard.processor else 0.0 for shard in shards]
     slow = sum(s / shard.window_s for s, shard in zip(slow_s, shards, strict=True)) / len(shards)

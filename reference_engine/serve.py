@@ -124,7 +124,7 @@ def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = Non
     if files is not None:
         state.log.on_step = _both(metrics.on_step, files.on_step)
         state.log.on_event = _both(metrics.on_event, files.on_event)
-    state.log.note(Setup.of(state).event(state.view().now_s))
+    state.log.add_event(Setup.of(state).event(state.view().now_s))
     identity = ServerIdentity(
         model=options.model_name or engine.model.name,
         max_model_len=engine.limits.max_model_len,

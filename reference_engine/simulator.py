@@ -20,13 +20,12 @@ from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
 from reference_engine.state.cost_model import CostModel, StepCost
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
-from reference_engine.state.plan import Limits
+from reference_engine.state.plan import AdmissionError, Limits
 from reference_engine.state.predictor import Predictor
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_tokens import StepTokens
 from reference_engine.state.steps import StepLog, StepRecord
 
 _LITTLE_TOLERANCE = 1e-6
@@ -116,7 +115,7 @@ class Simulator:
         until_s, next_s = self.state.wait_until_s, client.next_s()
         wake_s = min((t for t in (until_s, next_s) if t is not None), default=math.inf)
         if wake_s == math.inf:
-            waiting = ", ".join(request.id for request in self.state.requests())
+            waiting = ", ".join(request.id for request in self.state.queues)
             raise SimulationStuck(
                 f"policy '{self.state.policy.kind}' waits for ever at {self.now_s:g} s: {waiting} "
                 "wait and no more requests will arrive; use view.is_source_closed"

@@ -1,8 +1,8 @@
-"""A server's base URL, taken apart once. Whatever a user pastes (with or without `/v1`, with the
-whole endpoint path) means the same base; what cannot be meant is refused in one line that never
-repeats a password.
+"""The base URL of a server, parsed and checked. The forms that users paste (with or without `/v1`,
+with the whole endpoint path) yield the same base. An unusable URL is rejected in a single line,
+which never repeats a password.
 
-A server on a Unix domain socket is `unix:/run/server.sock`, or, with a path prefix of its API,
+A server on a Unix domain socket is `unix:/run/server.sock` or, with a path prefix of its API,
 `http+unix://%2Frun%2Fserver.sock/prefix` (the socket's path, percent-encoded, as the host).
 """
 
@@ -21,8 +21,9 @@ _LONGEST_UNIX_PATH = 107  # bytes that sockaddr_un holds on Linux, unix(7)
 
 
 class Address(NamedTuple):
-    """Where to connect and what to put before every API path. `base_path` is empty or starts with
-    `/`, no `/v1`. With a `unix_path` it is that socket, and host and port are but localhost's.
+    """The place to connect to and the prefix of every API path. `base_path` is empty or starts with
+    `/`, without `/v1`. With a `unix_path`, host and port are localhost's and only fill the `Host`
+    header.
     """
 
     scheme: str
@@ -38,12 +39,12 @@ class Address(NamedTuple):
     @property
     def host_header(self) -> str:
         """RFC 9110 §7.2: the default port is left out, an IPv6 literal keeps its brackets."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = bracketed(self.host)
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The address as a user would write it."""
+        """The address in the form that a user writes."""
         if not self.unix_path:
             return self.http_url
         if not self.base_path:
@@ -52,7 +53,7 @@ class Address(NamedTuple):
 
     @property
     def http_url(self) -> str:
-        """The base of the URLs of requests, whatever carries them."""
+        """The base of request URLs, also for a Unix socket."""
         return f"{self.scheme}://{self.host_header}{self.base_path}"
 
     def path(self, api_path: str) -> str:
@@ -60,19 +61,25 @@ class Address(NamedTuple):
         return self.base_path + api_path
 
 
+def bracketed(host: str) -> str:
+    """The host as a URL holds it: an IPv6 literal in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_url(text: str) -> bool:
-    """Whether a text can only be meant as a URL, not as a file's name."""
+    """Whether a text has the form of a URL, so that it cannot be the name of a file."""
     return "://" in text or text.lower().startswith(_UNIX)
 
 
 def parse_url(text: str) -> Address:
-    """Take a base URL apart. Raises TargetFileError, one line, for what cannot be meant."""
+    """The address of a base URL. Raises TargetFileError for an unusable URL."""
     shown = f"target URL {_shown(text)!r}"
     if any(c.isspace() or not c.isprintable() for c in text):
         raise TargetFileError(f"{shown}: contains white space; write e.g. http://localhost:8000")
     if text.lower().startswith((_UNIX, _HTTP_UNIX)):
         return _parse_unix(text, shown)
-    if re.search("[^/]@|//@", text):  # first of all: a password may look like a port or a path
+    # Before urlsplit: it may take a part of a password for the port or the path, and quote it.
+    if re.search("[^/]@|//@", text):
         raise TargetFileError(
             f"{shown}: holds a user name or password; put the key in an environment variable "
             "and name it in a target file (api_key_env)"
@@ -87,25 +94,25 @@ def parse_url(text: str) -> Address:
         raise TargetFileError(f"{shown}: its host is not a valid name") from None
     except ValueError as error:  # a bad port, a half-open [IPv6]
         raise TargetFileError(f"{shown}: {error}; write e.g. http://localhost:8000") from None
-    _refuse_unusable(shown, parts.scheme, host, port, parts.query or parts.fragment)
+    _reject_unusable(shown, parts.scheme, host, port, parts.query or parts.fragment)
     return Address(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], _base_path(parts.path))
 
 
 def parse_metrics_url(text: str) -> Address:
-    """The address of a URL of metrics, its whole path as the base. Raises TargetFileError, one line
-    that repeats neither user information nor a query."""
+    """The address of a metrics URL, with its whole path as the base. Raises TargetFileError,
+    whose message repeats neither user information nor a query."""
     parts = urlsplit(text)
     shown = f"{parts.scheme}://{parts.hostname or ''}"
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise TargetFileError(f"{shown} is no http URL; write http://localhost:8000/metrics or off")
     if "@" in parts.netloc:
-        raise TargetFileError(f"{shown} holds a user name or password, which no file is to hold")
+        raise TargetFileError(f"{shown} holds a user name or password; remove it from the file")
     port = parts.port or DEFAULT_PORTS[parts.scheme]
     return Address(parts.scheme, parts.hostname, port, parts.path)
 
 
 def _parse_unix(text: str, shown: str) -> Address:
-    """`unix:/path`, also with the three slashes of `unix:///path`, or `http+unix://%2Fpath/base`."""
+    """`unix:/path`, `unix:///path` or `http+unix://%2Fpath/base`."""
     base_path = ""
     if text.lower().startswith(_HTTP_UNIX):
         encoded, slash, rest = text[len(_HTTP_UNIX) :].partition("/")
@@ -132,7 +139,7 @@ def _base_path(path: str) -> str:
     return path
 
 
-def _refuse_unusable(shown: str, scheme: str, host: str, port: int | None, extra: str) -> None:
+def _reject_unusable(shown: str, scheme: str, host: str, port: int | None, extra: str) -> None:
     if scheme not in DEFAULT_PORTS:
         raise TargetFileError(f"{shown}: scheme '{scheme}' is neither http nor https")
     if not host:
@@ -146,5 +153,5 @@ def _refuse_unusable(shown: str, scheme: str, host: str, port: int | None, extra
 
 
 def _shown(text: str) -> str:
-    """The URL as it may be repeated: without user information, query and fragment."""
+    """The URL as messages may repeat it: without user information, query and fragment."""
     return re.sub(r"[?#].*", "?…", re.sub(r"(//|^).*@", r"\1…@", text), flags=re.DOTALL)[:200]

@@ -1,6 +1,4 @@
-"""What a target is to the load generator: a codec between our requests and somebody's HTTP bodies.
-No sockets here.
-"""
+"""The codec between the workload's requests and the HTTP bodies of an API. Opens no socket."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ from loadgen.records import FinishReason
 from loadgen.registry import Plugin, Registry
 
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 _ZERO = ord("0")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as the workload means it: text in, a number of tokens out.
+    """A request of the workload: a prompt and a number of output tokens.
 
-    `output_tokens` is exact where the server accepts `ignore_eos`, at most otherwise. `messages`,
-    when given, replaces `prompt` (multi-turn); each is (role, content). `priority` 0 and an empty
-    `tenant` are not sent: not every server knows these words. `…_slo_s` is what this request was
-    promised, by itself or as one of its class, None for nothing.
+    `output_tokens` is exact where the server accepts `ignore_eos`, and an upper limit otherwise.
+    `messages`, if not empty, replaces `prompt` (multi-turn); each is (role, content). `priority` 0
+    and an empty `tenant` are not sent, because not every server accepts these fields. `…_slo_s` are
+    the limits of this request, its own or those of its class; None: no limit.
     """
 
     prompt: str
@@ -45,8 +43,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """Method, path (relative to the base URL, e.g. `/v1/chat/completions`), headers of its own,
-    body.
+    """Method, path (relative to the base URL, e.g. `/v1/chat/completions`), the headers that the
+    codec adds, and the body.
     """
 
     method: str
@@ -56,8 +54,8 @@ class HttpRequest:
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the server states them; `None` where it does not. On a chunk in mid-stream
-    they are running totals.
+    """Token counts stated by the server; None: not stated. On a chunk before the last they are
+    running totals.
     """
 
     input_tokens: int | None = None
@@ -67,15 +65,15 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What one server-sent event says.
+    """The content of a server-sent event.
 
-    `is_token`: it carries at least one generated token (content, reasoning or a tool call).
-    `is_answer`: content, not reasoning. `usage` may ride on any event; `error` is an in-band
-    error's message.
+    `is_token`: the event carries at least one generated token (content, reasoning or a tool call).
+    `is_answer`: content, not reasoning. `usage` may come with any event; `error` is the message of
+    an in-band error.
 
-    A msgspec struct because one is made per event: a frozen dataclass of eight fields takes 11
-    times as long to build (4.4 µs against 0.4 µs, measured together), more than the JSON decoding
-    itself.
+    A msgspec struct, because it is built for each event: a frozen dataclass of eight fields takes
+    11 times as long to build (4.4 µs against 0.4 µs, measured together), more than decoding the
+    JSON.
     """
 
     is_token: bool = False
@@ -85,38 +83,40 @@ class Delta(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     error: str | None = None
     is_done: bool = False
-    server: Mapping[str, float] = {}  # timings the server states, seconds
+    server: Mapping[str, float] = {}  # timings stated by the server, seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What most events of one answer look like: `before`, a text, and `behind` it pieces with a
-    whole number between each two. Every event with a text of characters that stand for themselves
-    in JSON, and with numbers up to 999 999 999, says what `says` says, but for the text and, where
-    `counts` tells which of the numbers it is (from 0), the output tokens so far.
+    """The bytes that most events of an answer share, so that those events need no JSON decoding.
+
+    An event of this shape is `before`, a text, and the pieces of `after` with a whole number
+    between each two. The text holds only characters that stand for themselves in JSON, and the
+    numbers are at most 999 999 999. Such an event decodes to `delta`, except for the text and for
+    number `count_index` (from 0), if it is not None: the output tokens so far.
     """
 
     before: bytes
-    behind: tuple[bytes, ...]
-    says: Delta
-    counts: int | None = None
+    after: tuple[bytes, ...]
+    delta: Delta
+    count_index: int | None = None
 
     def read(self, events: Sequence[bytes]) -> list[int | None]:
-        """Of each event the output tokens it counts, 0 where it counts none; None for an event that
-        is not of this shape."""
-        texts, counts = self._counted(events) if self.behind[1:] else self._uncounted(events)
-        joined = b",".join(texts)  # nearly always there is no special character in any of them
+        """The output tokens so far of each event, 0 where the shape has no such number; None for an
+        event of another shape."""
+        texts, counts = self._counted(events) if self.after[1:] else self._uncounted(events)
+        joined = b",".join(texts)  # a special character is rare: search all texts at once
         try:
             joined.decode()
-            is_literal_all = not _SPECIAL.search(joined)
+            all_literal = not _SPECIAL.search(joined)
         except UnicodeDecodeError:
-            is_literal_all = False
-        good = texts if is_literal_all else [text if is_literal(text) else b"" for text in texts]
+            all_literal = False
+        good = texts if all_literal else [text if is_literal(text) else b"" for text in texts]
         return [count if text else None for text, count in zip(good, counts, strict=True)]
 
     def _uncounted(self, events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-        """The text of each event, empty where it is not of this shape, and no counts."""
-        before, after = self.before, self.behind[0]
+        """The text of each event, empty for an event of another shape, and zeros as counts."""
+        before, after = self.before, self.after[0]
         start, stop = len(before), -len(after)
         texts = [
             event[start:stop] if event.startswith(before) and event.endswith(after) else b""
@@ -125,10 +125,12 @@ class Shape:
         return texts, [0] * len(texts)
 
     def _counted(self, events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-        """The same with counts. Nearly always every number is one more than in the event before:
-        what is behind the text is then compared, and not taken apart."""
+        """The text and the count of each event.
+
+        In nearly every event each number grows by 1. The bytes after the
+        text are therefore predicted and compared, and parsed only where the prediction fails."""
         before, start = self.before, len(self.before)
-        form = b"%d".join(piece.replace(b"%", b"%%") for piece in self.behind)
+        form = b"%d".join(piece.replace(b"%", b"%%") for piece in self.after)
         numbers: tuple[int, ...] = ()
         texts, counts = [], []
         for event in events:
@@ -138,21 +140,22 @@ class Shape:
                 if numbers and event.endswith(after := form % numbers):
                     text = event[start : -len(after)]
                 else:
-                    text, numbers = self._apart(event)
-                if numbers and self.counts is not None:
-                    count = numbers[self.counts]
+                    text, numbers = self._parsed(event)
+                if numbers and self.count_index is not None:
+                    count = numbers[self.count_index]
             texts.append(text)
             counts.append(count)
         return texts, counts
 
-    def _apart(self, event: bytes) -> tuple[bytes, tuple[int, ...]]:
-        """The text and the numbers of an event; nothing where it is not of this shape."""
+    def _parsed(self, event: bytes) -> tuple[bytes, tuple[int, ...]]:
+        """The text and the numbers of an event that starts with `before`; both empty for an event
+        of another shape."""
         end = event.find(b'"', len(self.before))
         rest, numbers = event[end:], []
-        if not rest.startswith(self.behind[0]):
+        if not rest.startswith(self.after[0]):
             return b"", ()
-        rest = rest[len(self.behind[0]) :]
-        for piece in self.behind[1:]:
+        rest = rest[len(self.after[0]) :]
+        for piece in self.after[1:]:
             number, _, rest = rest.partition(piece)
             if not _is_number(number):
                 return b"", ()
@@ -161,13 +164,13 @@ class Shape:
 
 
 def _is_number(text: bytes) -> bool:
-    """Whether it is a whole number as JSON writes them (RFC 8259 section 6), and not too long."""
-    return text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != _ZERO or len(text) == 1)
+    """Whether a text is a whole number in JSON (RFC 8259 section 6) of at most nine digits."""
+    return text.isdigit() and len(text) <= _MAX_DIGITS and (text[0] != _ZERO or len(text) == 1)
 
 
 def is_literal(text: bytes) -> bool:
-    """Whether every character stands for itself in a string of JSON (RFC 8259 section 7), and
-    there is one at least."""
+    """Whether a text is not empty and each of its characters stands for itself in a JSON string
+    (RFC 8259 section 7)."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -176,19 +179,20 @@ def is_literal(text: bytes) -> bool:
 
 
 class Adapter(Plugin, ABC):
-    """A codec. The fields are what is asked of the server; the probe switches off what it refuses.
+    """A codec. Its fields are optional features of a request; the preflight switches off those
+    that the server rejects.
 
-    `model` is the API's model field. `ignore_eos` asks for exact output lengths, `include_usage`
-    for token counts at the end of the stream, `continuous_usage` for running counts on every chunk.
-    `sends_promises` tells the server what a request was promised (the bundled engine
-    schedules by it; others may refuse the words). `extra_body` is merged last (`merge_body`).
+    `model` is the API's model field. `ignore_eos` requests exact output lengths, `include_usage`
+    token counts at the end of the stream, `continuous_usage` running counts on every chunk.
+    `sends_slos` sends the limits of each request (the bundled engine schedules by them; other
+    servers may reject the fields). `extra_body` is merged last (`merge_body`).
     """
 
     model: str = ""
     ignore_eos: bool = True
     include_usage: bool = True
     continuous_usage: bool = False
-    sends_promises: bool = False
+    sends_slos: bool = False
     extra_body: dict[str, Any] = Field(default_factory=dict)
 
     @abstractmethod
@@ -196,25 +200,25 @@ class Adapter(Plugin, ABC):
 
     @abstractmethod
     def decode(self, event: bytes) -> Delta:
-        """One event's data (without `data:`, undecoded). Raises ValueError when it is not what the
-        API promises.
+        """Decode the data of an event (undecoded bytes, without `data:`). Raises ValueError for
+        data that violates the API.
         """
 
     def decode_all(self, events: Sequence[bytes]) -> list[Delta]:
-        """`decode` of each, for codecs that read many at once in less time. Raises ValueError when
-        any of them is not what the API promises; which one, `decode` tells.
+        """Decode many events; a codec may override this with a faster way. Raises ValueError if any
+        event violates the API; `decode` then finds the event.
         """
         return [self.decode(event) for event in events]
 
     def shape(self, first: bytes, second: bytes) -> Shape | None:
-        """The shape of two events that say the same but for their text; None where they do not, or
-        where a codec cannot promise what a shape says."""
+        """The shape of two events that differ only in their text (and in counts). None for other
+        events, and in a codec that cannot guarantee the rule of `Shape`."""
         return None
 
     @abstractmethod
     def looks_like_token(self, fragment: bytes) -> bool:
-        """A cheap guess on raw stream bytes, for the live view only: does this read carry a
-        generated token?
+        """Guess, by a cheap search, whether raw stream bytes carry a generated token. Used during
+        the run (live view, stop rules); results come from `decode`.
         """
 
 

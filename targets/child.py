@@ -1,10 +1,11 @@
-"""A server of ours as a child process: started, waited for, its output kept, and reaped whatever
-happens.
+"""Servers of this project as child processes: started, waited for until they are ready, and reaped
+in every case.
 
-The child prints `READY http://host:port` on stdout when it listens. All it writes goes to one log
-file and never to our stdout. It runs in a process group of its own, so a Ctrl-C at the terminal
-reaches us alone and the child still serves while we drain; it ends with SIGTERM, then SIGKILL. If
-we are killed outright, it notices by itself (`--parent-pid`).
+The child prints `READY http://host:port` on stdout once it listens. All its output goes to one log
+file and never to our stdout. It runs in a process group of its own, so that a Ctrl-C at the
+terminal reaches only slobench and the child still serves while the run drains. It is ended with
+SIGTERM, then SIGKILL. If slobench is killed outright, the child notices by itself
+(`--parent-pid`).
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from loadgen.errors import MissingDependency, SlobenchError, TargetError, UsageError
+from targets.safe_text import redact, strip_controls
 
 _READY = re.compile(rb"READY ((?:https?://|unix:)\S+)")
 _INSTALL = re.compile(r"pip install|slobench\[|No module named|is not installed")
+_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
 class Child:
-    """A running child: where it answers, its process id, its log."""
+    """A running child: its URL, its process, its log."""
 
     name: str
     url: str
@@ -43,15 +45,15 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative, a signal's number."""
+        """None while the child runs; negative: the number of the signal that killed it."""
         return self.process.poll()
 
     def end(self, grace_s: float = 5.0) -> None:
-        """End it now instead of at the end of the `with` block; what it writes then is there."""
+        """End the child before the end of the `with` block; the files that it writes at its end are
+        complete."""
         _reap(self.process, grace_s)
 
 
-@contextmanager
 def child_server(
     name: str,
     module: str,
@@ -60,19 +62,13 @@ def child_server(
     log_dir: Path,
     ready_timeout_s: float = 120.0,
     grace_s: float = 5.0,
-) -> Iterator[Child]:
-    """Run `python -m module arguments… --parent-pid OURS` for the duration of a `with` block.
-
-    The log is `log_dir/name.log`. Raises what the child's end before READY means: MissingDependency
-    or UsageError for exit code 2, TargetError otherwise or when it is not ready in time; one line,
-    from the end of its log.
-    """
-    # -P: a folder called like one of ours in the working directory is not what we mean to run.
+) -> AbstractContextManager[Child]:
+    """`child_program` for `python -m module arguments…`."""
+    # -P: a folder in the working directory named like a package of ours must not be run.
     command = [sys.executable, "-P", "-u", "-m", module, *arguments]
-    with child_program(
+    return child_program(
         name, command, log_dir=log_dir, ready_timeout_s=ready_timeout_s, grace_s=grace_s
-    ) as child:
-        yield child
+    )
 
 
 @contextmanager
@@ -84,7 +80,12 @@ def child_program(
     ready_timeout_s: float = 120.0,
     grace_s: float = 5.0,
 ) -> Iterator[Child]:
-    """`child_server` for any program of ours that says READY and knows `--parent-pid`."""
+    """Run `command… --parent-pid OURS` while the `with` block runs, which begins at READY.
+
+    The log is `log_dir/name.log`. A child that ends before READY raises MissingDependency or
+    UsageError for exit code 2, otherwise TargetError; so does a child that is not ready in time.
+    The message is one line; for a child that ended it holds the last line of the log.
+    """
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / f"{name}.log"
     with log.open("wb") as sink:
@@ -107,18 +108,18 @@ def child_program(
 
 
 class _Pump(threading.Thread):
-    """Copies the child's stdout to its log, so that a full pipe never stops it, and finds the READY
-    line.
+    """Copies the child's stdout to its log, so that the child never blocks on a full pipe, and
+    finds the READY line.
 
-    The child writes its stderr there itself. Both hold the same open file and so the same offset:
-    lines may interleave but never overwrite each other.
+    The child writes its stderr to the log directly. Both hold the same open file and so the same
+    offset: lines may interleave but never overwrite each other.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], sink: IO[bytes]) -> None:
         super().__init__(name="child-stdout", daemon=True)
         assert process.stdout is not None, "the child was started without a stdout pipe"
         self._stdout, self._sink = process.stdout, sink
-        self._told = threading.Event()
+        self._ready_or_closed = threading.Event()
         self._url: str | None = None
         self.start()
 
@@ -130,12 +131,12 @@ class _Pump(threading.Thread):
                 match = _READY.match(line)
                 if match is not None:
                     self._url = match[1].decode()
-                    self._told.set()
-        self._told.set()
+                    self._ready_or_closed.set()
+        self._ready_or_closed.set()
 
     def wait_ready(self, timeout_s: float) -> str | None:
-        """The URL, or None if the child closed its stdout or said nothing in time."""
-        self._told.wait(timeout_s)
+        """The URL; None if the child closed its stdout or was not ready in time."""
+        self._ready_or_closed.wait(timeout_s)
         return self._url
 
 
@@ -150,19 +151,34 @@ def _never_ready(
         return TargetError(
             f"{name} was not ready after {timeout_s:g} s and was stopped; its log is {log}"
         )
-    said = _last_line(log)
+    last_line = next(iter(log_tail(log, n_lines=1)), "it wrote nothing")
+    reason = re.sub(r"^(?:\S+: )?error: ", "", last_line.strip(), flags=re.IGNORECASE)
     if code == 2:
-        return (MissingDependency if _INSTALL.search(said) else UsageError)(f"{name}: {said}")
-    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return TargetError(f"{name} {ended} before it was ready: {said} (log: {log})")
+        return (MissingDependency if _INSTALL.search(reason) else UsageError)(f"{name}: {reason}")
+    return TargetError(f"{name} {exit_text(code)} before it was ready: {reason} (log: {log})")
 
 
-def _last_line(log: Path) -> str:
-    """The last line of a log that says something, without a leading `error:`."""
-    with log.open("rb") as lines:
-        last = deque((line for line in lines if line.strip()), maxlen=1)
-    text = last[0].decode("utf-8", "replace").strip() if last else "it wrote nothing"
-    return re.sub(r"^(?:\S+: )?error: ", "", text, flags=re.IGNORECASE)[:500]
+def exit_text(code: int) -> str:
+    """The end of a process in words; a negative code is the number of a signal."""
+    if code >= 0:
+        return f"ended with code {code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def log_tail(log: Path, secrets: Sequence[str] = (), n_lines: int = 15) -> list[str]:
+    """The last lines of a log that are not blank, without secrets and control characters."""
+    try:
+        with log.open("rb") as source:
+            source.seek(max(0, source.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = source.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    # A terminal shows the text after the last CR of a line; a CR at its end is half of a CRLF.
+    lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")]
+    shown = [strip_controls(line).rstrip() for line in lines]
+    return [redact(line, secrets)[:500] for line in shown if line.strip()][-n_lines:]
 
 
 def _reap(process: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -173,10 +189,10 @@ def _reap(process: subprocess.Popen[bytes], grace_s: float) -> None:
         _signal_group(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-    _signal_group(process, signal.SIGKILL)  # whatever of the group outlived its leader
+    _signal_group(process, signal.SIGKILL)  # for members of the group that outlived the child
     process.wait()
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # the group is gone
+    with suppress(ProcessLookupError, PermissionError):  # the group has ended
         os.killpg(process.pid, number)

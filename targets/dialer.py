@@ -1,19 +1,22 @@
-"""Opening connections, one way for the preflight and the load generator: what the one found
-reachable must be so for the other.
+"""The opening of connections, shared by the preflight and the load generator: a server that passed
+the preflight is reached in the same way during the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from aiohappyeyeballs import start_connection
 
+from loadgen.errors import TargetFileError
+from targets.address import bracketed
 from targets.rotation import AddressInfo, Lookup, Rotation
 from targets.route import Proxy, Route
-from targets.tls import tls_context
 
 _HEAD_START_S = 0.25  # RFC 8305 section 5, "Connection Attempt Delay"
 _LONGEST_HEAD = 65536
@@ -22,13 +25,13 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class ProxyRefused(OSError):
-    """A proxy did not connect us to the target; says what it answered."""
+    """A proxy did not connect to the target; the message holds its answer."""
 
 
 class Dialer:
-    """Opens connections along one route: to its socket file; to the addresses of its host in turn
-    (`Rotation`), the next one joining in when one has not answered within 250 ms; through the
-    proxy's tunnel. Raises OSError, of which TLS's and the resolver's errors are kinds."""
+    """Opens connections along a route: to a socket file; to the addresses of a host in turn
+    (`Rotation`), where the next address joins in after 250 ms without an answer; or through
+    the tunnel of a proxy. Raises OSError, the base of TLS and resolver errors too."""
 
     def __init__(
         self,
@@ -46,21 +49,22 @@ class Dialer:
         return str(self._route)
 
     @property
-    def known(self) -> list[str]:
-        """The addresses that the host is known to have, as `host:port`; none before the first
-        connection, and for a socket file."""
-        return self._rotation.known
+    def addresses(self) -> list[str]:
+        """The resolved addresses of the host, as `host:port`; empty before the first connection and
+        for a socket file."""
+        return self._rotation.addresses
 
     async def dial(self, factory: Callable[[], P]) -> P:
-        """A new connection's protocol, made by `factory`; TLS has been agreed on."""
+        """Open a connection and return its protocol, made by `factory`; the TLS handshake is
+        complete."""
         route = self._route
         if route.unix_path:
             _, protocol = await self._loop.create_unix_connection(factory, route.unix_path)
             return protocol
-        sock = await self._connected()
+        sock = await self._connect()
         try:
             if route.proxy is not None and route.is_tunnelled:
-                await self._ask_for_tunnel(sock, route.proxy)
+                await self._open_tunnel(sock, route.proxy)
             name = route.host if self._tls is not None else None
             _, protocol = await self._loop.create_connection(
                 factory, sock=sock, ssl=self._tls, server_hostname=name
@@ -73,7 +77,9 @@ class Dialer:
     def close(self) -> None:
         self._rotation.close()
 
-    async def _connected(self) -> socket.socket:
+    async def _connect(self) -> socket.socket:
+        """A TCP connection to the first address that answers; the addresses tried before it are
+        put aside."""
         infos = await self._rotation.order()
         tried: list[AddressInfo] = []
 
@@ -105,11 +111,10 @@ class Dialer:
             self._rotation.put_aside(info)
         return sock
 
-    async def _ask_for_tunnel(self, sock: socket.socket, proxy: Proxy) -> None:
+    async def _open_tunnel(self, sock: socket.socket, proxy: Proxy) -> None:
         """Source: RFC 9110 section 9.3.6 (CONNECT)."""
-        route = self._route
-        host = f"[{route.host}]" if ":" in route.host else route.host
-        lines = [f"CONNECT {host}:{route.port} HTTP/1.1", f"host: {host}:{route.port}"]
+        target = f"{bracketed(self._route.host)}:{self._route.port}"
+        lines = [f"CONNECT {target} HTTP/1.1", f"host: {target}"]
         if proxy.authorization:
             lines.append(f"proxy-authorization: {proxy.authorization}")
         await self._loop.sock_sendall(sock, "\r\n".join([*lines, "", ""]).encode("latin-1"))
@@ -122,3 +127,24 @@ class Dialer:
         version, _, status = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         if not version.startswith("HTTP/1.") or not status.startswith("2"):
             raise ProxyRefused(f"proxy {proxy.url} answered {status or version} to CONNECT")
+
+
+def tls_context(ca_cert: Path | None) -> ssl.SSLContext:
+    """The TLS settings of a client that trusts the system's authorities and those in the PEM file
+    `ca_cert`.
+
+    `create_default_context(cafile=…)` would trust that file alone. Raises TargetFileError if the
+    file cannot be read or holds no certificate.
+    """
+    context = ssl.create_default_context()
+    if ca_cert is None:
+        return context
+    try:
+        context.load_verify_locations(ca_cert)
+    except ssl.SSLError:
+        raise TargetFileError(
+            f"ca_cert: {ca_cert}: holds no certificate in PEM form (-----BEGIN CERTIFICATE-----)"
+        ) from None
+    except OSError as error:
+        raise TargetFileError(f"ca_cert: {ca_cert}: {error.strerror}") from None
+    return context

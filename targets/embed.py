@@ -1,5 +1,5 @@
-"""Servers of ours as targets: the bundled engine and the scripted mock, each a child process for
-the length of a run.
+"""The bundled engine and the scripted mock server as targets, each a child process that runs for
+the length of a `with` block.
 
     with engine({"mode": "chunked", "shape": "tiny"}, run_dir / "logs") as served:
         measure(served.endpoint)
@@ -15,7 +15,7 @@ from pathlib import Path
 from loadgen.errors import UsageError, nearest
 from targets.child import Child, child_server
 from targets.endpoint import Endpoint, Labels
-from targets.mock_options import OPTIONS, split_options
+from targets.mock_script import OPTIONS, split_options
 
 ENGINE_DEFAULTS: Mapping[str, str] = {
     "mode": "chunked",
@@ -23,7 +23,7 @@ ENGINE_DEFAULTS: Mapping[str, str] = {
     "device": "cpu",
     "threads": "1",  # so that it cannot starve the client on the same machine
     "port": "0",
-    "drain_s": "2",  # whatever still runs when a run is over is nobody's any more
+    "drain_s": "2",  # requests still in progress after a run have no client
 }
 MOCK_SERVER_OPTIONS = ("host", "port", "tls_cert", "tls_key", "unix")
 _SECRET = ("api_key", "api-key")  # labels reach the manifest
@@ -31,16 +31,16 @@ _SECRET = ("api_key", "api-key")  # labels reach the manifest
 
 @dataclass(frozen=True)
 class Served:
-    """A server of ours that is up: what to measure, and the process behind it."""
+    """A running server of this project: its endpoint and its process."""
 
     endpoint: Endpoint
     child: Child
 
 
 def parse_engine(text: str) -> dict[str, str]:
-    """Options from `mode=chunked,shape=tiny,watermark=0.05`: the engine's, and knobs of its mode.
+    """The options of the engine and of its mode in `mode=chunked,shape=tiny,watermark=0.05`.
 
-    Names and values are the engine's to check: it ends with one line when it cannot serve them.
+    Names and values are checked by the engine: it ends with an error line if it cannot serve them.
     """
     options: dict[str, str] = {}
     for key, value in split_options(text):
@@ -59,12 +59,12 @@ def engine(
     plugins: Sequence[Path] = (),
     ready_timeout_s: float = 120.0,
 ) -> Iterator[Served]:
-    """The bundled engine, serving while the `with` block runs. `log_dir` gets its log,
-    `engine.log`, and when it ends its steps and events (Parquet). `plugins` are Python files with
-    modes of the user's.
+    """The bundled engine, serving while the `with` block runs. It writes its log, `engine.log`, and
+    at its end its steps and events (Parquet) to `log_dir`. `plugins` are Python files with the
+    user's own modes.
 
     Raises MissingDependency (no torch), UsageError (a bad option, a busy port) or TargetError (it
-    died, it never got ready), each in one line of the engine's own words.
+    died or was never ready), with the last line of the engine's log.
     """
     chosen = {**ENGINE_DEFAULTS, **options}
     flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
@@ -73,9 +73,7 @@ def engine(
     with child_server(
         "engine", "reference_engine", flags, log_dir=log_dir, ready_timeout_s=ready_timeout_s
     ) as child:
-        shown = {key: value for key, value in chosen.items() if key not in ("port", "drain_s")}
-        said = " ".join(f"{key}={value}" for key, value in shown.items())
-        yield Served(Endpoint(url=child.url, labels=Labels(engine="reference", flags=said)), child)
+        yield _served(child, "reference", chosen, hidden=("port", "drain_s"))
 
 
 @contextmanager
@@ -84,20 +82,20 @@ def mock(
 ) -> Iterator[Served]:
     """The scripted mock server, serving while the `with` block runs; its log is `log_dir/mock.log`.
 
-    `options` are the mock's (`ttft`, `itl`, `fail`, …), a repeatable one several times with `;`
-    between. `truth` is where it writes, when it ends, the CSV of what it really did.
+    `options` are those of the mock (`ttft`, `itl`, `fail`, …); `;` separates the values of a
+    repeatable option. At its end it writes to `truth` a CSV of what it did and when.
     """
     flags = ["--log", str(truth.resolve())] if truth is not None else []
     for key, values in options.items():
-        known = (*OPTIONS, *MOCK_SERVER_OPTIONS)
-        if key.replace("-", "_") not in known:
-            raise UsageError(f"unknown mock option '{key}'; {nearest(key, known)}")
-        flags += [part for value in values.split(";") for part in (_flag(key), value)]
+        names = (*OPTIONS, *MOCK_SERVER_OPTIONS)
+        if key.replace("-", "_") not in names:
+            raise UsageError(f"unknown mock option '{key}'; {nearest(key, names)}")
+        flag = "--" + key.replace("_", "-")
+        flags += [part for value in values.split(";") for part in (flag, value)]
     with child_server("mock", "targets.mock_server", flags, log_dir=log_dir) as child:
-        shown = {key: value for key, value in options.items() if key not in _SECRET}
-        said = " ".join(f"{key}={value}" for key, value in shown.items())
-        yield Served(Endpoint(url=child.url, labels=Labels(engine="mock", flags=said)), child)
+        yield _served(child, "mock", options, hidden=_SECRET)
 
 
-def _flag(key: str) -> str:
-    return "--" + key.replace("_", "-")
+def _served(child: Child, label: str, options: Mapping[str, str], hidden: Sequence[str]) -> Served:
+    flags = " ".join(f"{key}={value}" for key, value in options.items() if key not in hidden)
+    return Served(Endpoint(url=child.url, labels=Labels(engine=label, flags=flags)), child)

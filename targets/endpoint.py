@@ -1,14 +1,16 @@
-"""The endpoint under test: a URL or a target file, checked once, with its secrets kept apart.
+"""The endpoint under test, read from a URL or a target file and checked once.
 
-A target file says where the server is and what it runs on; the scenario says what is asked of it.
-The API key is read from the environment variable the file names; it and the values of extra headers
-are in no dump or repr, and `Endpoint.redact` takes them out of what a server says.
+A target file describes the server: its place, its API and its hardware. The load is described by
+the scenario. The API key comes from an environment variable that the file names. The key and the
+values of extra headers are in no dump or repr, and `Endpoint.redact` removes them from text that a
+server wrote.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -30,19 +32,18 @@ from loadgen.yaml_document import Document, override, parse_document, write_docu
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
-from targets.proxies import chosen_proxy
-from targets.route import Proxy, Route
-from targets.server_text import redact
+from targets.route import Proxy, Route, chosen_proxy
+from targets.safe_text import redact, strip_controls
 
-SETTING = "target setting"  # what messages call a key that is set on top of a file
+SETTING = "target setting"  # the word in messages for a key set on top of a file
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 _SUFFIXES = (".yaml", ".yml")
-_NO_KEY_HERE = "a key is not written to a file: export it and name its variable in api_key_env"
+_NO_KEY_HERE = "a file holds no key: export the key and name its variable in api_key_env"
 
 
 class Labels(Block):
-    """What the endpoint runs on, as declared: a client cannot see a remote GPU. Baselines are keyed
-    by it.
+    """The hardware and software of the endpoint, as declared, for a client cannot inspect a remote
+    GPU. Baselines are keyed by them.
     """
 
     gpu: str | None = None
@@ -53,9 +54,10 @@ class Labels(Block):
 
 
 class Endpoint(Block):
-    """Where requests go and how. `url` is the base without `/v1`; build one with `load_target`.
+    """The destination and the form of requests. `url` is the base without `/v1`; `load_target`
+    builds an endpoint.
 
-    With `launch` there is no URL before the server runs (`targets.launch`).
+    An endpoint with `launch` has no URL before the server runs (`targets.launch`).
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -70,17 +72,16 @@ class Endpoint(Block):
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     labels: Labels = Labels()
     launch: Launch | None = None
-    metrics_url: tuple[str, ...] | None = None  # None: where it usually is; (): nowhere
+    metrics_url: tuple[str, ...] | None = None  # None: the usual place; (): none
     _api_key: SecretStr | None = PrivateAttr(default=None)  # no field: in no dump, repr or file
     _proxy: Proxy | None = PrivateAttr(default=None)
 
     @field_validator("url")
     @classmethod
     def _normalise(cls, url: str) -> str:
-        try:
-            return parse_url(url).url
-        except TargetFileError as error:
-            raise ValueError(str(error)) from None  # pydantic attaches the key to a ValueError
+        with _as_value_error():
+            address = parse_url(url)
+        return address.url
 
     @field_validator("api")
     @classmethod
@@ -107,15 +108,13 @@ class Endpoint(Block):
     @field_validator("metrics_url")
     @classmethod
     def _metrics_urls(cls, urls: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for url in urls or ():
-            try:
+        with _as_value_error():
+            for url in urls or ():
                 parse_metrics_url(url)
-            except TargetFileError as error:
-                raise ValueError(str(error)) from None
         return urls
 
     @model_validator(mode="after")
-    def _has_one_place(self) -> Endpoint:
+    def _has_url_or_launch(self) -> Endpoint:
         if not self.url and self.launch is None:
             raise ValueError(
                 "url: this key is required, e.g. url: http://localhost:8000, or launch: to start "
@@ -124,7 +123,9 @@ class Endpoint(Block):
         return self
 
     def at(self, url: str, engine: str | None) -> Endpoint:
-        """This endpoint once its server runs at `url`; `engine` labels it if the file does not."""
+        """This endpoint with the URL of its launched server. `engine` is the engine's label if the
+        file has none.
+        """
         labels = self.labels.model_copy(update={"engine": self.labels.engine or engine})
         return self.model_copy(update={"url": parse_url(url).url, "labels": labels})
 
@@ -138,19 +139,19 @@ class Endpoint(Block):
 
     @property
     def route(self) -> Route:
-        """How connections are made: to the address, or through the environment's proxy."""
+        """The route of connections: direct, or through the environment's proxy."""
         to = self.address
         return Route(to.host, to.port, to.unix_path, to.ssl, self.ca_cert, self._proxy)
 
     def adapter(self, **changes: Any) -> Adapter:
-        """The codec of this endpoint's API with its model and extra body; `changes` are the codec's
-        other fields.
+        """The codec of this endpoint's API with its model and extra body; `changes` are other
+        fields of the codec.
         """
         fields = {"model": self.model, "extra_body": self.extra_body, **changes}
         return TARGETS.get(self.api).model_validate(fields)
 
     def request_headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers every request carries besides the codec's own, **secrets in clear**: for the
+        """The headers of every request in addition to the codec's. **Secrets in clear**: for the
         socket only.
         """
         named = [(name, value.get_secret_value()) for name, value in self.headers.items()]
@@ -161,33 +162,42 @@ class Endpoint(Block):
         return tuple(named)
 
     def metrics_urls(self) -> tuple[str, ...]:
-        """Where the server tells its metrics, or may."""
+        """The URLs of the server's metrics; by default the usual place, which may not exist."""
         usual = f"{self.address.http_url}/metrics"
         return (usual,) if self.metrics_url is None else self.metrics_url
 
     def is_own(self, url: str) -> bool:
-        """Whether a URL is of this endpoint's origin: its headers and its way are for that."""
+        """Whether a URL has this endpoint's origin. Its headers and its route are for that origin
+        only.
+        """
         own, parts = self.address, urlsplit(url)
         port = parts.port or DEFAULT_PORTS.get(parts.scheme)
         return (parts.scheme, parts.hostname, port) == (own.scheme, own.host, own.port)
 
     def redact(self, text: str) -> str:
-        """`text` without the secrets of the requests (`server_text.redact`): for whatever a server
-        wrote, before it is shown or kept. A server may repeat the key it was sent.
+        """`text` without the secrets of the requests (`safe_text.redact`). For all text that a
+        server wrote, before it is shown or stored, because a server may repeat the key it received.
         """
         return redact(text, self.secrets())
 
+    def error_text(self, error: BaseException) -> str:
+        """The message of an error in a short line without secrets. The message of some errors
+        quotes the server (`NotHttp`).
+        """
+        words = self.redact(strip_controls(" ".join(str(error).split())))
+        return words[:120] or type(error).__name__
+
     def secrets(self) -> tuple[str, ...]:
         """The API key, the proxy's credentials and the values of extra headers, **in clear**: to be
-        looked for and taken out."""
+        searched for and removed."""
         key = (self._api_key,) if self._api_key is not None else ()  # also if a header replaces it
         named = [value.get_secret_value() for value in (*self.headers.values(), *key)]
         proxy = self._proxy.authorization.partition(" ")[2] if self._proxy is not None else ""
         return (*named, proxy) if proxy else tuple(named)
 
     def to_manifest(self) -> TargetSection:
-        """What a run records about its target: header names without values, the key's variable
-        without its value, a proxy without its credentials.
+        """The target as a run records it: JSON, with the names of headers and of the key's variable
+        without their values, and a proxy without its credentials.
         """
         return TargetSection(
             kind="url",
@@ -205,12 +215,12 @@ class Endpoint(Block):
 
 
 def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] = ()) -> Endpoint:
-    """The endpoint a user names: a URL, or the path of a YAML target file; `settings` are keys of
-    such a file to be set on top, `labels.gpus=8`.
+    """The endpoint of a URL or of a YAML target file. `settings` are keys of such a file set on top
+    of it, e.g. `labels.gpus=8`.
 
-    `environ` is where the API key is looked up (under the file's `api_key_env`, else under
-    OPENAI_API_KEY if that is set), and the proxy. Raises TargetFileError with one line per mistake,
-    UsageError for a proxy that cannot be used.
+    The API key (variable `api_key_env` of the file, else OPENAI_API_KEY if set) and the proxy come
+    from `environ`. Raises TargetFileError with a line per mistake, UsageError for an unusable
+    proxy.
     """
     path = Path(spec)
     if is_url(spec) or not (path.suffix in _SUFFIXES or path.is_file()):
@@ -219,7 +229,7 @@ def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
             return read_target(write_document({"url": url}), spec, environ, settings=settings)
         try:
             return _with_environment(Endpoint(url=url), environ)
-        except _BadKey as problem:
+        except ValueError as problem:
             raise TargetFileError(str(problem)) from None
     try:
         text = path.read_text(encoding="utf-8")
@@ -236,7 +246,7 @@ def read_target(
     folder: Path = Path(),
     settings: Sequence[str] = (),
 ) -> Endpoint:
-    """The endpoint of a target file's text, with `settings` on top; `name` is for messages;
+    """The endpoint of the text of a target file, with `settings` on top. `name` is for messages;
     `ca_cert` and `launch.cwd` are relative to `folder`.
     """
     file = parse_document(text, name, TargetFileError)
@@ -250,27 +260,27 @@ def read_target(
         file.raise_mistakes()
         raise
     if endpoint.ca_cert is not None:
-        found = folder / endpoint.ca_cert
-        endpoint = endpoint.model_copy(update={"ca_cert": found})
-        if not found.is_file():
-            file.note(("ca_cert",), f"no such file: {found}")
+        ca_cert = folder / endpoint.ca_cert
+        endpoint = endpoint.model_copy(update={"ca_cert": ca_cert})
+        if not ca_cert.is_file():
+            file.note(("ca_cert",), f"no such file: {ca_cert}")
     if endpoint.launch is not None:
         endpoint = endpoint.model_copy(update={"launch": _placed(endpoint.launch, file, folder)})
     try:
         endpoint = _with_environment(endpoint, environ)
-    except _BadKey as problem:
+    except ValueError as problem:
         file.note(("api_key_env",), str(problem))
     file.raise_mistakes()
     return endpoint
 
 
 def _placed(launch: Launch, file: Document, folder: Path) -> Launch:
-    """A launch with its working directory found; what speaks against it is noted in the file."""
+    """The launch with `cwd` relative to `folder` resolved; mistakes are noted in the file."""
     if "url" in file.values:
         file.note(
             ("url",),
-            "a launched server's URL follows from launch.host and launch.port; remove one of url "
-            "and launch",
+            "a launched server's URL follows from launch.host and launch.port; remove url or "
+            "launch",
         )
     if launch.cwd is None:
         return launch
@@ -280,18 +290,14 @@ def _placed(launch: Launch, file: Document, folder: Path) -> Launch:
     return launch.model_copy(update={"cwd": cwd})
 
 
-class _BadKey(Exception):
-    """The environment has no usable key; the message never holds it."""
-
-
 def _with_environment(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
-    """The endpoint with its API key and its proxy, if the environment has them; a variable the file
-    names must be set.
+    """The endpoint with its API key and its proxy, if the environment has them. Raises
+    ValueError, which never holds the key, for an unusable key or a named variable that is not set.
     """
-    found = _with_key(endpoint, environ)
-    if endpoint.launch is None:  # a server of ours is on this machine
-        found._proxy = chosen_proxy(endpoint.address, environ)
-    return found
+    complete = _with_key(endpoint, environ)
+    if endpoint.launch is None:  # a launched server is on this machine
+        complete._proxy = chosen_proxy(endpoint.address, environ)
+    return complete
 
 
 def _with_key(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
@@ -300,19 +306,27 @@ def _with_key(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
     if not key:
         if endpoint.api_key_env is None:
             return endpoint.model_copy()
-        raise _BadKey(
+        raise ValueError(
             f"environment variable {variable} is not set; export {variable}=… or remove the line"
         )
-    try:
-        _check_header(f"the value of {variable}", key)
-    except ValueError as error:
-        raise _BadKey(str(error)) from None
+    _check_header(f"the value of {variable}", key)
     keyed = endpoint.model_copy(update={"api_key_env": variable})
     keyed._api_key = SecretStr(key)
     return keyed
 
 
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    """A TargetFileError as a ValueError, to which pydantic attaches the key."""
+    try:
+        yield
+    except TargetFileError as error:
+        raise ValueError(str(error)) from None
+
+
 def _check_header(name: str, value: str) -> None:
-    """Raises ValueError, which never quotes the value, for what no header holds (RFC 9110 §5.5)."""
+    """Raises ValueError, which never quotes the value, for a value with characters that no header
+    may hold (RFC 9110 §5.5).
+    """
     if not value.isascii() or not value.isprintable():
         raise ValueError(f"{name} has characters that an HTTP header cannot carry")

@@ -1,8 +1,10 @@
-"""HTTP/1.1 for probes: requests over kept-alive connections that the load generator's own `Dialer`
-opens, so that what answers the preflight is what the run will meet.
+"""An HTTP/1.1 client for the preflight and for metrics: requests over kept-alive connections,
+opened by the `Dialer` of the load generator so that the preflight and the run reach the same
+server.
 
-Redirects are not followed, and what a server compresses unasked is not unpacked: the run does
-neither. Sources: RFC 9110, RFC 9112.
+Redirects are not followed and compressed bodies not decompressed, because the run does neither.
+It is not aiohttp, whose import alone takes longer than the first request (decision 0031), nor the
+load generator's client, which only records reads. Sources: RFC 9110, RFC 9112.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import httptools
 from targets.dialer import Dialer
 from targets.route import Route
 
-_ENOUGH_BYTES = 1 << 20  # unread of one answer; the server waits then
+_MAX_UNREAD_BYTES = 1 << 20  # of a response; reading pauses beyond that
 _QUOTED_BYTES = 200
 _IN_URLS = "/%:@!$&'()*+,;=~?"  # besides letters and digits
 
@@ -26,25 +28,24 @@ Headers = Sequence[tuple[str, str]]
 
 
 class NoConnection(OSError):
-    """None could be opened."""
+    """No connection could be opened."""
 
 
 class Disconnected(OSError):
-    """The connection ended before the answer did."""
+    """The connection ended before the response did."""
 
 
 class NotHttp(OSError):
-    """What came is no HTTP/1.1; quotes its beginning."""
+    """The response is not HTTP/1.1; the message quotes its beginning."""
 
 
 class ProbeConnection(asyncio.Protocol):
-    """One connection, at most one answer at a time."""
+    """A connection, with at most one response at a time."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._waiting: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
         self._begin()
 
     def _begin(self) -> None:
@@ -61,29 +62,28 @@ class ProbeConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.is_complete:  # bytes nobody asked for: this connection cannot be trusted
+        if self.is_complete:  # bytes without a request: the next response could be misread
             self.close()
             return
         self._quoted = self._quoted or data[:_QUOTED_BYTES]
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            said = self._quoted.decode("utf-8", "replace")
-            self._fail(NotHttp(f"not HTTP/1.1: {said!r}"))
-        self._wake()
+            self._fail(NotHttp(f"not HTTP/1.1: {self._quoted.decode('utf-8', 'replace')!r}"))
+        self._changed.set()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._has_head and exc is None and not self._is_framed:  # such a body ends so
+        if self._has_head and exc is None and not self._is_framed:  # the end of such a body
             self.is_complete = True
         self._fail(Disconnected("the server disconnected" + (f" ({exc})" if exc else "")))
-        self._wake()
+        self._changed.set()
 
-    # httptools
+    # Callbacks of httptools
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:  # else a trailer, or not ours
+        if not self._has_head:  # else a trailer, or a second response
             self.headers.append((name.decode("latin-1").lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -95,36 +95,34 @@ class ProbeConnection(asyncio.Protocol):
             return
         self._pieces.append(body)
         self._n_unread += len(body)
-        if self._n_unread > _ENOUGH_BYTES and self._transport is not None:
+        if self._n_unread > _MAX_UNREAD_BYTES and self._transport is not None:
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        if self.is_complete:  # a second answer in one read
+        if self.is_complete:  # a second response in the same read
             self._is_kept = False
-            return
-        if 100 <= self.status < 200:  # informational: the answer is still to come
+        elif 100 <= self.status < 200:  # informational: the response is still to come
             self.status, self.headers, self._has_head = 0, [], False
-            return
-        self.is_complete, self._is_kept = True, self._parser.should_keep_alive()
+        else:
+            self.is_complete, self._is_kept = True, self._parser.should_keep_alive()
 
-    # ours
+    # The reader's side
     @property
     def version(self) -> str:
         return str(self._parser.get_http_version())
 
     def header(self, name: str) -> bytes:
-        """The first of that name (in lower case), empty where there is none."""
-        return next((value for known, value in self.headers if known == name), b"")
+        """The first header of this name (in lower case); empty if there is none."""
+        return next((value for key, value in self.headers if key == name), b"")
 
     @property
     def content_type(self) -> str:
-        """Without parameters."""
+        """The content type without parameters."""
         return self.header("content-type").decode("utf-8", "replace").partition(";")[0].strip()
 
     @property
     def is_reusable(self) -> bool:
-        transport = self._transport
-        is_open = transport is not None and not transport.is_closing()
+        is_open = self._transport is not None and not self._transport.is_closing()
         return is_open and self.is_complete and self._is_kept and not self._pieces
 
     def send(self, request: bytes) -> None:
@@ -133,12 +131,12 @@ class ProbeConnection(asyncio.Protocol):
         self._transport.write(request)
 
     async def head(self) -> None:
-        """Returns once status and headers are known. Raises Disconnected or NotHttp."""
+        """Wait for the status and the headers. Raises Disconnected or NotHttp."""
         while not self._has_head:
             await self._more()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes, a piece per read. Raises Disconnected or NotHttp."""
+        """The body as it arrives, a piece per read. Raises Disconnected or NotHttp."""
         while self._pieces or not self.is_complete:
             if not self._pieces:
                 await self._more()
@@ -149,7 +147,7 @@ class ProbeConnection(asyncio.Protocol):
             yield data
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The body up to `limit_bytes`, in however many pieces it comes."""
+        """The first `limit_bytes` of the body."""
         body = bytearray()
         async for piece in self.pieces():
             body += piece
@@ -168,21 +166,19 @@ class ProbeConnection(asyncio.Protocol):
     async def _more(self) -> None:
         if self._problem is not None:
             raise self._problem
-        self._waiting = self._loop.create_future()
-        await self._waiting
+        self._changed.clear()
+        await self._changed.wait()
 
     def _fail(self, problem: OSError) -> None:
         self._problem = self._problem or problem
         self.close()
 
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
 
 class HttpSession:
-    """Requests along one route; `n_opened` connections so far, as many as there were requests at
-    once. An async context manager that closes them; one event loop."""
+    """Requests along a route, over as many connections as there are concurrent requests; an async
+    context manager that closes them, for a single event loop. `n_opened` counts the connections
+    opened.
+    """
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -206,35 +202,39 @@ class HttpSession:
     async def request(
         self, method: str, url: str, headers: Headers, body: bytes, timeout_s: float
     ) -> AsyncIterator[ProbeConnection]:
-        """The answer, its head read; what is unread of its body at the end of the block goes with
-        its connection. `timeout_s` bounds all of it. Raises OSError, of which NoConnection,
-        Disconnected, NotHttp and TimeoutError are kinds."""
+        """The connection with the response, its head complete. A connection whose body is not read
+        to its end is closed at the end of the block. `timeout_s` bounds the whole block. Raises
+        OSError: NoConnection, Disconnected, NotHttp or TimeoutError.
+        """
         request = self._encoded(method, url, headers, body)
         async with asyncio.timeout(timeout_s):
-            connection = await self._answering(request, may_repeat=method == "GET")
+            connection = await self._send(request, may_repeat=method == "GET")
             try:
                 yield connection
             finally:
-                self._put_back(connection)
+                if connection.is_reusable:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
 
-    async def _answering(self, request: bytes, *, may_repeat: bool) -> ProbeConnection:
-        """The connection on which an answer has begun. On a kept one that the server has just
-        closed, what changes nothing there is asked once more (RFC 9110 section 9.2.2)."""
-        while (kept := self._take()) is not None:
+    async def _send(self, request: bytes, *, may_repeat: bool) -> ProbeConnection:
+        """Send on an idle or a new connection. If the server has just closed the idle
+        connection, an idempotent request is sent again (RFC 9110 section 9.2.2)."""
+        while (idle := self._take_idle()) is not None:
             try:
-                return await self._begun(kept, request)
+                return await self._exchange(idle, request)
             except Disconnected:
                 if not may_repeat:
                     raise
         try:
             connection = await self._dialer.dial(ProbeConnection)
         except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
-            raise NoConnection(f"cannot connect to {self._dialer}: {why}") from error
+            reason = error.strerror or str(error) or type(error).__name__
+            raise NoConnection(f"cannot connect to {self._dialer}: {reason}") from error
         self.n_opened += 1
-        return await self._begun(connection, request)
+        return await self._exchange(connection, request)
 
-    async def _begun(self, connection: ProbeConnection, request: bytes) -> ProbeConnection:
+    async def _exchange(self, connection: ProbeConnection, request: bytes) -> ProbeConnection:
         try:
             connection.send(request)
             await connection.head()
@@ -243,21 +243,16 @@ class HttpSession:
             raise
         return connection
 
-    def _take(self) -> ProbeConnection | None:
+    def _take_idle(self) -> ProbeConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:
                 return connection
         return None
 
-    def _put_back(self, connection: ProbeConnection) -> None:
-        if connection.is_reusable:
-            self._idle.append(connection)
-        else:
-            connection.close()
-
     def _encoded(self, method: str, url: str, headers: Headers, body: bytes) -> bytes:
-        """A proxy that forwards requests is told the whole URL (RFC 9112 section 3.2.2)."""
+        """The bytes of a request; for a forwarding proxy it holds the whole URL (RFC 9112 section
+        3.2.2)."""
         parts = urlsplit(url)
         target = quote(f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}", _IN_URLS)
         if self._route.proxy is not None and not self._route.is_tunnelled:

@@ -1,11 +1,12 @@
-"""A server under test that slobench starts itself: waited for, watched, and ended whatever happens.
+"""A server under test that slobench starts itself: waited for, watched, and ended in every case.
 
     with launched(endpoint, environ, run_dir / "logs", print) as server:
         measure(server.endpoint)
 
-A warden process (`targets.supervisor`) stands between: the server and all it started end with the
-block, and also when slobench is killed outright. A Ctrl-C at the terminal reaches slobench alone,
-so the server still serves while a run drains. All it writes goes to `logs/server.log`.
+A supervisor process (`targets.supervisor`) runs between slobench and the server. The server and all
+processes that it started end with the block, and also if slobench is killed outright. A Ctrl-C at
+the terminal reaches only slobench, so the server still serves while a run drains. All its output
+goes to `logs/server.log`.
 """
 
 from __future__ import annotations
@@ -26,98 +27,86 @@ from pathlib import Path
 
 from loadgen.errors import SlobenchError, TargetError, UsageError
 from loadgen.units import format_duration
+from targets.address import bracketed
+from targets.child import exit_text, log_tail
 from targets.endpoint import Endpoint
 from targets.launch_plan import Launch, LaunchPlan
-from targets.server_text import redact, strip_controls
+from targets.safe_text import strip_controls
 
 LOG_NAME = "server.log"
 _POLL_S = 0.2
-_ATTEMPT_S = 5.0  # one question about readiness; a server that computes may answer late
-_WARDEN_S = 10.0  # for the warden, beyond what the server was given
-_TAIL_BYTES = 16_384
-_TAIL_LINES = 15
+_REQUEST_S = 5.0  # for a readiness request; a server that computes may answer late
+_SUPERVISOR_S = 10.0  # for the supervisor, in addition to the server's own time to stop
 
 OnWait = Callable[[float, str], None]  # seconds waited, the last line of the log
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A server that is up: what to measure, and the process behind it."""
+    """A launched server that is ready: its endpoint and its process."""
 
     endpoint: Endpoint
     command: str
     log: Path
-    _warden: _Warden = field(repr=False)
+    _supervisor: _Supervisor = field(repr=False)
     _secrets: tuple[str, ...] = field(repr=False)
 
     @property
     def pid(self) -> int:
-        return self._warden.pid
+        return self._supervisor.pid
 
     def ended(self) -> str | None:
-        """How the server ended and what it last wrote; None while it runs."""
-        if self._warden.running():
+        """The end of the server in words, with the last line of its log; None while it runs."""
+        if self._supervisor.is_running():
             return None
-        last = tail(self.log, self._secrets)[-1:]
-        wrote = f"; it last wrote: {last[0]}" if last else ""
-        return f"the server under test {self._warden.how()}{wrote}"
+        last_line = log_tail(self.log, self._secrets, n_lines=1)
+        wrote = f"; its last line: {last_line[0]}" if last_line else ""
+        return f"the server under test {self._supervisor.end_text()}{wrote}"
 
 
 @contextmanager
 def launched(
     endpoint: Endpoint, environ: Mapping[str, str], log_dir: Path, on_wait: OnWait
 ) -> Iterator[Launched]:
-    """Run `endpoint.launch` for the length of a `with` block that begins when it is ready.
+    """Run `endpoint.launch` for the length of a `with` block that begins when the server is ready.
 
-    `on_wait` is called several times a second until then. Raises UsageError (a port that is taken,
-    a program that is not there), TargetFileError (a variable that is not set) or TargetError with
-    the last lines of its log, where it ends or is not ready in time.
+    Until then `on_wait` is called several times a second. Raises UsageError (a taken port, a
+    missing program), TargetFileError (a variable that is not set), or TargetError with the last
+    lines of the log if the server ends early or is not ready in time.
     """
     launch = endpoint.launch
     assert launch is not None, "this target file launches nothing"
     port = launch.port or _free_port(launch)
     if launch.port:
-        _refuse_taken(launch, port)
+        _reject_taken(launch, port)
     plan = launch.plan(port, sys.executable, environ)
-    served = endpoint.at(f"http://{_in_url(launch.connect_host)}:{port}", launch.engine)
+    served = endpoint.at(f"http://{bracketed(launch.connect_host)}:{port}", launch.engine)
     log_dir.mkdir(parents=True, exist_ok=True)
     secrets = (*plan.secrets, *endpoint.secrets())
-    warden = _Warden(plan, log_dir / LOG_NAME)
+    supervisor = _Supervisor(plan, log_dir / LOG_NAME)
     try:
-        warden.wait_started(plan)
-        _wait_ready(served, plan, warden, secrets, on_wait)
-        yield Launched(served, plan.shown, warden.log, warden, secrets)
+        supervisor.wait_started(plan)
+        _wait_ready(served, plan, supervisor, secrets, on_wait)
+        yield Launched(served, plan.shown, supervisor.log, supervisor, secrets)
     finally:
-        warden.stop()
+        supervisor.stop()
 
 
-def tail(log: Path, secrets: tuple[str, ...] = (), n_lines: int = _TAIL_LINES) -> list[str]:
-    """The last lines of a log that say something, fit to be shown."""
-    try:
-        with log.open("rb") as source:
-            source.seek(max(0, source.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = source.read().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return []
-    lines = [strip_controls(line.rsplit("\r", 1)[-1]).rstrip() for line in text.split("\n")]
-    return [redact(line, secrets)[:500] for line in lines if line.strip()][-n_lines:]
-
-
-class _Warden:
-    """Our end of the warden process: it says the server's process id, and how it ended."""
+class _Supervisor:
+    """Our side of the supervisor process, which reports the server's process id and exit code."""
 
     def __init__(self, plan: LaunchPlan, log: Path) -> None:
         self.log, self.pid = log, 0
-        self._grace_s = plan.stop_timeout_s + _WARDEN_S
+        self._grace_s = plan.stop_timeout_s + _SUPERVISOR_S
         self._code: int | None = None
-        self._failed = ""
-        self._told, self._over = threading.Event(), threading.Event()
+        self._failure = ""
+        self._reported, self._ended = threading.Event(), threading.Event()
         log.touch()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "targets.supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C at the terminal is not meant for it
+            start_new_session=True,  # a Ctrl-C at the terminal must not reach it
         )
         order = {
             "command": plan.command,
@@ -128,35 +117,31 @@ class _Warden:
             "stop_timeout_s": plan.stop_timeout_s,
         }
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its end is noticed by the listener
+        with suppress(BrokenPipeError):  # the listener notices its end
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
-        self._listener = threading.Thread(target=self._listen, name="warden", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="supervisor", daemon=True)
         self._listener.start()
 
     def wait_started(self, plan: LaunchPlan) -> None:
-        self._told.wait()
-        if self._failed:
-            raise UsageError(f"launch: cannot start {plan.shown!r}: {self._failed}")
+        self._reported.wait()
+        if self._failure:
+            raise UsageError(f"launch: cannot start {plan.shown!r}: {self._failure}")
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the server ended within this time."""
-        return self._over.wait(timeout_s)
+        return self._ended.wait(timeout_s)
 
-    def running(self) -> bool:
-        return not self._over.is_set()
+    def is_running(self) -> bool:
+        return not self._ended.is_set()
 
-    def how(self) -> str:
+    def end_text(self) -> str:
         if self._code is None:
-            return "was lost: the process that watched over it was killed"
-        if self._code >= 0:
-            return f"ended with code {self._code}"
-        with suppress(ValueError):
-            return f"was killed by {signal.Signals(-self._code).name}"
-        return f"was killed by signal {-self._code}"
+            return "was lost: its supervisor process was killed"
+        return exit_text(self._code)
 
     def stop(self) -> None:
-        """End the server and everything it started; returns when nothing of it is left."""
+        """End the server and all processes that it started; returns when none is left."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -165,7 +150,7 @@ class _Warden:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self.pid and self._code is None:  # the warden did not live to do it
+        if self.pid and self._code is None:  # the supervisor was killed before it could do so
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._listener.join()
@@ -178,43 +163,48 @@ class _Warden:
                 if word == "PID":
                     self.pid = int(rest)
                 elif word == "FAILED":
-                    self._failed = rest
+                    self._failure = rest
                 elif word == "EXIT":
                     self._code = int(rest)
-                    self._over.set()
-                self._told.set()
-        self._told.set()
-        self._over.set()
+                    self._ended.set()
+                self._reported.set()
+        self._reported.set()
+        self._ended.set()
 
 
 def _wait_ready(
-    served: Endpoint, plan: LaunchPlan, warden: _Warden, secrets: tuple[str, ...], on_wait: OnWait
+    served: Endpoint,
+    plan: LaunchPlan,
+    supervisor: _Supervisor,
+    secrets: tuple[str, ...],
+    on_wait: OnWait,
 ) -> None:
     start_s = time.monotonic()
     while True:
         waited_s = time.monotonic() - start_s
-        if not warden.running():
-            raise _never_ready(f"{warden.how()} before it was ready", plan, warden, secrets)
-        answer = _ask(served, plan.ready_path)
-        if answer == "200" and warden.running():
+        if not supervisor.is_running():
+            reason = f"{supervisor.end_text()} before it was ready"
+            raise _never_ready(reason, plan, supervisor, secrets)
+        status = _readiness_status(served, plan.ready_path)
+        if status == "200" and supervisor.is_running():
             return
         if waited_s >= plan.ready_timeout_s:
-            why = f"was not ready after {format_duration(plan.ready_timeout_s)}"
-            asked = f"GET {plan.ready_path} {answer}"
-            raise _never_ready(f"{why} ({asked})", plan, warden, secrets)
-        on_wait(waited_s, next(iter(tail(warden.log, secrets, 1)), ""))
-        warden.wait(_POLL_S)
+            waited = format_duration(plan.ready_timeout_s)
+            reason = f"was not ready after {waited} (GET {plan.ready_path} {status})"
+            raise _never_ready(reason, plan, supervisor, secrets)
+        on_wait(waited_s, next(iter(log_tail(supervisor.log, secrets, 1)), ""))
+        supervisor.wait(_POLL_S)
 
 
-def _ask(served: Endpoint, path: str) -> str:
-    """The status a readiness question was answered with, or why it was not."""
+def _readiness_status(served: Endpoint, path: str) -> str:
+    """The status of a readiness request, or the reason for having none."""
     address = served.address
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=_ATTEMPT_S)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_REQUEST_S)
     try:
         connection.request("GET", path, headers=dict(served.request_headers()))
         return str(connection.getresponse().status)
     except TimeoutError:
-        return f"was not answered within {_ATTEMPT_S:g} s"
+        return f"was not answered within {_REQUEST_S:g} s"
     except (OSError, http.client.HTTPException) as error:
         return f"was not answered ({strip_controls(str(error))[:80] or type(error).__name__})"
     finally:
@@ -222,28 +212,29 @@ def _ask(served: Endpoint, path: str) -> str:
 
 
 def _never_ready(
-    why: str, plan: LaunchPlan, warden: _Warden, secrets: tuple[str, ...]
+    reason: str, plan: LaunchPlan, supervisor: _Supervisor, secrets: tuple[str, ...]
 ) -> SlobenchError:
-    lines = tail(warden.log, secrets)
-    said = "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
-    return TargetError(f"the launched server {why}: {plan.shown}\n{said}")
+    lines = log_tail(supervisor.log, secrets)
+    output = "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
+    return TargetError(f"the launched server {reason}: {plan.shown}\n{output}")
 
 
 def _free_port(launch: Launch) -> int:
-    """A port nobody listens on now. Between this and the server's start somebody might take it; the
-    server then says so and ends."""
+    """A port that is free now. If another process takes it before the server starts, the server
+    reports that and ends."""
     with _bound(launch, 0) as listener:
         return int(listener.getsockname()[1])
 
 
-def _refuse_taken(launch: Launch, port: int) -> None:
-    """Another server on the port would answer for ours, and be measured."""
+def _reject_taken(launch: Launch, port: int) -> None:
+    """Raises UsageError for a taken port: its server would answer instead of ours and be
+    measured."""
     try:
         _bound(launch, port).close()
     except OSError as error:
         raise UsageError(
             f"launch.port: {port} on {launch.host} is taken ({error.strerror}); choose another, "
-            "or 0 for a free one"
+            "or 0 for any free port"
         ) from None
 
 
@@ -263,7 +254,3 @@ def _bound(launch: Launch, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

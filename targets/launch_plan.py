@@ -1,8 +1,9 @@
-"""How to start a server under test: what a target file's `launch:` says, and the command, readiness
-and environment that follow from it.
+"""The `launch:` block of a target file, and the command, environment and readiness check of the
+server under test that follow from it.
 
-`{host}`, `{port}`, `{model}` and `{python}` in a command or an environment value are filled in;
-`${NAME}` is taken from slobench's own environment and never shown, so that a key is in no file.
+`{host}`, `{port}`, `{model}` and `{python}` in a command or an environment value are filled in.
+`${NAME}` is replaced by that variable of slobench's own environment and never shown, so that no
+file holds a key.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +22,7 @@ from loadgen.errors import TargetFileError, nearest
 from loadgen.manifest import LaunchSection
 from loadgen.registry import Block
 from loadgen.units import Seconds
-from targets.secret_words import hide_secrets
+from targets.safe_text import hide_secrets
 
 PLACEHOLDERS = ("host", "model", "port", "python")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")  # the braces of JSON have quotes in between
@@ -32,8 +33,8 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class ServerPreset(NamedTuple):
-    """How one project's server is started. `model` are the words that name the model; they are left
-    out where no model is named and the server has a default.
+    """The start command of a project's server. The words `model` name the model; they are left
+    out if no model is given and the server has a default.
     """
 
     engine: str
@@ -47,7 +48,7 @@ class ServerPreset(NamedTuple):
 _WHERE = ("--host", "{host}", "--port", "{port}")
 PRESETS: Mapping[str, ServerPreset] = {
     "vllm": ServerPreset("vllm", ("vllm", "serve"), ("{model}",), _WHERE),
-    # The metrics of SGLang and llama.cpp are off unless asked for.
+    # SGLang and llama.cpp serve metrics only with a flag.
     "sglang": ServerPreset(
         "sglang",
         ("{python}", "-m", "sglang.launch_server"),
@@ -70,7 +71,7 @@ PRESETS: Mapping[str, ServerPreset] = {
 
 
 def _words(value: Any) -> Any:
-    """A command line as one string or as a list; numbers in a list are words too."""
+    """The words of a command line given as a string or as a list, whose numbers become words."""
     if isinstance(value, str):
         return shlex.split(value)
     if isinstance(value, list | tuple):
@@ -91,30 +92,30 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 
 
 class Ready(Block):
-    """When the server may be measured: `path` answers 200."""
+    """The readiness check: `path` answers 200."""
 
     path: str = Field(default="", pattern=r"^(/.*)?$")
     timeout: Seconds = 900.0  # loading and compiling a large model takes minutes
 
 
 class Stop(Block):
-    """How the server is ended: `signal` to its process group, SIGKILL after `timeout`."""
+    """The end of the server: `signal` to its process group, SIGKILL after `timeout`."""
 
     signal: str = "SIGTERM"
     timeout: Seconds = 30.0
 
     @field_validator("signal")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _existing_signal(cls, name: str) -> str:
         if name not in signal.Signals.__members__:
-            known = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGKILL", "SIGHUP")
-            raise ValueError(f"no signal '{name}'; {nearest(name, known)}")
+            common = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGKILL", "SIGHUP")
+            raise ValueError(f"no signal '{name}'; {nearest(name, common)}")
         return name
 
 
 class Launch(Block):
-    """What a target file says under `launch`. A `command` replaces the preset's own; the preset
-    then still says where readiness is asked and what the engine is called.
+    """The `launch` block of a target file. A `command` replaces that of the preset; the preset then
+    still sets the readiness path and the engine's label.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -140,13 +141,13 @@ class Launch(Block):
 
     @field_validator("preset")
     @classmethod
-    def _known_preset(cls, name: str | None) -> str | None:
+    def _existing_preset(cls, name: str | None) -> str | None:
         if name is not None and name not in PRESETS:
             raise ValueError(f"unknown preset '{name}'; {nearest(name, PRESETS)}")
         return name
 
     @model_validator(mode="after")
-    def _can_be_started(self) -> Launch:
+    def _is_startable(self) -> Launch:
         preset = self._preset
         if preset is None and not self.command:
             raise ValueError(f"name a preset ({', '.join(PRESETS)}) or write a command")
@@ -158,10 +159,10 @@ class Launch(Block):
                 raise ValueError(f"unknown placeholder {{{name}}}; {nearest(name, PLACEHOLDERS)}")
         if not self.port and not any("{port}" in word for word in words):
             raise ValueError(
-                "nothing tells the server its port: put {port} into command, args or env, "
-                "or say with port: which one it takes"
+                "the server does not receive its port: put {port} into command, args or env, "
+                "or set port: to the port that it uses"
             )
-        _refuse_literal_key(self._template())
+        _reject_literal_key(self._template())
         return self
 
     @property
@@ -170,16 +171,16 @@ class Launch(Block):
 
     @property
     def engine(self) -> str | None:
-        """What the engine is called in labels; None where no preset says it."""
+        """The engine's name in labels; None without a preset."""
         return self._preset.engine if self._preset is not None else None
 
     @property
     def connect_host(self) -> str:
-        """Where to reach it: an address to listen on everywhere is none to connect to."""
+        """The host to connect to: loopback for a server that listens on all addresses."""
         return _ANY_ADDRESS.get(self.host, self.host)
 
     def plan(self, port: int, this_python: str, environ: Mapping[str, str]) -> LaunchPlan:
-        """Everything filled in; port 0 is one that is not known yet and stays a placeholder.
+        """The plan with all placeholders filled in; port 0 is not chosen yet and stays `{port}`.
         Raises TargetFileError for a variable that is not set."""
         values = {
             "host": self.host,
@@ -189,23 +190,16 @@ class Launch(Block):
         }
         words = tuple(_fill(word, values) for word in self._template())
         shown, hidden = hide_secrets(words)
-        own = {name: _fill(value, values) for name, value in self.env.items()}
+        env = {name: _fill(value, values) for name, value in self.env.items()}
+        variables = [n for text in (*words, *env.values()) for n in _VARIABLE.findall(text)]
         return LaunchPlan(
             command=tuple(_expand(word, environ, "launch.command") for word in words),
             shown=_shell_line(shown),
             env={
                 **environ,
-                **{k: _expand(v, environ, f"launch.env.{k}") for k, v in own.items()},
+                **{k: _expand(v, environ, f"launch.env.{k}") for k, v in env.items()},
             },
-            secrets=(
-                *hidden,
-                *(
-                    environ[name]
-                    for text in (*words, *own.values())
-                    for name in _VARIABLE.findall(text)
-                    if environ.get(name)
-                ),
-            ),
+            secrets=(*hidden, *(environ[name] for name in variables if environ.get(name))),
             cwd=self.cwd,
             ready_path=self.ready.path or (self._preset.ready if self._preset else "/v1/models"),
             ready_timeout_s=self.ready.timeout,
@@ -214,8 +208,8 @@ class Launch(Block):
         )
 
     def to_manifest(self) -> LaunchSection:
-        """What a run records: the command as written, but for what looks like a secret, and the
-        names of the variables set."""
+        """The record in a run's manifest: the command as written, without words that look like
+        secrets, and the names of the variables that it sets."""
         return LaunchSection(
             preset=self.preset,
             command=_shell_line(hide_secrets(self._template())[0]),
@@ -233,8 +227,8 @@ class Launch(Block):
 
 @dataclass(frozen=True, repr=False)
 class LaunchPlan:
-    """A command ready to be run. `command`, `env` and `secrets` hold secrets: no repr; `shown` does
-    not."""
+    """A command ready to run. `command`, `env` and `secrets` hold secrets, so there is no repr;
+    `shown` holds none."""
 
     command: tuple[str, ...]
     shown: str
@@ -248,7 +242,7 @@ class LaunchPlan:
 
 
 def _shell_line(words: Sequence[str]) -> str:
-    """The words as one would type them; a variable stays one for the shell too."""
+    """The words in shell notation; `${NAME}` stays a variable for the shell too."""
     line = " ".join(_quoted(word) if "${" in word else shlex.quote(word) for word in words)
     return line.replace("'{port}'", "{port}")
 
@@ -272,19 +266,15 @@ def _expand(text: str, environ: Mapping[str, str], where: str) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def _refuse_literal_key(words: Sequence[str]) -> None:
-    """Raises ValueError, which never quotes it, for an API key written out in a file."""
-    for word, after in _with_next(words):
+def _reject_literal_key(words: Sequence[str]) -> None:
+    """Raises ValueError, which never quotes the key, for an API key written out in a file."""
+    for word, next_word in zip(words, [*words[1:], ""], strict=True):
         flag = _KEY_FLAG.fullmatch(word)
         if flag is None:
             continue
-        value = flag["value"] if flag["value"] is not None else after
+        value = flag["value"] if flag["value"] is not None else next_word
         if value and "${" not in value and not value.startswith("-"):
             raise ValueError(
-                "a key is not written to a file: export it and write --api-key ${NAME} with the "
+                "a file holds no key: export the key and write --api-key ${NAME} with the "
                 "variable's name"
             )
-
-
-def _with_next(words: Sequence[str]) -> Iterable[tuple[str, str]]:
-    return zip(words, [*words[1:], ""], strict=True)

@@ -1,5 +1,5 @@
-"""The mock server's replies in progress: a head, then events at their deadlines, and what was
-really done when.
+"""The mock server's replies in progress, each a head and events at their deadlines, and the log of
+what was written and when.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ _PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>"
 
 @dataclass
 class LogRow:
-    """What really happened to one request. Instants are CLOCK_MONOTONIC nanoseconds; 0 = it never
-    came to that.
-    """
+    """The log of a request. Instants are CLOCK_MONOTONIC nanoseconds; 0: it did not happen."""
 
     seq: int
     number: int
@@ -39,7 +37,7 @@ class LogRow:
     first_ns: int = 0  # just before the first token was written
     last_ns: int = 0  # just before the last token was written
     done_ns: int = 0
-    late_max_ns: int = 0  # the most any token was written after it was due
+    late_max_ns: int = 0  # the longest time from a deadline to its write
 
 
 class Replies:
@@ -56,8 +54,8 @@ class Replies:
         self._timer = make_timer(loop)
 
     def begin(self, row: LogRow) -> None:
-        """Log a request. The stalls' clock starts at the first one, and anew at the first that
-        carries `x-seq`: a load generator's first, whatever probed the server before it.
+        """Log a request. The clock of the stalls starts at the first request, and starts again at
+        the first with an `x-seq` header: the load generator's first, after any preflight.
         """
         if not self.rows or (row.seq >= 0 and not self._is_numbered):
             self.first_read_ns = row.read_ns
@@ -67,11 +65,11 @@ class Replies:
     def push(self, due_ns: int, reply: Reply) -> None:
         self._n_pushed += 1  # ties are served in the order they were pushed
         heapq.heappush(self._due, (due_ns, self._n_pushed, reply))
-        if self._due[0][1] == self._n_pushed:  # the new one is the next
+        if self._due[0][1] == self._n_pushed:  # the new reply is the next
             self._timer.arm_ns(due_ns, self._fire)
 
-    def not_stalled_ns(self, due_ns: int, script: Script) -> int:
-        """The instant itself, or the end of the stall it falls into."""
+    def after_stalls_ns(self, due_ns: int, script: Script) -> int:
+        """The instant itself, or the end of the stall that contains it."""
         if not script.stalls or self.first_read_ns is None:
             return due_ns
         at_s = (due_ns - self.first_read_ns) * 1e-9
@@ -90,7 +88,7 @@ class Replies:
 
 
 class ReplyConnection(Protocol):
-    """What a reply needs of its connection; all but `write` end the reply."""
+    """The connection of a reply; every method except `write` ends the reply."""
 
     reply: Reply | None
 
@@ -102,9 +100,7 @@ class ReplyConnection(Protocol):
 
 @dataclass(eq=False)
 class Reply:
-    """One reply on its way: a head, then events at their deadlines, or what the script's failure
-    makes of them.
-    """
+    """A reply in progress: a head and events at their deadlines, changed by a scripted failure."""
 
     replies: Replies
     connection: ReplyConnection
@@ -118,25 +114,24 @@ class Reply:
 
     @property
     def breaks_at(self) -> int | None:
-        """The event before which the reply goes wrong, if it does so half way."""
+        """The event before which the reply fails, for a failure half way."""
         return self.text.n_events // 2 if self.failure in ("cut", "utf8", "inband") else None
 
     def start(self) -> None:
         self.row.due_ns = self.row.read_ns + round(self.script.due_s(0) * 1e9)
         if not self.streams or self.failure in ("reset", "notsse"):
-            last = self.text.n_events - 1 if self.failure is None else 0
-            self._event = last
-            self._schedule(self.script.due_s(last))
+            self._event = self.text.n_events - 1 if self.failure is None else 0
+            self._schedule(self.script.due_s(self._event))
         else:
             self._schedule(0.0)
 
     def refuse(self, response: bytes) -> None:
-        """Answer with an error instead, at once unless a stall holds it back like any other."""
+        """Answer with an error instead, at once or, like any other reply, at the end of a stall."""
         self._refusal = response
         self._schedule(0.0)
 
     def step(self, due_ns: int) -> None:
-        """Write what is due at `due_ns` and schedule the next, unless the client has gone."""
+        """Write the piece that is due and schedule the next, unless the client has disconnected."""
         if self.connection.reply is not self:
             return
         if self._refusal is not None:
@@ -149,11 +144,11 @@ class Reply:
             self._count(self.text.tokens, due_ns)
             self.connection.finish(wire.whole_response(200, self.text.whole()))
         elif self._event < 0:
-            self._head()
+            self._write_head()
         else:
             self._write_event(due_ns)
 
-    def _head(self) -> None:
+    def _write_head(self) -> None:
         role = self.text.is_chat and self.script.role == "early"
         self.connection.write(wire.SSE_HEAD + (wire.chunk(self.text.role()) if role else b""))
         self._event = 0
@@ -177,7 +172,8 @@ class Reply:
             self.connection.finish(out + wire.chunk(body) + tail)
 
     def _break(self) -> bool:
-        """End the reply half way as scripted; False where it goes on, with one broken event."""
+        """End the reply half way as scripted; False for a failure of a single event, after which
+        the reply continues."""
         if self.failure == "cut":
             self.connection.cut()
         elif self.failure == "inband":
@@ -187,7 +183,7 @@ class Reply:
 
     def _schedule(self, offset_s: float) -> None:
         due_ns = self.row.read_ns + round(offset_s * 1e9)
-        self.replies.push(self.replies.not_stalled_ns(due_ns, self.script), self)
+        self.replies.push(self.replies.after_stalls_ns(due_ns, self.script), self)
 
     def _count(self, tokens: int, due_ns: int) -> None:
         now_ns = time.monotonic_ns()
@@ -198,7 +194,7 @@ class Reply:
 
 
 def write_log(rows: Sequence[LogRow], path: Path) -> None:
-    """The log as CSV with a header, one line per request in order of arrival."""
+    """Write the log as CSV with a header, a line per request in order of arrival."""
     names = [f.name for f in fields(LogRow)]
     with path.open("w", newline="") as out:
         writer = csv.writer(out)

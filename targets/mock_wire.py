@@ -1,7 +1,7 @@
-"""The mock server's bytes: replies in the shape vLLM gives them, error bodies in OpenAI's shape,
-HTTP chunk framing.
+"""The bytes that the mock server reads and writes: request bodies, replies in vLLM's form, refusals
+in OpenAI's form, HTTP chunk framing.
 
-Written apart from the codecs on purpose: a mistake mirrored in both could not be seen.
+Independent of the codecs on purpose: a mistake in shared code would hide itself.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from targets.mock_script import Script
 
@@ -29,9 +31,76 @@ _REASONS = {
 }
 
 
+class RequestFields(msgspec.Struct):
+    """The fields of a request body that the mock reads."""
+
+    model: str = ""
+    prompt: str = ""
+    messages: list[dict[str, Any]] = []
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    ignore_eos: bool = False
+    min_tokens: int | None = None
+    temperature: float | None = None
+
+    def uses(self, key: str) -> bool:
+        """Whether the body sets a field of REJECTABLE."""
+        if key == "continuous_usage_stats":
+            return key in (self.stream_options or {})
+        value = getattr(self, key)
+        return value is not None and value is not False
+
+    @property
+    def limit(self) -> int | None:
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def text(self) -> str:
+        contents = [str(message.get("content") or "") for message in self.messages]
+        return "".join(contents) or self.prompt
+
+
+_DECODER = msgspec.json.Decoder(RequestFields)
+
+
+def read_request(body: bytes) -> RequestFields:
+    """The fields of a request body. Raises ValueError for a body that is not JSON or has fields of
+    a wrong type."""
+    return _DECODER.decode(body)
+
+
+def refuse(
+    script: Script, fields: RequestFields, headers: dict[str, str], api: str
+) -> tuple[int, bytes] | None:
+    """The (status, body) of a refusal before anything is generated, as vLLM refuses; None for an
+    acceptable request.
+    """
+    if script.api_key is not None and headers.get("authorization") != f"Bearer {script.api_key}":
+        return 401, error_body(401, "Incorrect API key provided", code="invalid_api_key")
+    for key in script.rejects:
+        if fields.uses(key):
+            message = f"Unrecognized request argument supplied: {key}"
+            if key == "max_tokens":  # the message of hosted reasoning models
+                message = "'max_tokens' is not supported; use 'max_completion_tokens' instead."
+            return 400, error_body(400, message, param=key)
+    if fields.model and fields.model not in script.models:
+        return 404, error_body(404, f"The model `{fields.model}` does not exist.", "model")
+    limit = fields.limit
+    if limit is not None and limit < 1:
+        return 400, error_body(400, f"max_tokens is {limit}; at least 1", "max_tokens")
+    total = script.prompt_tokens(fields.text, api == "chat") + (limit or script.tokens)
+    if script.max_model_len is not None and total > script.max_model_len:
+        message = f"maximum context length is {script.max_model_len} tokens, asked for {total}"
+        return 400, error_body(400, message, code="context_length_exceeded")
+    return None
+
+
 @dataclass(frozen=True)
 class ReplyText:
-    """The events of one reply. `number` makes its id; `continuous` puts running usage on every
+    """The events of a reply. `number` is part of its id; `continuous` adds running usage to every
     event.
     """
 
@@ -42,7 +111,7 @@ class ReplyText:
     prompt_tokens: int
     tokens: int
     finish: str
-    wants_usage: bool
+    has_usage: bool
     continuous: bool
     head: str = field(init=False)
 
@@ -60,11 +129,11 @@ class ReplyText:
         return -(-self.tokens // self.script.coalesce)
 
     def role(self) -> bytes:
-        said = '"delta":{"role":"assistant","content":""}'
-        return self._event(f'{{"index":0,{said},"logprobs":null,"finish_reason":null}}', 0)
+        delta = '"delta":{"role":"assistant","content":""}'
+        return self._event(f'{{"index":0,{delta},"logprobs":null,"finish_reason":null}}', 0)
 
     def tokens_in(self, event: int) -> int:
-        """How many tokens event number `event` carries; the last may carry fewer."""
+        """The number of tokens in event number `event`; the last event may hold fewer."""
         return min(self.script.coalesce, self.tokens - event * self.script.coalesce)
 
     def event(self, event: int) -> bytes:
@@ -80,23 +149,23 @@ class ReplyText:
         )
 
     def tail(self) -> bytes:
-        """The finish reason, the usage if asked for, and [DONE]."""
+        """The finish reason, the usage if requested, and [DONE]."""
         end = self._event(self._choice("", self.tokens, f'"{self.finish}"'), self.tokens)
-        if self.wants_usage:
+        if self.has_usage:
             end += f'{self.head}],"usage":{self._usage(self.tokens)}}}\n\n'.encode()
         return end + (DONE if self.script.done == "on" else b"")
 
     def whole(self) -> bytes:
         """The body of a reply that is not streamed."""
         text = "".join(WORDS[k % len(WORDS)] for k in range(self.tokens))
-        said: dict[str, Any] = {"text": text}
+        content: dict[str, Any] = {"text": text}
         if self.is_chat:
-            said = {"message": {"role": "assistant", "content": text}}
+            content = {"message": {"role": "assistant", "content": text}}
         body = {
             "id": f"mock{self.number:08x}",
             "object": "chat.completion" if self.is_chat else "text_completion",
             "model": self.model,
-            "choices": [{"index": 0, **said, "finish_reason": self.finish}],
+            "choices": [{"index": 0, **content, "finish_reason": self.finish}],
             "usage": json.loads(self._usage(self.tokens)),
         }
         return json.dumps(body).encode()
@@ -104,10 +173,11 @@ class ReplyText:
     def _choice(self, text: str, first: int, finish: str) -> str:
         if self.is_chat:
             key = "reasoning_content" if first < self.script.reasoning else "content"
-            said = f'"delta":{{"{key}":"{text}"}}' if text else '"delta":{}'
+            content = f'"delta":{{"{key}":"{text}"}}' if text else '"delta":{}'
         else:
-            said = f'"text":"{text}"'
-        return f'{{"index":0,{said},"logprobs":null,"finish_reason":{finish},"stop_reason":null}}'
+            content = f'"text":"{text}"'
+        rest = f'"logprobs":null,"finish_reason":{finish},"stop_reason":null'
+        return f'{{"index":0,{content},{rest}}}'
 
     def _event(self, choice: str, tokens_so_far: int) -> bytes:
         usage = f',"usage":{self._usage(tokens_so_far)}' if self.continuous else ""
@@ -122,7 +192,7 @@ class ReplyText:
 
 
 def chunk(body: bytes) -> bytes:
-    """One chunk of a chunked body (RFC 9112 §7.1)."""
+    """A chunk of a chunked body (RFC 9112 §7.1)."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
@@ -135,7 +205,7 @@ def whole_response(status: int, body: bytes, content_type: str = "application/js
 def error_body(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> bytes:
-    """An error in OpenAI's shape."""
+    """An error in OpenAI's form."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return json.dumps(
         {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -143,12 +213,10 @@ def error_body(
 
 
 def models_body(script: Script) -> bytes:
-    """`GET /v1/models` as vLLM answers it."""
-    data: list[dict[str, Any]] = [
-        {"id": name, "object": "model", "created": 1760000000, "owned_by": "slobench"}
+    """The body of `GET /v1/models` in vLLM's form."""
+    length = {} if script.max_model_len is None else {"max_model_len": script.max_model_len}
+    data = [
+        {"id": name, "object": "model", "created": 1760000000, "owned_by": "slobench", **length}
         for name in script.models
     ]
-    for model in data:
-        if script.max_model_len is not None:
-            model["max_model_len"] = script.max_model_len
     return json.dumps({"object": "list", "data": data}).encode()

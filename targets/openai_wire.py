@@ -1,31 +1,32 @@
-"""What the two OpenAI codecs share: the typed shapes of a stream's events and the merging of
-request bodies.
+"""The common part of the two OpenAI codecs: the typed form of a stream's events, the fields of a
+request body, and the codec around them.
 
-The shapes are liberal where servers differ (vLLM, SGLang, llama.cpp, TGI, gateways): a field that
-is absent or null means nothing, an unknown field is skipped without being built. They are strict
-where a wrong value would corrupt a measurement: token counts are integers that fit the request
-table, text is valid UTF-8.
+The types are liberal where servers differ (vLLM, SGLang, llama.cpp, TGI, gateways): an absent field
+and null mean the same, and an unknown field is skipped without being built. They are strict where a
+wrong value would corrupt a measurement: a token count is an integer that fits the request table,
+and text is valid UTF-8.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from loadgen.records import FinishReason
-from targets.base import Adapter, Delta, Request, Shape, Usage, is_literal
-from targets.server_text import strip_controls
+from targets.base import Adapter, Delta, HttpRequest, Request, Shape, Usage, is_literal
+from targets.safe_text import strip_controls
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # fits the request table and any sum
 Choice = TypeVar("Choice", bound=msgspec.Struct)
 
-DONE = Delta(is_done=True)
-JSON_HEADERS = (("content-type", "application/json"), ("accept", "text/event-stream"))
+_DONE = Delta(is_done=True)
+_JSON_HEADERS = (("content-type", "application/json"), ("accept", "text/event-stream"))
 _ERROR_CHARS = 300
 _FINISH = {
     "": FinishReason.none,
@@ -48,7 +49,7 @@ class CompletionDetails(msgspec.Struct):
 
 
 class UsageWire(msgspec.Struct):
-    """`reasoning_tokens` at the top is SGLang's place for it, in the details OpenAI's."""
+    """SGLang states `reasoning_tokens` at the top, OpenAI in the details."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -57,38 +58,79 @@ class UsageWire(msgspec.Struct):
     completion_tokens_details: CompletionDetails | None = None
 
     def read(self) -> Usage:
-        details, made = self.prompt_tokens_details, self.completion_tokens_details
-        reasoning = made.reasoning_tokens if made is not None else None
+        prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
+        reasoning = completion.reasoning_tokens if completion is not None else None
         return Usage(
             input_tokens=self.prompt_tokens,
             output_tokens=self.completion_tokens,
-            cached_tokens=details.cached_tokens if details is not None else None,
+            cached_tokens=prompt.cached_tokens if prompt is not None else None,
             reasoning_tokens=self.reasoning_tokens if reasoning is None else reasoning,
         )
 
 
 class StreamEvent(msgspec.Struct, Generic[Choice]):
-    """One event of a stream. `object`/`message` are how some vLLM versions spell an error without
+    """An event of a stream. Some vLLM versions report an error by `object` and `message`, without
     an `error` key.
     """
 
     choices: list[Choice] | None = None
     usage: UsageWire | None = None
-    error: Any = None  # an object or a bare string, built only when it is there
+    error: Any = None  # an object or a bare string
     timings: dict[str, Any] | None = None
     object: Any = None
     message: Any = None
 
 
 _WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
-_TRIED = 987_654_321
+_TRIAL_NUMBER = 987_654_321
 
 EventT = TypeVar("EventT")
 
 
-def parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
-    """Decode one event's JSON. Raises ValueError with a short message that quotes at most the
-    event's head.
+class OpenAICodec(Adapter):
+    """The parts of a codec that do not depend on the API: request encoding and event decoding."""
+
+    path: ClassVar[str]
+    decoder: ClassVar[msgspec.json.Decoder[Any]]
+
+    @abstractmethod
+    def prompt_fields(self, request: Request) -> dict[str, Any]:
+        """The body fields of the prompt and of the output limit."""
+
+    @staticmethod
+    @abstractmethod
+    def to_delta(event: Any) -> Delta:
+        """The content of an event of type `decoder.type`."""
+
+    def encode(self, request: Request) -> HttpRequest:
+        body = {"model": self.model, **self.prompt_fields(request), **_common_fields(self, request)}
+        encoded = msgspec.json.encode(merge_body(body, self.extra_body))
+        return HttpRequest("POST", self.path, _JSON_HEADERS, encoded)
+
+    def decode(self, event: bytes) -> Delta:
+        if event.strip() == b"[DONE]":
+            return _DONE
+        return self.to_delta(_parse_event(self.decoder, event))
+
+    def decode_all(self, events: Sequence[bytes]) -> list[Delta]:
+        if type(self).decode is not OpenAICodec.decode:  # a subclass reads events its own way
+            return super().decode_all(events)
+        has_done = bool(events) and events[-1] == b"[DONE]"
+        chunks = _parse_events(self.decoder, events[:-1] if has_done else events)
+        return [*map(self.to_delta, chunks), *([_DONE] if has_done else [])]
+
+    def shape(self, first: bytes, second: bytes) -> Shape | None:
+        if type(self).decode is not OpenAICodec.decode:
+            return None
+        try:
+            return _shape_of(self.decode, first, second)
+        except ValueError:
+            return None
+
+
+def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
+    """Decode the JSON of an event. Raises ValueError with a short message that quotes at most the
+    start of the event.
     """
     try:
         return decoder.decode(event)
@@ -97,15 +139,15 @@ def parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
         raise ValueError(f"not an event of this API: {error}; it starts {head!r}") from None
 
 
-def parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes]) -> list[EventT]:
-    """Decode many events' JSON objects, none of which holds a line end, in one call. Raises
-    ValueError if any is not of this API.
+def _parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes]) -> list[EventT]:
+    """Decode the JSON objects of many events at once; no event holds a line end. Raises
+    ValueError if any of them is not of this API.
     """
     if not events:
         return []
     lines = b"\n".join(events)
-    # JSON never has `}` before `{`, so with one such pair at every line end no object spans two
-    # lines, and with as many objects as lines each line is one.
+    # JSON never has `}` before `{`, so with this pair at every line end no object spans two
+    # lines, and with as many objects as lines each line is an object.
     if lines.count(b"}\n{") != len(events) - 1:
         raise ValueError("not an event of this API: no object")
     try:
@@ -117,84 +159,80 @@ def parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes])
     return parsed
 
 
-def shape_of(decode: Callable[[bytes], Delta], first: bytes, second: bytes) -> Shape | None:
-    """The shape of two events that differ in one string alone, which is their text, and behind it
-    perhaps in whole numbers, one of which may be the tokens so far.
+def _shape_of(decode: Callable[[bytes], Delta], first: bytes, second: bytes) -> Shape | None:
+    """The shape of two events that differ in a single string, which is their text, and possibly in
+    whole numbers after it, among which may be the output tokens so far.
 
-    It is that for any other text, too: bytes between two quotes that may be either of two texts and
-    stay JSON are a whole string of it, and a codec that tells both of them as the text of an event
-    that is the same otherwise copies that string. What the numbers mean is tried: an event with
-    quite other numbers in their places must say the same but for the count.
+    The conclusion from two events to all others is sound. Bytes between two quotes that can be
+    replaced by another text, with the event still valid JSON, are a whole string of it; a codec
+    that returns both texts for otherwise equal events copies that string. The meaning of the
+    numbers is tested: an event with different numbers must decode to the same Delta, except for the
+    count.
     """
-    said = decode(first)
-    if not said.is_token or (other := decode(second)).text == said.text:
+    delta = decode(first)
+    if not delta.is_token or (other := decode(second)).text == delta.text:
         return None
-    text, other_text = said.text.encode(), other.text.encode()
+    text, other_text = delta.text.encode(), other.text.encode()
     if not is_literal(text) or not is_literal(other_text):
         return None
     at = first.find(b'"' + text + b'"')
     while at >= 0:
         start, end = at + 1, at + 1 + len(text)
         if second.startswith(first[:start] + other_text + b'"'):
-            behind = _around_numbers(first[end:], second[start + len(other_text) :])
-            if behind is not None:
-                return _proven(decode, Shape(first[:start], behind, said), text, other)
+            after = _around_numbers(first[end:], second[start + len(other_text) :])
+            if after is not None:
+                return _verified(decode, Shape(first[:start], after, delta), text, other)
         at = first.find(b'"' + text + b'"', at + 1)
     return None
 
 
-def _around_numbers(one: bytes, other: bytes) -> tuple[bytes, ...] | None:
-    """What is around the numbers in which two texts differ; None where they differ otherwise."""
-    if one == other:
-        return (one,)
-    pieces, others = _WHOLE_NUMBER.split(one), _WHOLE_NUMBER.split(other)
-    if len(pieces) != len(others):
+def _around_numbers(first: bytes, second: bytes) -> tuple[bytes, ...] | None:
+    """The pieces between the numbers in which two texts differ; None if they differ elsewhere."""
+    if first == second:
+        return (first,)
+    pieces, second_pieces = _WHOLE_NUMBER.split(first), _WHOLE_NUMBER.split(second)
+    if len(pieces) != len(second_pieces):
         return None
-    behind = [b""]
-    for place, (piece, twin) in enumerate(zip(pieces, others, strict=True)):
-        if piece == twin:
-            behind[-1] += piece
+    around = [b""]
+    for place, (piece, second_piece) in enumerate(zip(pieces, second_pieces, strict=True)):
+        if piece == second_piece:
+            around[-1] += piece
         elif place % 2:  # a number
-            behind.append(b"")
+            around.append(b"")
         else:
             return None
-    return tuple(behind)
+    return tuple(around)
 
 
-def _proven(
+def _verified(
     decode: Callable[[bytes], Delta], shape: Shape, text: bytes, other: Delta
 ) -> Shape | None:
-    """The shape with what it counts, if an event with quite other numbers says the same but for
-    that count; where nothing but the text varies, if the other event does."""
-    said, n_numbers = shape.says, len(shape.behind) - 1
+    """The shape with its `count_index`, if an event with trial numbers decodes to the same Delta
+    except for the count. Without numbers, `other` must be the same Delta except for the text.
+    """
+    delta, n_numbers = shape.delta, len(shape.after) - 1
     if n_numbers == 0:
-        return shape if msgspec.structs.replace(other, text=said.text) == said else None
-    numbers = [_TRIED - which for which in range(n_numbers)]
-    written = (b"%d%b" % pair for pair in zip(numbers, shape.behind[1:], strict=True))
-    found = decode(b"".join([shape.before, text, shape.behind[0], *written]))
-    counted = None if found.usage is None else found.usage.output_tokens
-    if counted not in numbers or said.usage is None:
-        return shape if found == said else None
-    usage = msgspec.structs.replace(said.usage, output_tokens=counted)
-    if msgspec.structs.replace(said, usage=usage) != found:
+        return shape if msgspec.structs.replace(other, text=delta.text) == delta else None
+    numbers = [_TRIAL_NUMBER - place for place in range(n_numbers)]
+    written = (b"%d%b" % pair for pair in zip(numbers, shape.after[1:], strict=True))
+    trial = decode(b"".join([shape.before, text, shape.after[0], *written]))
+    count = None if trial.usage is None else trial.usage.output_tokens
+    if count not in numbers or delta.usage is None:
+        return shape if trial == delta else None
+    usage = msgspec.structs.replace(delta.usage, output_tokens=count)
+    if msgspec.structs.replace(delta, usage=usage) != trial:
         return None
-    return replace(shape, says=found, counts=numbers.index(counted))
-
-
-def split_done(events: Sequence[bytes]) -> tuple[Sequence[bytes], list[Delta]]:
-    """Events without the mark that ends most streams, and what it says."""
-    has_done = bool(events) and events[-1] == b"[DONE]"
-    return (events[:-1], [DONE]) if has_done else (events, [])
+    return replace(shape, delta=trial, count_index=numbers.index(count))
 
 
 def finish_reason(word: str | None) -> FinishReason:
-    """The server's word as our enum; a word nobody documented is `other`."""
+    """The enum member of a server's word; `other` for an undocumented word."""
     return FinishReason.none if word is None else _FINISH.get(word, FinishReason.other)
 
 
-def error_message(event: StreamEvent[Any]) -> str | None:
-    """The message of an in-band error in one line of at most 300 characters, or None when the event
-    is none.
+def _error_message(event: StreamEvent[Any]) -> str | None:
+    """The message of an in-band error in one line of at most 300 characters; None for an event
+    without an error.
     """
     if event.error is not None:
         return _one_line(event.error)
@@ -203,9 +241,18 @@ def error_message(event: StreamEvent[Any]) -> str | None:
     return None
 
 
+def _one_line(error: Any) -> str:
+    if isinstance(error, Mapping):
+        message = error.get("message")
+        is_text = isinstance(message, str) and message
+        error = message if is_text else msgspec.json.encode(error).decode()
+    text = strip_controls(" ".join(str(error).split()))
+    return text[:_ERROR_CHARS] or "an error without a message"
+
+
 def server_timings(timings: Mapping[str, Any]) -> dict[str, float]:
-    """Stated timings in seconds: `*_s` keys as they are (our engine), `*_ms` keys converted
-    (llama.cpp); others skipped, and so is what is no finite number.
+    """Stated timings in seconds: `*_s` keys unchanged (the bundled engine), `*_ms` keys converted
+    (llama.cpp). Other keys, and values that are no finite number, are skipped.
     """
     seconds: dict[str, float] = {}
     for key, stated in timings.items():
@@ -219,13 +266,22 @@ def server_timings(timings: Mapping[str, Any]) -> dict[str, float]:
     return seconds
 
 
-def tail(event: StreamEvent[Any]) -> dict[str, Any]:
-    """The Delta fields that live outside `choices`: usage, error, timings.
+def _finite(stated: Any) -> float | None:
+    if isinstance(stated, bool) or not isinstance(stated, int | float):
+        return None
+    try:
+        value = float(stated)
+    except OverflowError:  # JSON's integers have no limit
+        return None
+    return value if math.isfinite(value) else None
 
-    Raises ValueError for an object that has none of them and no choices either: no chunk of this
-    API looks so.
+
+def tail(event: StreamEvent[Any]) -> dict[str, Any]:
+    """The Delta fields that are outside `choices`: usage, error, timings.
+
+    Raises ValueError for an object with none of them and without choices: no chunk of this API.
     """
-    message = error_message(event)
+    message = _error_message(event)
     if event.choices is None and event.usage is None and message is None and not event.timings:
         raise ValueError("not an event of this API: it has neither choices nor usage nor error")
     return {
@@ -235,47 +291,43 @@ def tail(event: StreamEvent[Any]) -> dict[str, Any]:
     }
 
 
-def common_body(adapter: Adapter, request: Request, limit_field: str) -> dict[str, Any]:
-    """The body fields chat and completions share, before `extra_body`. Streaming always: there is
-    no TTFT without it.
+def _common_fields(adapter: Adapter, request: Request) -> dict[str, Any]:
+    """The body fields that chat and completions share, before `extra_body`. Always a stream,
+    because TTFT needs it.
     """
-    body: dict[str, Any] = {
-        limit_field: request.output_tokens,
-        "temperature": request.temperature,
-        "stream": True,
-    }
+    fields: dict[str, Any] = {"temperature": request.temperature, "stream": True}
     if request.seed is not None:
-        body["seed"] = request.seed
+        fields["seed"] = request.seed
     if request.priority:
-        body["priority"] = request.priority
+        fields["priority"] = request.priority
     if request.tenant:
-        body["tenant"] = request.tenant
-    if adapter.sends_promises:
-        body |= _promises_ms(request)
+        fields["tenant"] = request.tenant
+    if adapter.sends_slos:
+        fields |= _slos_ms(request)
     if adapter.include_usage:
         options = {"include_usage": True}
         if adapter.continuous_usage:
             options["continuous_usage_stats"] = True
-        body["stream_options"] = options
+        fields["stream_options"] = options
     if adapter.ignore_eos:
-        body["ignore_eos"] = True
-        body["min_tokens"] = request.output_tokens
-    return body
+        fields["ignore_eos"] = True
+        fields["min_tokens"] = request.output_tokens
+    return fields
 
 
-def _promises_ms(request: Request) -> dict[str, float]:
-    """What the request was promised, in the bundled engine's words."""
-    named = {
+def _slos_ms(request: Request) -> dict[str, float]:
+    """The limits of a request under the bundled engine's field names."""
+    limits_s = {
         "ttft_slo_ms": request.ttft_slo_s,
         "tpot_slo_ms": request.tpot_slo_s,
         "deadline_ms": request.e2e_slo_s,
     }
-    return {name: round(limit_s * 1e3, 6) for name, limit_s in named.items() if limit_s is not None}
+    return {name: round(limit * 1e3, 6) for name, limit in limits_s.items() if limit is not None}
 
 
 def merge_body(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """`extra` laid over `body`: mappings merge key by key, anything else replaces, and null removes
-    the key.
+    """`body` with `extra` merged into it: mappings merge key by key, null removes the key, and any
+    other value replaces.
     """
     merged = dict(body)
     for key, value in extra.items():
@@ -290,9 +342,7 @@ def merge_body(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, A
 
 
 def has_text(fragment: bytes, key: bytes) -> bool:
-    """Whether some occurrence of `key` (with its colon) in raw bytes is followed by a string that
-    is not empty.
-    """
+    """Whether raw bytes hold `key` (with its colon) followed by a string that is not empty."""
     at = fragment.find(key)
     while at >= 0:
         value = fragment[at + len(key) : at + len(key) + 3].lstrip()
@@ -300,21 +350,3 @@ def has_text(fragment: bytes, key: bytes) -> bool:
             return True
         at = fragment.find(key, at + 1)
     return False
-
-
-def _finite(stated: Any) -> float | None:
-    if isinstance(stated, bool) or not isinstance(stated, int | float):
-        return None
-    try:
-        value = float(stated)
-    except OverflowError:  # JSON's integers have no limit
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _one_line(error: Any) -> str:
-    if isinstance(error, Mapping):
-        inner = error.get("message")
-        error = inner if isinstance(inner, str) and inner else msgspec.json.encode(error).decode()
-    text = strip_controls(" ".join(str(error).split()))
-    return text[:_ERROR_CHARS] or "an error without a message"

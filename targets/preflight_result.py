@@ -1,5 +1,5 @@
-"""What a preflight found, and the pure parts of finding it: what to stop asking for, and the prompt
-fit.
+"""The result of a preflight, and the pure functions behind it: the next field to leave out of a
+rejected request, and the prompt fit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class PreflightCheck:
-    """One line of the preflight. `ok` None: not known, not asked, or worth a look but no fault.
-    `consequence` is what it means for measuring, where a doctor says so.
+    """A line of the preflight. `ok` None: unknown, not checked, or worth a look but no fault.
+    `consequence` is the effect on measuring, shown by the doctor.
     """
 
     check: str
@@ -36,7 +36,7 @@ class PreflightCheck:
 
 
 class CharacterFit(NamedTuple):
-    """prompt tokens ≈ overhead_tokens + tokens_per_char · characters, from two prompts of the
+    """prompt tokens ≈ overhead_tokens + tokens_per_char · characters, fitted to two prompts of the
     workload's own text.
     """
 
@@ -46,8 +46,8 @@ class CharacterFit(NamedTuple):
 
 @dataclass(frozen=True)
 class Preflight:
-    """What the probe found. `adapter` is the one given, with the model filled in and what the
-    server refuses off.
+    """The result. `adapter` is the given codec with the model filled in and the features that the
+    server rejects switched off. `fatal` is the reason why a run would be meaningless, if it would.
     """
 
     adapter: Adapter
@@ -60,41 +60,33 @@ class Preflight:
     def model(self) -> str:
         return self.adapter.model
 
-    @property
-    def is_output_exact(self) -> bool:
-        """Whether answers have the asked length; else it is a limit."""
-        return self.adapter.ignore_eos and self._ok("ignore_eos") is True
-
-    def _ok(self, name: str) -> bool | None:
-        return next(check.ok for check in self.checks if check.check == name)
-
     def or_raise(self) -> Preflight:
-        """Itself, or TargetError where a run would be meaningless."""
+        """The result itself. Raises TargetError if a run would be meaningless."""
         if self.fatal is not None:
             raise TargetError(self.fatal)
         return self
 
 
-def without_refused(adapter: Adapter, status: int, said: str) -> Adapter | None:
-    """The adapter with one thing less asked, when a 400 or 422 may be about it; None when nothing
-    is left to drop.
+def without_rejected(adapter: Adapter, status: int, body: str) -> Adapter | None:
+    """The adapter with one feature less, if a 400 or 422 may be about a feature; None if none is
+    left.
 
-    What the answer names goes first; else running usage, then ignore_eos, then usage, in order of
-    how often servers do not know them.
+    A feature that the body names goes first; otherwise running usage, then ignore_eos, then usage,
+    in order of how often servers reject them.
     """
     if status not in (400, 422):
         return None
-    limit_field = getattr(adapter, "limit_field", None)  # of codecs that have two names for it
-    if limit_field == "max_tokens" and "max_completion_tokens" in said:
+    limit_field = getattr(adapter, "limit_field", None)  # of codecs with two names for the limit
+    if limit_field == "max_tokens" and "max_completion_tokens" in body:
         return adapter.model_copy(update={"limit_field": "max_completion_tokens"})
-    steps: list[tuple[str, tuple[str, ...]]] = [
+    features: list[tuple[str, tuple[str, ...]]] = [
         ("continuous_usage", ("continuous_usage", "stream_options")),
         ("ignore_eos", ("ignore_eos", "min_tokens")),
         ("include_usage", ("stream_options", "include_usage")),
     ]
-    asked = [step for step in steps if getattr(adapter, step[0])]
-    named = [step for step in asked if any(word in said for word in step[1])]
-    for name, _ in named or asked:
+    requested = [(name, words) for name, words in features if getattr(adapter, name)]
+    named = [name for name, words in requested if any(word in body for word in words)]
+    for name in named or [name for name, _ in requested]:
         return adapter.model_copy(update={name: False})
     return None
 

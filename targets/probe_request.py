@@ -1,6 +1,7 @@
-"""One streamed request, read line by line: the plain, readable second implementation of what the
-load generator does on its hot path. For probes, where a millisecond does not matter and the reason
-of a failure does.
+"""The requests of the preflight: a connection, the list of models and one streamed answer.
+
+The stream is read line by line: a plain second implementation of what the load generator does on
+its hot path. Here a millisecond does not matter, and the reason of a failure does.
 """
 
 from __future__ import annotations
@@ -11,32 +12,34 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import msgspec
 
-from targets.base import Adapter, Delta, Request, Usage
+from targets.base import Adapter, Delta, HttpRequest, Request, Usage
 from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession, ProbeConnection
-from targets.server_text import strip_controls
+from targets.safe_text import error_message, one_line, strip_controls
 
-_HEAD_CHARS = 200
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _READ_BYTES = 4096
-_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_MODELS_BYTES = 1 << 20
+# vLLM, SGLang and the bundled engine; then hosted gateways.
+_LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
 
 
 @dataclass
 class ProbeAnswer:
-    """What came back. `problem` says in a few words why it is no good stream; None if it is one.
+    """The answer to a streamed request. `problem` says in a few words why the stream is unusable,
+    if it is.
 
-    `token_reads_s` are the socket reads that completed at least one token: a stream that arrives in
-    one read was held back by something on the way. Times are seconds since the request was sent;
-    NaN if it never came to that.
+    `token_reads_s` are the socket reads that completed at least one token; a stream with a single
+    such read was held back on the way. Times are seconds since the request was sent; NaN if it
+    never happened.
     """
 
     status: int = 0
@@ -54,7 +57,7 @@ class ProbeAnswer:
 
     @property
     def usage(self) -> Usage | None:
-        """The last that the server stated."""
+        """The last usage in the stream."""
         return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
 
     @property
@@ -63,13 +66,12 @@ class ProbeAnswer:
 
 
 class EventReader:
-    """Server-sent events from lines ending in LF, CRLF or CR (HTML standard §9.2)."""
+    """Server-sent events from lines that end in LF, CRLF or CR (HTML standard §9.2)."""
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []  # pieces of a line that has not ended yet
+        self._rest: list[bytes] = []  # pieces of a line without an end so far
         self._after_cr = False
         self._data: list[bytes] = []
-        self.alien: bytes | None = None  # the first line that is no field of the format
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that these bytes complete."""
@@ -77,13 +79,11 @@ class EventReader:
         for line in self._lines(data):
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
-            elif line.startswith(b"error:"):  # llama.cpp's way to fail after a 200
+            elif line.startswith(b"error:"):  # llama.cpp reports a failure after a 200 so
                 self._data.append(b'{"error":' + line[6:] + b"}")
             elif not line and self._data:
                 events.append(b"\n".join(self._data))
                 self._data = []
-            elif line and not line.startswith(_FIELDS):
-                self.alien = self.alien or line
         return events
 
     def _lines(self, data: bytes) -> list[bytes]:
@@ -102,6 +102,15 @@ class EventReader:
         return lines
 
 
+def send(
+    session: HttpSession, endpoint: Endpoint, request: HttpRequest, timeout_s: float
+) -> AbstractAsyncContextManager[ProbeConnection]:
+    """`HttpSession.request` with the endpoint's URL and headers."""
+    url = endpoint.address.http_url + request.path
+    headers = (*request.headers, *endpoint.request_headers())
+    return session.request(request.method, url, headers, request.body, timeout_s)
+
+
 async def send_probe(
     session: HttpSession,
     endpoint: Endpoint,
@@ -110,39 +119,36 @@ async def send_probe(
     timeout_s: float,
     on_token: Callable[[], None] = lambda: None,
 ) -> ProbeAnswer:
-    """Send one request and read its stream to the end; every way to fail is in the Answer, none is
-    raised. `on_token` is called when the first token is in, and perhaps again.
+    """Send a request and read its stream to the end. Every failure is in the result; none is
+    raised. `on_token` is called at each read that completes a token.
     """
-    sent = adapter.encode(request)
-    url, headers = endpoint.address.http_url + sent.path, endpoint.request_headers()
+    encoded = adapter.encode(request)
     answer, start_s = ProbeAnswer(), time.monotonic()
     try:
-        async with session.request(
-            sent.method, url, [*sent.headers, *headers], sent.body, timeout_s
-        ) as response:
+        async with send(session, endpoint, encoded, timeout_s) as response:
             answer.status = response.status
             answer.content_type = endpoint.redact(strip_controls(response.content_type))
             if response.status == 200:
                 await _read_stream(response, endpoint, adapter, answer, start_s, on_token)
             elif is_redirect(response.status):
-                answer.problem = redirected(response, url, endpoint)
+                answer.problem = _redirect_problem(response, encoded.path, endpoint)
             else:
                 body = await response.read(_READ_BYTES)
                 answer.head = endpoint.redact(one_line(body, _READ_BYTES))
-                answer.problem = f"answered {response.status}: {endpoint.redact(said(body))}"
+                message = endpoint.redact(error_message(body))
+                answer.problem = f"answered {response.status}: {message}"
                 answer.is_transient = response.status >= 500 or response.status == 429
     except TimeoutError:
         tokens = answer.n_token_events
-        got = f"stopped after {tokens} tokens" if tokens else "did not answer"
-        answer.problem = f"{got} within {timeout_s:g} s"
+        end = f"stopped after {tokens} tokens" if tokens else "did not answer"
+        answer.problem = f"{end} within {timeout_s:g} s"
     except OSError as error:
         answer.is_transient = True
         if answer.status:
             answer.problem = f"the connection was cut after {answer.n_token_events} tokens"
         else:
-            answer.problem = (
-                f"the connection was closed without an answer ({reason(error, endpoint)})"
-            )
+            reason = endpoint.error_text(error)
+            answer.problem = f"the connection was closed without an answer ({reason})"
     answer.total_s = time.monotonic() - start_s
     return answer
 
@@ -155,15 +161,15 @@ async def _read_stream(
     start_s: float,
     on_token: Callable[[], None],
 ) -> None:
-    packing = endpoint.redact(one_line(response.header("content-encoding")))
-    if packing.lower() not in ("", "identity"):
-        answer.problem = f"answered in {packing} although none was asked for: switch it off there"
+    encoding = endpoint.redact(one_line(response.header("content-encoding")))
+    if encoding.lower() not in ("", "identity"):
+        answer.problem = f"answered in {encoding} although none was requested: switch it off there"
         return
     reader, is_done = EventReader(), False
     async for data in response.pieces():
         if not answer.head:
             answer.head = endpoint.redact(one_line(data))
-        had = answer.n_token_events
+        n_before = answer.n_token_events
         for event in reader.feed(data):
             try:
                 delta = adapter.decode(event)
@@ -176,7 +182,7 @@ async def _read_stream(
                 answer.problem = f"reported an error in the stream: {endpoint.redact(delta.error)}"
                 answer.is_transient = True
                 return
-        if answer.n_token_events > had:
+        if answer.n_token_events > n_before:
             answer.token_reads_s.append(time.monotonic() - start_s)
             on_token()
     if not answer.deltas:
@@ -187,32 +193,120 @@ async def _read_stream(
         answer.is_transient = True
 
 
+@dataclass(frozen=True)
+class Models:
+    """The list of served models. `status` 0: there was no answer, for the reason in `problem`."""
+
+    status: int
+    max_len: dict[str, int | None]
+    problem: str | None = None
+    is_bundled: bool = False  # served by slobench's own engine
+    is_transient: bool = False  # no connection, or a lost connection: worth another attempt
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self.max_len)
+
+
+async def fetch_models(session: HttpSession, endpoint: Endpoint, timeout_s: float) -> Models:
+    """The answer to `GET /v1/models`. Every failure is in the result; none is raised."""
+    request = HttpRequest("GET", "/v1/models", (), b"")
+    try:
+        async with send(session, endpoint, request, timeout_s) as response:
+            body = await response.read(_MODELS_BYTES)
+    except TimeoutError:
+        return Models(0, {}, f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return Models(0, {}, endpoint.error_text(error), is_transient=True)
+    status = response.status
+    if is_redirect(status):
+        return Models(status, {}, _redirect_problem(response, request.path, endpoint))
+    if status != 200:
+        return Models(status, {}, f"answered {status}: {endpoint.redact(error_message(body))}")
+    try:
+        return Models(200, parse_models(body), is_bundled=_is_bundled(body))
+    except ValueError:
+        head = endpoint.redact(one_line(body))[:80]
+        return Models(200, {}, f"answered no list of models but {head!r}")
+
+
+def parse_models(body: bytes) -> dict[str, int | None]:
+    """Model id → longest sequence in tokens, None if it is not stated. Raises ValueError for a body
+    of another form.
+    """
+    try:
+        content = msgspec.json.decode(body)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    data = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(data, list):
+        raise ValueError("no 'data' list")
+    models = [m for m in data if isinstance(m, dict) and "id" in m]
+    return {strip_controls(str(m["id"])): _length(m) for m in models}
+
+
+def _is_bundled(body: bytes) -> bool:
+    """Whether a list that `parse_models` accepts is the bundled engine's."""
+    models = msgspec.json.decode(body)["data"]
+    return any(isinstance(m, dict) and m.get("owned_by") == "slobench" for m in models)
+
+
+def _length(model: dict[str, Any]) -> int | None:
+    for key in _LENGTH_KEYS:
+        value = model.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
 def is_redirect(status: int) -> bool:
-    """Whether a status sends the client elsewhere. Probes do not follow: the run would not either,
-    and the request's headers are meant for the endpoint alone.
+    """Whether a status redirects. The preflight does not follow: the run would not either, and the
+    request's headers are for the endpoint only.
     """
     return 300 <= status < 400
 
 
-def redirected(response: ProbeConnection, url: str, endpoint: Endpoint) -> str:
-    """Where a redirect of `url` leads and what to do about it, in a few words."""
+def _redirect_problem(response: ProbeConnection, path: str, endpoint: Endpoint) -> str:
+    """The destination of a redirect and the remedy, in a few words."""
     location = response.header("location").decode("utf-8", "surrogateescape")
     if not location:
-        return f"answers {response.status} without saying where to"
-    with suppress(ValueError):  # what is no URL is told as it is
-        location = urljoin(url, location)
-    where = one_line(location.encode("utf-8", "surrogateescape"))
-    where = endpoint.redact(where)
-    return f"answers {response.status} to {where}: use that URL as --target"
+        return f"answers {response.status} without a location"
+    with suppress(ValueError):  # not a URL: shown as it is
+        location = urljoin(endpoint.address.http_url + path, location)
+    shown = endpoint.redact(one_line(location.encode("utf-8", "surrogateescape")))
+    return f"answers {response.status} to {shown}: use that URL as --target"
+
+
+async def connect(endpoint: Endpoint, timeout_s: float) -> float:
+    """Open a connection, TLS included, and close it. Returns the seconds that opening it took.
+    Raises the error of the attempt.
+    """
+    start_s = time.monotonic()
+    dialer = Dialer(asyncio.get_running_loop(), endpoint.route)
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = await dialer.dial(_EmptyConnection)
+    finally:
+        dialer.close()
+    took_s = time.monotonic() - start_s
+    connection.transport.abort()  # `close` would wait for the server's TLS close_notify
+    return took_s
+
+
+class _EmptyConnection(asyncio.Protocol):
+    """A connection without a request."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
 
 
 def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
-    """Why no connection came about and what to do, in one line."""
+    """The reason why no connection could be opened and the remedy, in one line."""
     if isinstance(error, TimeoutError):
         return f"no connection within {timeout_s:g} s; is the host up, or a firewall between?"
     route = endpoint.route
     if isinstance(error, ProxyRefused):
-        return reason(error, endpoint)
+        return endpoint.error_text(error)
     if isinstance(error, socket.gaierror):
         host = route.peer[0]
         if route.proxy is not None:
@@ -224,70 +318,22 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
             "authority's certificate as ca_cert in a target file"
         )
     if isinstance(error, ssl.SSLError):
-        why = getattr(error, "reason", None) or reason(error, endpoint)
-        if why in _NOT_TLS:
-            return f"does not speak TLS ({why}); write http:// instead of https://"
-        return f"TLS failed ({why}); does the server ask for a version or client certificate?"
+        reason = getattr(error, "reason", None) or endpoint.error_text(error)
+        if reason in _NOT_TLS:
+            return f"does not speak TLS ({reason}); write http:// instead of https://"
+        return (
+            f"TLS failed ({reason}); does the server need a client certificate or another version?"
+        )
     if isinstance(error, FileNotFoundError):
         return f"no such socket file '{route.unix_path}'; is the server running?"
-    # The errors of several addresses (localhost: ::1 and 127.0.0.1) come joined into one text.
     if is_refused(error):
         if route.proxy is not None:
             return f"connection refused by proxy {route.proxy.url}; is it running?"
         return "connection refused; is the server running, and is the port right?"
-    return f"cannot connect ({reason(error, endpoint)})"
+    return f"cannot connect ({endpoint.error_text(error)})"
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether nobody listened, at any of the addresses."""
+    """Whether every address refused the connection. The errors of several addresses (localhost: ::1
+    and 127.0.0.1) arrive joined in one text."""
     return isinstance(error, ConnectionRefusedError) or f"Errno {errno.ECONNREFUSED}" in str(error)
-
-
-async def connect(endpoint: Endpoint, timeout_s: float) -> float:
-    """Open a connection, TLS included, and close it; the seconds it took. Raises what the attempt
-    raised.
-    """
-    start_s = time.monotonic()
-    dialer = Dialer(asyncio.get_running_loop(), endpoint.route)
-    try:
-        async with asyncio.timeout(timeout_s):
-            connection = await dialer.dial(_Knock)
-    finally:
-        dialer.close()
-    took_s = time.monotonic() - start_s
-    connection.transport.abort()  # `close` would wait for a server's part of TLS's farewell
-    return took_s
-
-
-class _Knock(asyncio.Protocol):
-    """A connection opened only to see that it can be."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-
-
-def said(body: bytes) -> str:
-    """The message of an error body if it has one (OpenAI's, FastAPI's and bare shapes), else its
-    head.
-    """
-    try:
-        found = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return one_line(body) or "an empty body"
-    for key in ("error", "detail", "message"):
-        while isinstance(found, dict) and found.get(key):
-            found = found[key]
-    text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
-    return strip_controls(" ".join(text.split()))[:_HEAD_CHARS] or "an empty body"
-
-
-def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
-    """The head of a body for a message: one line of at most `limit` printable characters."""
-    words = " ".join(body[: 4 * limit].decode("utf-8", "replace").split())
-    return strip_controls(words)[:limit]
-
-
-def reason(error: BaseException, endpoint: Endpoint) -> str:
-    """An error's own words in one short line; `NotHttp` quotes what the server wrote."""
-    words = endpoint.redact(strip_controls(" ".join(str(error).split())))
-    return words[:120] or type(error).__name__

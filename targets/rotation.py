@@ -1,9 +1,9 @@
-"""The addresses behind a name, so that new connections spread over all of them.
+"""Rotation over the addresses of a host name: each new connection begins at the next address.
 
-DNS answers have a lifetime that getaddrinfo(3) does not tell. So: an answer younger than a second
-is used as it is; an older one too, but it is asked for anew beside that, so that no request waits
-for a resolver; only one older than ten seconds is waited for. Each new connection begins at the
-next address; one that failed, or was slower than its rival, comes last for five seconds.
+getaddrinfo(3) does not return the lifetime of a DNS answer. An answer is therefore used as it is
+for a second; for ten seconds it is used while a new lookup runs in the background, so that no
+request waits for a resolver; only an older answer is waited for. An address that failed, or was
+slower than its rival, is tried last for five seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohappyeyeballs import AddrInfoType
 
-AddressInfo = AddrInfoType  # as socket.getaddrinfo gives it
+from targets.address import bracketed
+
+AddressInfo = AddrInfoType  # an entry of socket.getaddrinfo
 Lookup = Callable[[str, int], Awaitable[Sequence[AddressInfo]]]
 
 FRESH_S = 1.0
@@ -25,8 +27,8 @@ ASIDE_S = 5.0
 
 
 class Rotation:
-    """The addresses of `host`, in turn. `first` is where the first connection begins, so that
-    several processes do not all begin at the same one."""
+    """The addresses of `host`, in turn. The first connection begins at address number `first`, so
+    that several processes begin at different addresses."""
 
     def __init__(
         self,
@@ -38,70 +40,72 @@ class Rotation:
     ) -> None:
         self._host, self._port, self._now_s = host, port, now_s
         self._lookup = lookup or _getaddrinfo
-        self._known: list[AddressInfo] = []
-        self._asked_s = -STALE_S if not _is_literal(host) else float("inf")
+        self._infos: list[AddressInfo] = []
+        self._resolved_s = -STALE_S if not _is_literal(host) else float("inf")
         self._next = first
         self._aside_until_s: dict[AddressInfo, float] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._resolving: asyncio.Task[None] | None = None
 
     @property
-    def known(self) -> list[str]:
+    def addresses(self) -> list[str]:
         """Every address of the latest answer, as `host:port`."""
-        return [show(info[4]) for info in self._known]
+        return [format_address(info[4]) for info in self._infos]
 
     async def order(self) -> list[AddressInfo]:
-        """Every address in the order in which to try them now; never empty. Raises OSError
-        (gaierror) where nothing is known and the name cannot be resolved."""
-        age_s = self._now_s() - self._asked_s
-        if not self._known or age_s >= STALE_S:
-            await asyncio.shield(self._ask())
+        """Every address, in the order in which to try them; never empty. Raises OSError (gaierror)
+        if the name was never resolved and cannot be resolved now."""
+        age_s = self._now_s() - self._resolved_s
+        if not self._infos or age_s >= STALE_S:
+            await asyncio.shield(self._refresh())
         elif age_s >= FRESH_S:
-            self._ask()
-        start, self._next = self._next % len(self._known), self._next + 1
-        turned = self._known[start:] + self._known[:start]
+            self._refresh()
+        start, self._next = self._next % len(self._infos), self._next + 1
+        rotated = self._infos[start:] + self._infos[:start]
         now_s = self._now_s()
-        return sorted(turned, key=lambda info: self._aside_until_s.get(info, 0.0) > now_s)
+        return sorted(rotated, key=lambda info: self._aside_until_s.get(info, 0.0) > now_s)
 
     def put_aside(self, info: AddressInfo) -> None:
-        """Try this address last for a while."""
+        """Try this address last for five seconds."""
         self._aside_until_s[info] = self._now_s() + ASIDE_S
 
     def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._resolving is not None:
+            self._resolving.cancel()
 
-    def _ask(self) -> asyncio.Task[None]:
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._resolve())
-            self._asking.add_done_callback(_note_error)
-        return self._asking
+    def _refresh(self) -> asyncio.Task[None]:
+        """The lookup in progress, started if there is none."""
+        if self._resolving is None or self._resolving.done():
+            self._resolving = asyncio.ensure_future(self._resolve())
+            self._resolving.add_done_callback(_retrieve_error)
+        return self._resolving
 
     async def _resolve(self) -> None:
         try:
-            found = await self._lookup(self._host, self._port)
+            infos = await self._lookup(self._host, self._port)
         except OSError:
-            if not self._known:
+            if not self._infos:
                 raise
-            found = self._known  # a resolver that fails for a moment takes no address away
-        if not found:
+            infos = self._infos  # a resolver that fails for a moment removes no address
+        if not infos:
             raise OSError(f"the name {self._host} has no address")
-        self._known = list(dict.fromkeys(found))
-        self._asked_s = max(self._asked_s, self._now_s())
+        self._infos = list(dict.fromkeys(infos))
+        self._resolved_s = max(self._resolved_s, self._now_s())
 
 
-def _note_error(asking: asyncio.Task[None]) -> None:
-    """Whoever waited has been told; an error that nobody waited for is not the loop's business."""
-    if not asking.cancelled():
-        asking.exception()
+def _retrieve_error(lookup: asyncio.Task[None]) -> None:
+    """Mark the task's error as retrieved: waiting tasks receive it through `order`, and the loop
+    must not log it if no task waits."""
+    if not lookup.cancelled():
+        lookup.exception()
 
 
-def show(sockaddr: object) -> str:
-    """`host:port` of a socket address, an IPv6 host in brackets; a Unix one is its path."""
+def format_address(sockaddr: object) -> str:
+    """`host:port` of a socket address, an IPv6 host in brackets; the path of a Unix socket."""
     if not isinstance(sockaddr, tuple):
         text = sockaddr.decode("utf-8", "replace") if isinstance(sockaddr, bytes) else sockaddr
         return str(text or "")
     host, port = sockaddr[:2]
-    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    return f"{bracketed(str(host))}:{port}"
 
 
 def _is_literal(host: str) -> bool:

@@ -1,8 +1,7 @@
-"""A server's metrics once a second, while a run is under way.
+"""The server's metrics, read once a second during a run.
 
-One thread of the controlling process, far from the processes that measure: it fetches, keeps a few
-numbers and sleeps. A scrape that fails or takes long is counted and delays nothing; instants that
-passed meanwhile are left out.
+A thread of the controlling process reads them, far from the processes that measure. A failed or
+slow scrape is counted and delays nothing; seconds that pass during a slow scrape are skipped.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from targets.address import parse_metrics_url
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.preflight_result import PreflightCheck
-from targets.probe_request import reason
 from targets.route import Route
 from targets.server_metrics import add_up, read_metrics
 
 PERIOD_S = 1.0
 _TIMEOUT_S = 3.0
 _LAST_S = 1.0  # for the scrape after the run
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 Row = tuple[float, str, float]  # seconds since the run epoch, series, value
 Problem = (OSError, ValueError)  # TimeoutError is an OSError
@@ -32,8 +30,7 @@ Problem = (OSError, ValueError)  # TimeoutError is an OSError
 
 @dataclass
 class Scraped:
-    """What came of it: rows in order of time, and how often it did not work, with the first
-    reason."""
+    """The rows in order of time, and the number of failed scrapes with the first reason."""
 
     rows: list[Row] = field(default_factory=list)
     n_scrapes: int = 0
@@ -42,8 +39,8 @@ class Scraped:
 
 
 class Source:
-    """One URL over one kept-alive connection: the endpoint's own way and headers for its own
-    origin, a direct connection without headers elsewhere."""
+    """A metrics URL on a kept-alive connection: with the endpoint's route and headers if the URL
+    has the endpoint's origin, else direct and without headers."""
 
     def __init__(self, url: str, endpoint: Endpoint) -> None:
         self._url, is_own = url, endpoint.is_own(url)
@@ -52,16 +49,16 @@ class Source:
         self._session: HttpSession | None = None
 
     async def read(self, timeout_s: float) -> dict[str, float]:
-        """What the server says of itself now. Raises one of `Problem`."""
+        """The present values by series. Raises one of `Problem`."""
         if self._session is None:
             self._session = HttpSession(self._route)
         headers = [*self._headers, ("accept", "text/plain")]
-        async with self._session.request("GET", self._url, headers, b"", timeout_s) as answer:
-            if answer.status != 200:
-                raise ValueError(f"answered {answer.status}")
-            body = await answer.read(_MOST_BYTES + 1)
-            if len(body) > _MOST_BYTES:
-                raise ValueError(f"more than {_MOST_BYTES >> 20} MiB of metrics")
+        async with self._session.request("GET", self._url, headers, b"", timeout_s) as response:
+            if response.status != 200:
+                raise ValueError(f"answered {response.status}")
+            body = await response.read(_MAX_BYTES + 1)
+            if len(body) > _MAX_BYTES:
+                raise ValueError(f"more than {_MAX_BYTES >> 20} MiB of metrics")
         return read_metrics(body.decode("utf-8", "replace"))
 
     def close(self) -> None:
@@ -70,11 +67,11 @@ class Source:
 
 
 class Scraper:
-    """Reads the sources from `start` to `stop`, at once and then each second of the run's clock."""
+    """Reads the sources at `start`, then at each second of the run's clock, and at `stop`."""
 
     def __init__(self, urls: Sequence[str], endpoint: Endpoint) -> None:
         self._urls, self._endpoint = urls, endpoint
-        self._found = Scraped()
+        self._scraped = Scraped()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._epoch_ns = 0
@@ -85,11 +82,11 @@ class Scraper:
         self._thread.start()
 
     def stop(self) -> Scraped:
-        """What was read, the state after the run as the last."""
+        """All readings; the last is the state after the run."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(_TIMEOUT_S + _LAST_S + 1.0)
-        return self._found
+        return self._scraped
 
     def _run(self) -> None:
         sources = [Source(url, self._endpoint) for url in self._urls]
@@ -109,50 +106,46 @@ class Scraper:
         return (time.monotonic_ns() - self._epoch_ns) * 1e-9
 
     async def _scrape(self, sources: Sequence[Source], timeout_s: float) -> None:
-        """One reading of all sources, stamped when the last of them had answered."""
-        self._found.n_scrapes += 1
+        """Read all sources; the row's time is the arrival of the last answer."""
+        self._scraped.n_scrapes += 1
         try:
             readings = await asyncio.gather(*(source.read(timeout_s) for source in sources))
         except Problem as error:
-            self._found.n_failed += 1
-            self._found.reason = self._found.reason or why(error, self._endpoint, timeout_s)
+            self._scraped.n_failed += 1
+            problem = scrape_problem(error, self._endpoint, timeout_s)
+            self._scraped.reason = self._scraped.reason or problem
             return
         now_s = self._now_s()
-        self._found.rows += [(now_s, name, value) for name, value in add_up(readings).items()]
+        self._scraped.rows += [(now_s, name, value) for name, value in add_up(readings).items()]
 
 
 async def find_metrics(
     endpoint: Endpoint, timeout_s: float = _TIMEOUT_S
 ) -> tuple[PreflightCheck, bool]:
-    """Whether the server's metrics can be read, as a line of the preflight. A URL that a file names
-    is worth a warning, the usual place is not: most servers have no metrics unless told to.
+    """(a check for the preflight, whether to scrape). A URL in the target file that cannot be read
+    is a warning; the usual place is not, because most servers have no metrics by default.
     """
-    urls, known = endpoint.metrics_urls(), set[str]()
+    urls, names = endpoint.metrics_urls(), set[str]()
     if not urls:
-        return PreflightCheck("server_metrics", None, "not asked for"), False
+        return PreflightCheck("server_metrics", None, "switched off"), False
     for url in urls:
-        found = await _try(Source(url, endpoint), endpoint, timeout_s)
-        if isinstance(found, str):
-            is_usual = endpoint.metrics_url is None
-            said = endpoint.redact(f"{url} {found}")
-            detail = f"{said}: the server's queue and KV use will not be known"
-            return PreflightCheck(
-                "server_metrics", None if is_usual else False, detail
-            ), not is_usual
-        known |= found.keys()
-    names = sorted({name.partition("{")[0] for name in known})
+        source = Source(url, endpoint)
+        try:
+            series = await source.read(timeout_s)
+            problem = "" if series else "no known metric"
+        except Problem as error:
+            problem = scrape_problem(error, endpoint, timeout_s)
+        finally:
+            source.close()
+        if problem:
+            is_named = endpoint.metrics_url is not None
+            detail = (
+                f"{endpoint.redact(f'{url} {problem}')}: queue and KV use of the server are unknown"
+            )
+            return PreflightCheck("server_metrics", False if is_named else None, detail), is_named
+        names |= {name.partition("{")[0] for name in series}
     where = f"{endpoint.redact(urls[0])}{' and others' if len(urls) > 1 else ''}"
-    return PreflightCheck("server_metrics", True, f"{where}: {', '.join(names)}"), True
-
-
-async def _try(source: Source, endpoint: Endpoint, timeout_s: float) -> dict[str, float] | str:
-    """One reading, or why there is none in a few words."""
-    try:
-        return await source.read(timeout_s) or "says nothing that is known here"
-    except Problem as error:
-        return why(error, endpoint, timeout_s)
-    finally:
-        source.close()
+    return PreflightCheck("server_metrics", True, f"{where}: {', '.join(sorted(names))}"), True
 
 
 def _direct(url: str, endpoint: Endpoint) -> Route:
@@ -160,7 +153,8 @@ def _direct(url: str, endpoint: Endpoint) -> Route:
     return Route(address.host, address.port, is_tls=address.ssl, ca_cert=endpoint.ca_cert)
 
 
-def why(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
+def scrape_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
+    """The reason of a failed scrape in a few words."""
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
-    return reason(error, endpoint)
+    return endpoint.error_text(error)

@@ -1,8 +1,8 @@
-"""What a server says about itself in Prometheus text, under names common to all servers.
+"""A server's metrics in Prometheus text, read into series with names common to all servers.
 
 Source of the names: vLLM `vllm/v1/metrics/loggers.py` (and V0's, before the renaming), SGLang
 `srt/observability/metrics_collector.py`, TGI "Metrics", llama.cpp `tools/server` with `--metrics`,
-NVIDIA's DCGM exporter. `ref:` is the bundled engine's own prefix; it speaks vLLM's names besides.
+NVIDIA's DCGM exporter. `ref:` is the bundled engine's own prefix; it also uses vLLM's names.
 """
 
 from __future__ import annotations
@@ -14,137 +14,106 @@ from typing import Literal
 
 _MIB = float(1 << 20)
 
+Kind = Literal["gauge", "counter"]
+Fold = Literal["sum", "max", "mean"]
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSeries:
-    """One common series. `sources` are the names it is known by, the first found counts; several
-    names in one source are added up (of those after the first, what is there). `fold` makes one
-    value of several label sets, except that `by` keeps the values of one label apart.
+    """A common series. `sources` are its names in different servers; the first source whose first
+    name is present is used, and the values of all its names that are present are added up. `fold`
+    combines the label sets into a single value, but for each value of the label `by` separately.
     """
 
     name: str
-    kind: Literal["gauge", "counter"]
-    fold: Literal["sum", "max", "mean"]
+    kind: Kind
+    fold: Fold
     meaning: str
     sources: tuple[tuple[str, ...], ...]
-    by: str = ""
-    scale: float = 1.0
+    by: str
+    scale: float
 
 
-def _named(*names: str) -> tuple[tuple[str, ...], ...]:
-    return tuple((name,) for name in names)
+def _series(
+    name: str, kind: Kind, fold: Fold, meaning: str, sources: str, by: str = "", scale: float = 1.0
+) -> ServerSeries:
+    """A series; `sources` are separated by blanks, names to add up are joined by `+`."""
+    names = tuple(tuple(source.split("+")) for source in sources.split())
+    return ServerSeries(name, kind, fold, meaning, names, by, scale)
 
 
 SERIES: tuple[ServerSeries, ...] = (
-    ServerSeries(
-        "running", "gauge", "sum", "requests being computed",
-        _named(
-            "vllm:num_requests_running", "sglang:num_running_reqs", "tgi_batch_current_size",
-            "llamacpp:requests_processing",
-        ),
-    ),
-    ServerSeries(
-        "waiting", "gauge", "sum", "requests queued in the server",
-        _named(
-            "vllm:num_requests_waiting", "sglang:num_queue_reqs", "tgi_queue_size",
-            "llamacpp:requests_deferred",
-        ),
-    ),
-    ServerSeries("swapped", "gauge", "sum", "requests swapped out (vLLM V0)",
-           _named("vllm:num_requests_swapped")),
-    ServerSeries(
-        "kv_usage", "gauge", "max", "share of the KV cache in use, of the fullest engine",
-        _named(
-            "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage",
-            "llamacpp:kv_cache_usage_ratio",
-        ),
-    ),
-    ServerSeries(
-        "cache_hit_rate", "gauge", "mean", "the server's own share of cached prompt tokens",
-        _named("vllm:gpu_prefix_cache_hit_rate", "sglang:cache_hit_rate"),
-    ),
-    ServerSeries(
-        "preemptions", "counter", "sum", "requests put back for want of KV memory",
-        _named(
-            "vllm:num_preemptions_total", "sglang:num_retracted_requests_total",
-            "sglang:num_retracted_reqs_total",
-        ),
-    ),
-    ServerSeries(
-        "prompt_tokens", "counter", "sum", "prompt tokens",
-        (
-            *_named("vllm:prompt_tokens_total", "sglang:prompt_tokens_total",
-                    "tgi_request_input_length_sum"),
-            ("llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"),
-        ),
-    ),
-    ServerSeries(
-        "generation_tokens", "counter", "sum", "output tokens",
-        _named(
-            "vllm:generation_tokens_total", "sglang:generation_tokens_total",
-            "tgi_request_generated_tokens_sum", "llamacpp:tokens_predicted_total",
-        ),
-    ),
-    ServerSeries(
-        "cache_queries", "counter", "sum", "prompt tokens looked up in the prefix cache",
-        (
-            *_named("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total",
-                    "sglang:prompt_tokens_total"),
-            ("llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"),
-        ),
-    ),
-    ServerSeries(
-        "cache_hits", "counter", "sum", "of those, found",
-        _named(
-            "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total",
-            "sglang:cached_tokens_total", "llamacpp:prompt_tokens_cached_total",
-        ),
-    ),
-    ServerSeries(
-        "requests", "counter", "sum", "requests finished",
-        _named("vllm:request_success_total", "sglang:num_requests_total", "tgi_request_success"),
-    ),
-    ServerSeries("gpu_utilization", "gauge", "mean", "share of time a kernel ran, mean of the GPUs",
-           _named("DCGM_FI_DEV_GPU_UTIL"), scale=0.01),
-    ServerSeries("gpu_memory_bytes", "gauge", "sum", "memory used, all GPUs",
-           _named("DCGM_FI_DEV_FB_USED"), scale=_MIB),
-    ServerSeries("gpu_power_w", "gauge", "sum", "power drawn, all GPUs",
-           _named("DCGM_FI_DEV_POWER_USAGE")),
-    ServerSeries("wait_s", "counter", "sum", "seconds that requests waited, by reason",
-           _named("ref:wait_seconds_total"), by="reason"),
-    ServerSeries("displaced_s", "counter", "sum", "seconds that requests waited for others' sake",
-           _named("ref:displaced_seconds_total")),
-    ServerSeries("padding_tokens", "counter", "sum", "tokens computed as padding (static batching)",
-           _named("ref:padding_tokens_total")),
+    _series("running", "gauge", "sum", "requests being computed",
+            "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size "
+            "llamacpp:requests_processing"),
+    _series("waiting", "gauge", "sum", "requests queued in the server",
+            "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size "
+            "llamacpp:requests_deferred"),
+    _series("swapped", "gauge", "sum", "requests swapped out (vLLM V0)",
+            "vllm:num_requests_swapped"),
+    _series("kv_usage", "gauge", "max", "share of the KV cache in use, of the fullest engine",
+            "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage "
+            "llamacpp:kv_cache_usage_ratio"),
+    _series("cache_hit_rate", "gauge", "mean", "the server's own share of cached prompt tokens",
+            "vllm:gpu_prefix_cache_hit_rate sglang:cache_hit_rate"),
+    _series("preemptions", "counter", "sum", "requests preempted for lack of KV memory",
+            "vllm:num_preemptions_total sglang:num_retracted_requests_total "
+            "sglang:num_retracted_reqs_total"),
+    _series("prompt_tokens", "counter", "sum", "prompt tokens",
+            "vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum "
+            "llamacpp:prompt_tokens_total+llamacpp:prompt_tokens_cached_total"),
+    _series("generation_tokens", "counter", "sum", "output tokens",
+            "vllm:generation_tokens_total sglang:generation_tokens_total "
+            "tgi_request_generated_tokens_sum llamacpp:tokens_predicted_total"),
+    _series("cache_queries", "counter", "sum", "prompt tokens looked up in the prefix cache",
+            "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total "
+            "sglang:prompt_tokens_total "
+            "llamacpp:prompt_tokens_total+llamacpp:prompt_tokens_cached_total"),
+    _series("cache_hits", "counter", "sum", "prompt tokens found in the prefix cache",
+            "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total "
+            "sglang:cached_tokens_total llamacpp:prompt_tokens_cached_total"),
+    _series("requests", "counter", "sum", "requests finished",
+            "vllm:request_success_total sglang:num_requests_total tgi_request_success"),
+    _series("gpu_utilization", "gauge", "mean", "share of time a kernel ran, mean of the GPUs",
+            "DCGM_FI_DEV_GPU_UTIL", scale=0.01),
+    _series("gpu_memory_bytes", "gauge", "sum", "memory used, all GPUs",
+            "DCGM_FI_DEV_FB_USED", scale=_MIB),
+    _series("gpu_power_w", "gauge", "sum", "power drawn, all GPUs", "DCGM_FI_DEV_POWER_USAGE"),
+    _series("wait_s", "counter", "sum", "seconds that requests waited, by reason",
+            "ref:wait_seconds_total", by="reason"),
+    _series("displaced_s", "counter", "sum", "seconds that requests waited because of others",
+            "ref:displaced_seconds_total"),
+    _series("padding_tokens", "counter", "sum", "tokens computed as padding (static batching)",
+            "ref:padding_tokens_total"),
 )  # fmt: skip
 
 _NAMES = frozenset(name for series in SERIES for source in series.sources for name in source)
-_RANKS = ("tp_rank", "pp_rank")  # every rank of one engine counts the same requests
+_RANKS = ("tp_rank", "pp_rank")  # every rank of an engine counts the same requests
 
 Sample = tuple[Mapping[str, str], float]
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Common name → value, of what is there; NaN and infinite values are not. Raises ValueError
-    for text that is no Prometheus exposition."""
+    """Common name → value, for the metrics present; NaN and infinite values count as absent. Raises
+    ValueError for text that is no Prometheus exposition."""
     samples = _samples(text)
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for series in SERIES:
         source = next((s for s in series.sources if s[0] in samples), None)
         if source is None:
             continue
         picked = [sample for name in source for sample in samples.get(name, ())]
-        if not series.by:
-            found[series.name] = series.scale * _fold(series.fold, [v for _, v in picked])
-            continue
-        for key in sorted({labels.get(series.by, "") for labels, _ in picked}):
-            values = [v for labels, v in picked if labels.get(series.by, "") == key]
-            found[f'{series.name}{{{series.by}="{key}"}}'] = series.scale * sum(values)
-    return found
+        groups: dict[str, list[float]] = {}
+        for labels, value in picked:
+            groups.setdefault(labels.get(series.by, ""), []).append(value)
+        for label in sorted(groups):
+            name = f'{series.name}{{{series.by}="{label}"}}' if series.by else series.name
+            values[name] = series.scale * _fold(series.fold, groups[label])
+    return values
 
 
 def add_up(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """One reading of several servers: counts added, shares of the fullest, means of means."""
+    """A reading of several servers: the sum, maximum or mean of each series, by its `fold`."""
     kinds = {series.name: series.fold for series in SERIES}
     values: dict[str, list[float]] = {}
     for reading in readings:
@@ -154,24 +123,25 @@ def add_up(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _samples(text: str) -> dict[str, list[Sample]]:
-    """Samples of the names we know. Lines of others, histograms' buckets above all, are dropped
-    before they are parsed: 3 600 lines take 4 ms instead of 130."""
+    """The samples of all names in `SERIES`. Lines of other names, mostly histogram buckets, are
+    dropped before parsing: 3 600 lines take 4 ms instead of 130."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    kept = [
+    lines = [
         line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _NAMES
     ]
     samples: dict[str, list[Sample]] = {}
-    for family in text_string_to_metric_families("\n".join(kept) + "\n"):
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
             is_first = all(sample.labels.get(rank, "0") in ("", "0") for rank in _RANKS)
             if is_first and math.isfinite(sample.value):
                 samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
-    return {name: _totals(found) for name, found in samples.items()}
+    return {name: _totals(named) for name, named in samples.items()}
 
 
 def _totals(samples: list[Sample]) -> list[Sample]:
-    """Without the parts of a sum that stands beside them (SGLang: priority "" is the total)."""
+    """The samples that are totals, if the server also exports their parts (SGLang: priority "" is
+    the total)."""
     totals = [s for s in samples if s[0].get("priority") == ""]
     return totals or samples
 

@@ -1,14 +1,14 @@
-"""A small process between slobench and a server it launched: it ends the server and everything the
-server started, also when slobench itself was killed, and collects how the server ended.
+"""The supervisor process: it stands between slobench and a server that slobench launched, ends the
+server with all its descendants, also if slobench was killed, and collects the exit code.
 
-It reads one JSON line on stdin (command, env, cwd, log, stop_signal, stop_timeout_s) and runs the
-command in a session of its own. When stdin closes, or on SIGTERM, it stops the whole: the signal,
-then SIGKILL. On stdout it writes `PID n`, and at the end `EXIT code` (negative: a signal's number)
-or `FAILED reason`.
+It reads a JSON line from stdin (command, env, cwd, log, stop_signal, stop_timeout_s) and runs the
+command in a session of its own. When stdin closes, or on SIGTERM, it stops the server: the signal,
+then SIGKILL. It writes `PID n` to stdout, and at the end `EXIT code` (negative: the number of a
+signal) or `FAILED reason`.
 
-On Linux it is the reaper of every descendant, so one that forked twice or made a session of its own
-is found as well; a leader that ended with 0 while others live on has handed over to them
-(a daemon), and they are the server from then on. Standard library only: it starts in 30 ms.
+On Linux it is the reaper of every descendant and so finds processes that forked twice or made a
+session of their own. A leader that ends with 0 while descendants live has handed over to them (a
+daemon); they are the server from then on. Standard library only: it starts in 30 ms.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from types import FrameType
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2), Linux
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
-class Warden:
-    """One server and its descendants. `code` is the leader's exit code once it has ended."""
+class SupervisedServer:
+    """A server and its descendants. `code` is the leader's exit code once it has ended."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._signal = int(order["stop_signal"])
         self._timeout_s = float(order["stop_timeout_s"])
         self.code: int | None = None
-        self.is_stopping = False
         with Path(order["log"]).open("ab") as log:
             self._leader = subprocess.Popen(
                 order["command"],
@@ -54,7 +53,7 @@ class Warden:
         return self._leader.pid
 
     def reap(self) -> bool:
-        """Collect whoever has ended; False once nobody is left."""
+        """Collect the processes that have ended; False once none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -65,22 +64,23 @@ class Warden:
             if pid == self._leader.pid:
                 self.code = self._leader.returncode = os.waitstatus_to_exitcode(status)
 
-    def is_over(self) -> bool:
-        """Whether the server has ended: nobody is left, or its leader failed."""
+    def has_ended(self) -> bool:
+        """Whether no process is left, or the leader failed."""
         return not self.reap() or self.code not in (None, 0)
 
     def stop(self) -> None:
-        """The signal, SIGKILL to whoever is left when its time is over, and no zombie."""
+        """Send the signal; after the timeout, SIGKILL until no process is left, zombies
+        included."""
         self._signal_all(self._signal)
         end_s = time.monotonic() + self._timeout_s
         while self.reap() and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         while self.reap():
             self._signal_all(signal.SIGKILL)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _signal_all(self, number: int) -> None:
-        """To the leader's group, and to descendants that have left it."""
+        """Signal the leader's group, and the descendants that have left it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._leader.pid, number)
         for pid in _descendants(os.getpid()):
@@ -89,22 +89,23 @@ class Warden:
                     os.kill(pid, number)
 
 
-def _descendants(of: int) -> list[int]:
-    """Every process below one, by /proc; none where there is no /proc."""
+def _descendants(ancestor: int) -> list[int]:
+    """The process ids of all descendants, from /proc; empty on a system without /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):  # it ended while we looked
+        with suppress(OSError, ValueError, IndexError):  # it ended in the meantime
             fields = entry.read_text().rsplit(")", 1)[1].split()
             parents[int(entry.parent.name)] = int(fields[1])
-    found, frontier = list[int](), {of}
-    while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier}
-        found += frontier
-    return found
+    descendants, generation = list[int](), {ancestor}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation}
+        descendants += generation
+    return descendants
 
 
 def _adopt_orphans() -> None:
-    """Orphaned descendants become our children instead of init's, where the system can do that."""
+    """Orphaned descendants become children of this process instead of init's, on systems that
+    support it."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -120,43 +121,43 @@ def _read_order() -> dict[str, Any]:
     return order
 
 
-def _say(text: str) -> None:
-    with suppress(BrokenPipeError):  # nobody listens any more
+def _report(text: str) -> None:
+    with suppress(BrokenPipeError):  # slobench has ended
         os.write(1, f"{text}\n".encode())
 
 
 def main() -> int:
-    """Run the server until it or slobench ends; the exit code says whether it could be started."""
-    is_asked = False
+    """Run the server until it or slobench ends; 1 if the server could not be started, else 0."""
+    is_terminated = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal is_asked
-        is_asked = True
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal is_terminated
+        is_terminated = True
 
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     order = _read_order()
     _adopt_orphans()
     try:
-        warden = Warden(order)
+        server = SupervisedServer(order)
     except OSError as error:
-        _say(f"FAILED {error.strerror or error}: {error.filename or order['command'][0]}")
+        _report(f"FAILED {error.strerror or error}: {error.filename or order['command'][0]}")
         return 1
-    _say(f"PID {warden.pid}")
-    while not is_asked and not warden.is_over():
+    _report(f"PID {server.pid}")
+    while not is_terminated and not server.has_ended():
         ready, _, _ = select.select([0, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
         if 0 in ready and not os.read(0, 4096):
             break
-    if warden.code not in (None, 0):
-        _say(f"EXIT {warden.code}")  # at once: its descendants may take their time
-    warden.stop()
-    _say(f"EXIT {warden.code if warden.code is not None else 0}")
+    if server.code not in (None, 0):
+        _report(f"EXIT {server.code}")  # at once: its descendants may take their time
+    server.stop()
+    _report(f"EXIT {server.code if server.code is not None else 0}")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""What a server of ours really did, as arrays: a row per request, and the instant of every token.
+"""The log of a truth or mock server as arrays: a row per request, and the instant of every token.
 
-The truth server's log, and the mock's, which has fewer columns.
+The mock server's log has fewer columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 TRUTH = np.dtype(
     [
-        ("seq", "i8"),  # the request's x-seq header, -1 without one
+        ("seq", "i8"),  # the request's x-seq header, -1: no such header
         ("number", "u4"),
         ("connection", "u4"),
         ("api", "U12"),
@@ -21,7 +21,7 @@ TRUTH = np.dtype(
         ("asked_tokens", "i4"),
         ("sent_tokens", "i4"),
         ("prompt_tokens", "i4"),
-        # CLOCK_MONOTONIC nanoseconds, 0 = it never came to that
+        # CLOCK_MONOTONIC nanoseconds; 0: it did not happen
         ("arrived_ns", "u8"),  # the first byte of the request was read
         ("read_ns", "u8"),  # its last byte was
         ("due_ns", "u8"),  # the first token was due
@@ -33,7 +33,7 @@ TRUTH = np.dtype(
         ("late_max_ns", "u8"),  # the server's own lateness over the writes of this request
         ("late_sum_ns", "u8"),
         ("token_offset", "u8"),
-        ("blocked", "i4"),  # writes that the client's socket would not take at once
+        ("blocked", "i4"),  # writes that the socket did not accept at once
     ]
 )
 """The columns of the log, in its order."""
@@ -46,29 +46,30 @@ class TruthLog:
     rows: NDArray[np.void]
     token_ns: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
 
-    def of(self, seq: ArrayLike) -> NDArray[np.void]:
-        """The rows of these requests, in this order; of a request sent twice, the last. Raises
-        KeyError with the first that never arrived."""
-        wanted = np.asarray(seq, np.int64)
+    def rows_of(self, seq: ArrayLike) -> NDArray[np.void]:
+        """The rows of these requests, in this order; the last row of a request sent twice. Raises
+        KeyError with the number of the first request without a row."""
+        requests = np.asarray(seq, np.int64)
         order = np.argsort(self.rows["seq"], kind="stable")
         sorted_seq = self.rows["seq"][order]
-        place = np.searchsorted(sorted_seq, wanted, side="right") - 1
-        is_there = (place >= 0) & (sorted_seq[place] == wanted) if len(order) else wanted != wanted
-        if not is_there.all():
-            missing = int(wanted[~is_there][0])
+        place = np.searchsorted(sorted_seq, requests, side="right") - 1
+        is_logged = place >= 0
+        is_logged[is_logged] = sorted_seq[place[is_logged]] == requests[is_logged]
+        if not is_logged.all():
+            missing = int(requests[~is_logged][0])
             raise KeyError(f"request {missing} is not in the truth server's log")
-        found: NDArray[np.void] = self.rows[order[place]]
-        return found
+        rows: NDArray[np.void] = self.rows[order[place]]
+        return rows
 
     def tokens_ns(self, row: np.void) -> NDArray[np.uint64]:
-        """When each token of a row was written."""
+        """The instants at which the tokens of a row were written."""
         start = int(row["token_offset"])
         return self.token_ns[start : start + int(row["sent_tokens"])]
 
 
 def read_truth_log(log: Path, token_log: Path | None = None) -> TruthLog:
-    """The log of a server that has ended; columns it has not are zero, columns of its own are left
-    out. Raises ValueError for a file that is no such log.
+    """The log of a server that has ended. Columns that the file lacks are zero; other columns of
+    the file are left out. Raises ValueError for a file that is no such log.
     """
     with log.open() as lines:
         head = lines.readline().strip().split(",")

@@ -53,7 +53,7 @@ def check_golden(request):
 def truth_cache(tmp_path_factory):
     """Where the truth server's program is, compiled once: `truth_server(…, cache_dir=…)`."""
     from loadgen.errors import MissingDependency
-    from targets.truth_compiler import truth_program
+    from targets.truth_server import truth_program
 
     folder = tmp_path_factory.mktemp("truth-program")
     try:

@@ -70,7 +70,7 @@ class Measured:
     @property
     def n_events(self) -> int:
         """Server-sent events that came, of answered requests."""
-        tokens = self.log.of(self.rows["seq"])["sent_tokens"]
+        tokens = self.log.rows_of(self.rows["seq"])["sent_tokens"]
         return int(tokens.sum()) + OTHER_EVENTS * len(tokens)
 
 
@@ -90,7 +90,7 @@ class Rig:
         out = self._folder / "run"
         with truth_server(self._folder, cache_dir=self._folder, **script) as server:
             before = cpu_s_of_children()
-            with server.apart():  # one core, also where there are more
+            with server.client_cores():  # one core, also where there are more
                 os.sched_setaffinity(0, {max(server.client_cpus)})
                 if side == "slobench":
                     _slobench(server.url, scenario, out, workers)

@@ -104,7 +104,7 @@ def measure(
             n=round(load.rate_per_s * load.for_s), out=out,
         )  # fmt: skip
         before_s, started_s = cpu_s_of_children(), time.monotonic()
-        with server.apart():
+        with server.client_cores():
             os.sched_setaffinity(0, {max(server.client_cpus)})
             _run([peer.program, *words.split()])
         took_s, used_s = time.monotonic() - started_s, cpu_s_of_children() - before_s

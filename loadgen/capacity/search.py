@@ -38,7 +38,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
-from targets.quiesce import settle
+from targets.quiesce import quiesce
 
 _TRIES = 2  # at a load at which the client could not be trusted
 
@@ -208,7 +208,7 @@ class _Search:
         up = servers.open(cell)
         if not up.is_fresh:
             drain_s = cell.scenario.phases.drain
-            finish(settle(up.server.endpoint, drain_s=drain_s, resets_cache=True))
+            finish(quiesce(up.server.endpoint, drain_s=drain_s, resets_cache=True))
         finished = execute(cell.scenario, cell.target, cell.options, self._quiet, server=up.server)
         served = ServedRun.of(finished.run, finished.directory)
         up.served(served._replace(begin_s=begin_s, end_s=time.monotonic()))

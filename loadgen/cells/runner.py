@@ -27,7 +27,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.run.target import Server, finish, print_check
 from loadgen.workload.scenario import Scenario
 from targets.preflight_result import PreflightCheck
-from targets.quiesce import settle, unreachable
+from targets.quiesce import quiesce, unreachable_reason
 
 if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
@@ -183,7 +183,7 @@ class CellRunner:
             raise TargetError(how)
         if is_later and up.server.kind == "url":  # nobody knows what it became, and both may be one
             self._settle(up.server, turn.cell.scenario)
-            if why := finish(unreachable(up.server.endpoint)):
+            if why := finish(unreachable_reason(up.server.endpoint)):
                 raise TargetError(f"{up.server.name} ended while its partner was measured: {why}")
         before = self.gauge(turn.cell)
         run = ready.record()
@@ -204,7 +204,7 @@ class CellRunner:
 
     def _settle(self, server: Server, scenario: Scenario) -> None:
         checks = finish(
-            settle(
+            quiesce(
                 server.endpoint,
                 drain_s=self.between.drain_s,
                 resets_cache=self.between.resets_cache,

@@ -199,10 +199,7 @@ def _print_misses(directory: Path, as_json: bool) -> None:
 
     result = misses(directory)
     if as_json:
-        rows = [
-            {**asdict(miss), "promise": miss.promise._asdict(), "sentence": miss.sentence()}
-            for miss in result.missed
-        ]
+        rows = [miss.as_json() for miss in result.missed]
         print_json({"n_requests": result.n_requests, "misses": rows})
         return
     n_missed = len({miss.request_id for miss in result.missed})
@@ -212,7 +209,7 @@ def _print_misses(directory: Path, as_json: bool) -> None:
             most = ", ".join(f"{name} {n}" for name, n in named.most_common(_N_NAMED) if name)
             typer.echo(f"  {cause:12} {named.total():5}" + (f"   {most}" if most else ""))
     for miss in result.missed[:_N_PRINTED]:
-        typer.echo(f"  {miss.request_id}: {miss.blame}: {miss.sentence()}")
+        typer.echo(f"  {miss.request_id}: {miss.cause}: {miss.sentence()}")
     if len(result.missed) > _N_PRINTED:
         typer.echo(f"  … and {len(result.missed) - _N_PRINTED} more (--json has all)")
 

@@ -130,7 +130,7 @@ def run_scenario(
     from loadgen.run.execute import SIMULATED, execute, local_fleet
 
     has_processes = target != SIMULATED
-    with PreforkedShard(is_wanted=has_processes, forks=True) as preforked:
+    with PreforkedShard(is_enabled=has_processes, forks=True) as preforked:
         open_fleet = partial(local_fleet, preforked=preforked) if has_processes else None
         console = Console(stderr=True, highlight=False)
         finished = execute(scenario, target, options, console, open_fleet=open_fleet)

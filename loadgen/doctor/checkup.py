@@ -26,7 +26,7 @@ from loadgen.errors import MissingDependency
 from loadgen.measure.wording import format_number, format_value
 from loadgen.run.target import Choice
 from targets.preflight_result import PreflightCheck
-from targets.truth_compiler import truth_program
+from targets.truth_server import truth_program
 
 PROOF_RATES_PER_S = (20.0, 100.0, 400.0)
 _SEARCH_S = 2.0  # measured window of a trial of the search

@@ -11,9 +11,9 @@ from loadgen.run.target import Choice, finish, open_server
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.texts import Synthetic
 from targets.endpoint import Endpoint
-from targets.extended_preflight import examine
+from targets.extended_preflight import extended_preflight
 from targets.preflight import preflight
-from targets.preflight_checks import CONSEQUENCES, EXAMINED
+from targets.preflight_checks import CONSEQUENCES, EXTENDED_CHECKS
 from targets.preflight_result import Preflight, PreflightCheck
 
 _LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
@@ -32,7 +32,7 @@ def examine_target(
         found, examined = finish(_asked(server.endpoint, choice.model, salt))
         checks = [_for_a_doctor(check, found.max_model_len) for check in found.checks]
         if found.fatal is not None:
-            skipped = [PreflightCheck(name, None, "not checked") for name in EXAMINED]
+            skipped = [PreflightCheck(name, None, "not checked") for name in EXTENDED_CHECKS]
             return server.endpoint.url, [*checks, *skipped], found.fatal
         return server.endpoint.url, [*checks, *examined], None
 
@@ -53,7 +53,7 @@ async def _asked(
     )
     if found.fatal is not None:
         return found, ()
-    return found, await examine(endpoint, found, text_of, _TIMEOUT_S)
+    return found, await extended_preflight(endpoint, found, text_of, _TIMEOUT_S)
 
 
 def _for_a_doctor(check: PreflightCheck, max_model_len: int | None) -> PreflightCheck:

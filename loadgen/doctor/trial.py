@@ -132,7 +132,7 @@ def _judge(bench: TrialSetup, folder: Path) -> Iterator[tuple[str, Callable[[], 
         truth_server(
             folder, cache_dir=bench.cache_dir, cc=bench.cc, ttft_s=_TTFT_S, itl_s=_ITL_S
         ) as server,
-        server.apart(),
+        server.client_cores(),
     ):
         yield server.url, server.finish
 
@@ -177,7 +177,7 @@ def truth_of(run: Run, log: TruthLog) -> Truth:
     rows = run.request_rows
     epoch_ns = round(run.manifest.epoch_s * 1e9)
     is_there = np.isin(rows["request_id"], log.rows["seq"])
-    found = log.of(rows["request_id"][is_there])
+    found = log.rows_of(rows["request_id"][is_there])
 
     def instants_s(name: str) -> Times:
         values_s = np.full(len(rows), np.nan)

@@ -1,1 +1,1 @@
-"""From a schedule to recorded rows: dispatcher, the one socket file, recorder, run directory."""
+"""Generation of load: dispatcher, HTTP client, recorder, shard processes, run directory."""

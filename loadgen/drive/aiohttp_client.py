@@ -1,8 +1,8 @@
-"""The plain transport: the same requests over aiohttp on asyncio's own loop, a task for each.
+"""Plain transport (`--transport aiohttp`): the same requests over aiohttp, a task for each.
 
-It is there to be read and to be held against `client`: the two agree on every request. It costs
-more CPU per event, stamps a read only when its task gets to run, and opens no connection ahead, so
-its latencies are the larger ones.
+It shares no code with `client` but the request bytes and the recorded fields, so it can confirm or
+refute a doubtful run; tests hold the two against each other. Its latencies are larger: it uses more
+CPU per event, stamps a read when the task runs, and opens no connections in advance.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from loadgen.drive.connect_errors import connect_reason
-from loadgen.drive.exchange import Exchange
-from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
+from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd, connect_reason
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
-from targets.aiohttp_route import connector, request_options
-from targets.rotation import Lookup, Rotation, show
+from targets.dialer import tls_context
+from targets.rotation import Lookup, Rotation, format_address
 from targets.route import Route
 
-_IDLE_S = 3600.0  # a kept connection is closed by the server, or at the end of the run
-_NOT_OURS = ("user-agent", "accept", "accept-encoding", "content-type")  # as the payload has them
+_IDLE_S = 3600.0  # idle connections stay open until the server closes them or the run ends
+# Headers that aiohttp must not add: the payload states its own.
+_NO_AUTO_HEADERS = ("user-agent", "accept", "accept-encoding", "content-type")
 
 
 class AiohttpClient:
-    """A `Transport`. One session of aiohttp's for everybody or, with `per_session`, for each of
-    the schedule's sessions."""
+    """A `Transport`. All requests share an aiohttp session; with `per_session` each session of the
+    schedule has its own."""
 
     def __init__(
         self,
@@ -46,20 +45,22 @@ class AiohttpClient:
         first: int = 0,
     ) -> None:
         self._loop, self._route, self._mode = loop, route, connections
+        scheme = "https" if route.is_tls else "http"
+        self._origin = f"{scheme}://{format_address((route.host, route.port))}"
         self.on_end: OnEnd = lambda exchange: None
-        self.alarm: Alarm = NoAlarm()  # left to the loop: this transport is the plain one
+        self.alarm: Alarm = NoAlarm()  # never rung here: the loop runs overdue alarms itself
         self._looks_like_token = looks_like_token
         self._resolver = _Resolver(Rotation(*route.peer, lookup, first))
         self._sessions: dict[int, aiohttp.ClientSession] = {}
-        self._n_users: dict[int, int] = {}  # of each session: requests under way
-        self._last_sent: set[int] = set()  # sessions that want no connection any more
+        self._n_running: dict[int, int] = {}  # session: its requests in flight
+        self._last_sent: set[int] = set()  # sessions whose last request is sent
         self._running: dict[int, tuple[Exchange, asyncio.Task[None]]] = {}
         self.n_opened = 0
         self.n_reused = 0
 
     @property
-    def known(self) -> list[str]:
-        return self._resolver.rotation.known
+    def addresses(self) -> list[str]:
+        return self._resolver.rotation.addresses
 
     async def open(self, n: int) -> int:
         return 0
@@ -76,14 +77,14 @@ class AiohttpClient:
         if row not in self._running:
             return
         exchange, task = self._running.pop(row)
-        task.cancel()  # and with it its connection, for the response was not read to its end
+        task.cancel()  # closes the connection, too: its response was not read to the end
         is_connecting = not (exchange.connected_ns or exchange.reused)
-        where = " (while connecting)" if is_connecting else ""
-        exchange.fail(outcome, reason + where, monotonic_ns())
+        suffix = " (while connecting)" if is_connecting else ""
+        exchange.fail(outcome, reason + suffix, monotonic_ns())
         self.on_end(exchange)
 
     def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
-        return len(self._running), ()  # aiohttp keeps its sockets to itself
+        return len(self._running), ()  # aiohttp does not expose its sockets
 
     async def close(self) -> None:
         running = [task for _, task in self._running.values()]
@@ -96,7 +97,7 @@ class AiohttpClient:
 
     async def _run(self, exchange: Exchange, payload: bytes, session: int, is_last: bool) -> None:
         key = session + 1 if self._mode == "per_session" else 0
-        self._n_users[key] = self._n_users.get(key, 0) + 1
+        self._n_running[key] = self._n_running.get(key, 0) + 1
         if key and is_last:
             self._last_sent.add(key)
         try:
@@ -104,9 +105,9 @@ class AiohttpClient:
         except (aiohttp.ClientError, OSError, _Broken) as error:
             exchange.fail(*failure(exchange, error, self._route), monotonic_ns())
         finally:
-            self._n_users[key] -= 1
+            self._n_running[key] -= 1
         exchange.done_ns = exchange.done_ns or monotonic_ns()
-        if key in self._last_sent and not self._n_users[key]:  # nobody of it is still reading
+        if key in self._last_sent and not self._n_running[key]:
             self._last_sent.discard(key)
             await self._sessions.pop(key).close()
         del self._running[exchange.row]
@@ -121,10 +122,10 @@ class AiohttpClient:
             URL(target if "://" in target else self._origin + target, encoded=True),
             headers=headers,
             data=body,
-            skip_auto_headers=_NOT_OURS,
+            skip_auto_headers=_NO_AUTO_HEADERS,
             allow_redirects=False,
             trace_request_ctx=exchange,
-            **request_options(self._route),
+            **_proxy_options(self._route),
         ) as response:
             if response.status == 101:
                 raise _Broken("the server switched protocols")
@@ -147,12 +148,6 @@ class AiohttpClient:
             if exchange.n_bytes > MAX_BODY_BYTES:
                 raise _Broken(f"response body over {MAX_BODY_BYTES >> 20} MiB")
 
-    @property
-    def _origin(self) -> str:
-        route = self._route
-        host = f"[{route.host}]" if ":" in route.host else route.host
-        return f"{'https' if route.is_tls else 'http'}://{host}:{route.port}"
-
     def _session(self, key: int) -> aiohttp.ClientSession:
         if key not in self._sessions:
             self._sessions[key] = aiohttp.ClientSession(
@@ -171,12 +166,16 @@ class AiohttpClient:
             options["force_close"] = True
         else:
             options["keepalive_timeout"] = _IDLE_S
-        if not self._route.unix_path:
-            options |= {"resolver": self._resolver, "use_dns_cache": False}
-        return connector(self._route, **options)
+        route = self._route
+        if route.unix_path:
+            return aiohttp.UnixConnector(route.unix_path, **options)
+        tls = tls_context(route.ca_cert) if route.is_tls else True
+        return aiohttp.TCPConnector(
+            ssl=tls, resolver=self._resolver, use_dns_cache=False, **options
+        )
 
     def _trace(self) -> aiohttp.TraceConfig:
-        """What aiohttp tells of its connections, written into the exchange."""
+        """Hooks that write connect times and connection reuse into the exchange."""
 
         async def reused(session: Any, context: SimpleNamespace, params: Any) -> None:
             exchange: Exchange = context.trace_request_ctx
@@ -194,18 +193,19 @@ class AiohttpClient:
 
 
 class _Response(aiohttp.ClientResponse):
-    """Remembers its connection's address: aiohttp lets go of a connection as soon as it can."""
+    """A response that keeps the peer's address: aiohttp drops the connection when it has the whole
+    body, which may be before the head is returned."""
 
     remote = ""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         if connection.transport is not None:
-            self.remote = show(connection.transport.get_extra_info("peername"))
+            self.remote = format_address(connection.transport.get_extra_info("peername"))
         return await super().start(connection)
 
 
 class _Resolver(AbstractResolver):
-    """aiohttp's question, answered by the policy that both transports share."""
+    """Resolves names for aiohttp with the `Rotation` that both transports use."""
 
     def __init__(self, rotation: Rotation) -> None:
         self.rotation = rotation
@@ -226,19 +226,19 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """The rotation outlives one session's connector."""
+        """Leaves the rotation open, which all sessions share."""
 
 
 class _Broken(Exception):
-    """An answer that is given up; leaves `AiohttpClient` as a row's outcome."""
+    """A response that cannot be used; recorded as the request's outcome."""
 
 
 def failure(exchange: Exchange, error: Exception, route: Route) -> tuple[Status, str]:
-    """What became of a request that raised, in the words of the other transport."""
+    """Status and error text of a request that raised, worded as in `client`."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        assert route.proxy is not None, "a proxy answered where there is none"
-        said = f"proxy {route.proxy.url} answered {error.status} {error.message} to CONNECT"
-        return Status.connect_error, f"connect to {route}: {said}"
+        assert route.proxy is not None, "a proxy responded on a route without a proxy"
+        refusal = f"proxy {route.proxy.url} answered {error.status} {error.message} to CONNECT"
+        return Status.connect_error, f"connect to {route}: {refusal}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return Status.connect_error, connect_reason(route, error.os_error)
     if isinstance(error, aiohttp.ClientResponseError):
@@ -246,15 +246,27 @@ def failure(exchange: Exchange, error: Exception, route: Route) -> tuple[Status,
     if isinstance(error, _Broken):
         return Status.stream_error, str(error)
     if exchange.headers_ns:
-        return Status.stream_error, f"connection closed in the middle of the response ({error})"
-    if exchange.reused:
-        closed = "the server closed a kept-alive connection instead of answering"
-        return Status.stream_error, f"{closed} ({error})"
-    return Status.stream_error, f"connection closed without an answer ({error})"
+        reason = "connection closed in the middle of the response"
+    elif exchange.reused:
+        reason = "the server closed a kept-alive connection instead of responding"
+    else:
+        reason = "connection closed without a response"
+    return Status.stream_error, f"{reason} ({error})"
+
+
+def _proxy_options(route: Route) -> dict[str, Any]:
+    """Keywords for `session.request`. A forwarding proxy gets its credentials with each request
+    (`Route.forwarding_headers`), a tunnelling proxy with CONNECT."""
+    if route.proxy is None:
+        return {}
+    options: dict[str, Any] = {"proxy": route.proxy.url}
+    if route.is_tunnelled and route.proxy.authorization:
+        options["proxy_headers"] = {"proxy-authorization": route.proxy.authorization}
+    return options
 
 
 def parse_request(payload: bytes) -> tuple[str, str, list[tuple[str, str]], bytes]:
-    """(method, request target, header fields, body) of an HTTP/1.1 request of our own making."""
+    """(method, request target, header fields, body) of a request written by `payloads.HttpHead`."""
     head, _, body = payload.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     method, target, _ = first.split(" ")

@@ -1,9 +1,9 @@
-"""The one socket file: streaming HTTP/1.1 POSTs over kept-alive connections.
+"""HTTP/1.1 client of the measured path: streaming requests over kept-alive connections.
 
-A read is stamped before anything else looks at it, and kept as it came. llhttp (through httptools)
-reads heads and tells where a response ends, and is asked for nothing else. No task, no future and
-no JSON per token: framing (`body`) and events (`decode`) are read after the request, away from the
-measured moments.
+Each socket read is timestamped first and stored as it came. llhttp (httptools) parses the heads and
+finds the end of each response; its body callback is not used, because a call per piece of a body
+costs as much as the read itself. A token creates no task, no future and no JSON: `decode` parses
+the stored bytes after the request, outside the measured time. Reasons: docs/decisions 0004, 0040.
 """
 
 from __future__ import annotations
@@ -15,52 +15,50 @@ from typing import cast
 
 import httptools
 
-from loadgen.drive.connect_errors import connect_reason
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.pool import Pool
-from loadgen.drive.transport import MAX_BODY_BYTES, Connections, OnEnd
+from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd, connect_reason
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import Dialer
-from targets.rotation import show
+from targets.rotation import format_address
 
 _HEAD_END = b"\r\n\r\n"
-_CONNECT_AT_ONCE = 64  # ahead of a run: half of the shortest queue in which servers let us wait
+_CONNECT_AT_ONCE = 64  # half of the shortest listen backlog in common use (128)
 
 
 class Connection(asyncio.Protocol):
-    """One TCP connection, at most one exchange at a time."""
+    """A TCP connection; carries at most a single request at a time."""
 
     def __init__(self, pool: Client) -> None:
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
-        self._answered: tuple[Exchange, bool] | None = None  # and whether the connection is kept
+        self._answered: tuple[Exchange, bool] | None = None  # and whether to keep the connection
         self._read_ns = 0
         self._body_until_eof = True
-        self._head_tail = b""  # its last bytes so far: what ends it may be cut
+        self._head_tail = b""  # last 3 bytes of the head so far: a read may cut its end
         self.remote = ""
         self.key = 0
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        # With room for any, uvloop would write at the end of its turn: after every socket that is
-        # readable by then was read, and that long after `sent_ns`.
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        # uvloop writes buffered data at the end of the loop's turn, after reading all sockets that
+        # are readable by then (0.6-1.1 ms after `sent_ns` at p99). Without a buffer, it writes now.
         self._transport.set_write_buffer_limits(high=0)
-        self.remote = show(transport.get_extra_info("peername"))
+        self.remote = format_address(transport.get_extra_info("peername"))
 
     def data_received(self, data: bytes) -> None:
         self._read_ns = now_ns = monotonic_ns()
         exchange = self._exchange
-        if exchange is None:  # bytes nobody asked for: this connection cannot be trusted
+        if exchange is None:  # bytes without a request: the next response could not be trusted
             self.abort()
             return
         try:
             if not exchange.headers_ns:
                 self._read_head(exchange, data)
-            else:  # nearly every read: inline, for a call is a tenth of what is done here
+            else:  # nearly every read; inlined, because a call adds a tenth to its cost
                 exchange.times.append(now_ns)
                 exchange.parts.append(data)
                 exchange.n_bytes += len(data)
@@ -93,19 +91,23 @@ class Connection(asyncio.Protocol):
             return
         how = f" ({exc})" if exc else ""
         if exchange.headers_ns:
-            what = f"connection closed in the middle of the response{how}"
+            reason = f"connection closed in the middle of the response{how}"
         elif exchange.reused:
-            what = f"the server closed a kept-alive connection instead of answering{how}"
+            reason = f"the server closed a kept-alive connection instead of responding{how}"
         else:
-            what = f"connection closed without an answer{how}"
-        self._end(Status.stream_error, what)
+            reason = f"connection closed without a response{how}"
+        self._end(Status.stream_error, reason)
 
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
-        """Up to the end of the head, which may have come in pieces; what is behind it is body."""
+        """Parses a read that begins inside the head; the bytes after the head are body.
+
+        llhttp would not report where the head ends within a read, so the blank line is searched
+        for, also across the cut between two reads.
+        """
         while data and not exchange.headers_ns:
             joined = self._head_tail + data
-            found = joined.find(_HEAD_END)
-            n_head = len(data) if found < 0 else found + len(_HEAD_END) - len(self._head_tail)
+            end = joined.find(_HEAD_END)
+            n_head = len(data) if end < 0 else end + len(_HEAD_END) - len(self._head_tail)
             self._head_tail = joined[1 - len(_HEAD_END) :]
             self._parser.feed_data(data[:n_head])
             data = data[n_head:]
@@ -123,7 +125,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         exchange = self._exchange
         assert exchange is not None
-        if exchange.headers_ns:  # a trailer: RFC 9110 section 6.5.1 forbids it to change framing
+        if exchange.headers_ns:  # a trailer; it must not change the framing (RFC 9110 §6.5.1)
             return
         key = name.lower()
         if key == b"content-type":
@@ -145,17 +147,17 @@ class Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             return
-        if 100 <= exchange.http_status < 200:  # informational: the answer is still to come
+        if 100 <= exchange.http_status < 200:  # informational: the response is still to come
             exchange.http_status = exchange.headers_ns = 0
             self._expect_head()
             return
-        # Told once the read is parsed: the parser would swallow an error of whoever is told, and
-        # what else the read holds must not become part of the next exchange.
+        # Reported only after the whole read is parsed: httptools would swallow an exception of
+        # `on_end`, and the rest of this read must not become part of the next request's response.
         self._answered, self._exchange = (exchange, self._parser.should_keep_alive()), None
 
-    # ours
+    # called by Client
     def start(self, exchange: Exchange, payload: bytes) -> None:
-        """Send one request; its end is reported to the pool."""
+        """Sends a request; `Client.ended` receives its end."""
         assert self._transport is not None
         assert self._exchange is None, f"connection busy with request {self._exchange}"
         self._exchange = exchange
@@ -166,7 +168,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(payload)
 
     def fail(self, outcome: Status, reason: str) -> None:
-        """Give up the exchange in flight (timeout, cancel) and the connection with it."""
+        """Ends the request in flight (timeout, cancel) and closes the connection."""
         self._end(outcome, reason)
 
     def abort(self) -> None:
@@ -175,14 +177,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def exchange(self) -> Exchange | None:
-        """The one in flight."""
+        """The request in flight, if any."""
         return self._exchange
 
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def descriptor(self) -> int:
-        """Of its socket; -1 once that is closed."""
+        """The file descriptor of the socket; -1 once it is closed."""
         assert self._transport is not None
         sock = self._transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
@@ -206,10 +208,10 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """The connections of one shard to one target, opened by `dialer`.
+    """Connections of a shard to its target; `dialer` opens them. A `Transport`.
 
-    `connections`: `reuse` keeps them for whoever is next, `per_session` for the same session,
-    `never` opens one for each request. A `Transport`.
+    `connections`: `reuse` keeps a connection for any later request, `per_session` for requests of
+    the same session, `never` opens a new connection for each request.
     """
 
     def __init__(
@@ -233,27 +235,27 @@ class Client:
         self._turn = 0
 
     @property
-    def known(self) -> list[str]:
-        return self._dialer.known
+    def addresses(self) -> list[str]:
+        return self._dialer.addresses
 
     async def open(self, n: int) -> int:
-        """Failures are silent here: the first request that needs a connection reports them."""
+        """Failures are not reported here; the first request without a connection reports them."""
         if self._mode != "reuse":
             return 0
-        n_made = 0
-        for begun in range(0, n, _CONNECT_AT_ONCE):
-            dials = [self._connect() for _ in range(min(_CONNECT_AT_ONCE, n - begun))]
-            made = await asyncio.gather(*dials, return_exceptions=True)
-            found = [connection for connection in made if isinstance(connection, Connection)]
-            for connection in found:
+        n_opened = 0
+        for n_dialed in range(0, n, _CONNECT_AT_ONCE):
+            dials = [self._connect() for _ in range(min(_CONNECT_AT_ONCE, n - n_dialed))]
+            results = await asyncio.gather(*dials, return_exceptions=True)
+            opened = [result for result in results if isinstance(result, Connection)]
+            for connection in opened:
                 self._idle.put(connection)
-            n_made += len(found)
-            if not found:
+            n_opened += len(opened)
+            if not opened:
                 break
-        return n_made
+        return n_opened
 
     def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
-        """Send now on a kept connection, or on one opened for it."""
+        """Sends on an idle connection, or opens a connection if none is idle."""
         exchange = Exchange(row)
         key = self._key(session)
         while (connection := self._idle.take(key)) is not None:
@@ -288,10 +290,11 @@ class Client:
         busy = list(self._busy.values())
         step = max(1, -(-len(busy) // most))
         self._turn += 1
-        return len(busy), [one.descriptor() for one in busy[self._turn % step :: step]]
+        return len(busy), [c.descriptor() for c in busy[self._turn % step :: step]]
 
     async def close(self) -> None:
-        idle, self._idle = self._idle.all(), Pool()  # so that nobody looks for his place in it
+        # With an empty pool, `forget` need not search it for each closed connection.
+        idle, self._idle = self._idle.all(), Pool()
         for connection in idle:
             connection.abort()
         connecting = [task for _, task in self._connecting.values()]
@@ -300,13 +303,13 @@ class Client:
         await asyncio.gather(*connecting, return_exceptions=True)
         self._dialer.close()
 
-    # called by connections
+    # called by Connection
     def ring(self) -> None:
-        """What is due now goes out before the next socket is read."""
+        """Runs the overdue alarm, so that due requests go out before the next socket is read."""
         try:
             self.alarm.ring()
-        except Exception as error:  # of an OSError in a protocol no loop would tell
-            context = {"message": "the dispatcher, rung between two reads", "exception": error}
+        except Exception as error:  # loops ignore an OSError raised in a protocol's callback
+            context = {"message": "an alarm between two reads", "exception": error}
             self._loop.call_exception_handler(context)
 
     def ended(self, connection: Connection, exchange: Exchange, *, reusable: bool) -> None:

@@ -1,4 +1,4 @@
-"""From raw bytes with stamps to what they say: tokens, usage, errors. Runs after the request."""
+"""Decodes recorded bytes into tokens, usage and errors; runs after the request."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import httptools
 import msgspec
 
-from loadgen.drive.body import Body
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, SseDecoder, SseEvent, plain_events
+from loadgen.drive.transport import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape
 
-_OK = Status.ok  # Python 3.11 takes 0.2 µs to look a member up
+_OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
+_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
-_SHAPED_BY = 4  # parts at the beginning: a role, perhaps, and two tokens with different texts
+_SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
 
 
-class Said(NamedTuple):
-    """Events that follow each other and say the same but for their text: when each came, what the
-    last of them says, and of each the tokens so far, where they say the same but for that, too."""
+class EventRun(NamedTuple):
+    """Consecutive events that differ only in their text and perhaps in their running token count.
+
+    `received_ns` has a time per event; `delta` is the content of the last event; `running` has
+    each event's running token count, None if the events have no such count.
+    """
 
     received_ns: list[int]
     delta: Delta
@@ -32,7 +37,7 @@ class Said(NamedTuple):
 
 @dataclass(slots=True)
 class Decoded:
-    """One request, understood. Instants as in Exchange; `chunk_*`: one entry per token chunk."""
+    """Content of a response. Times as in Exchange; `chunk_*` have an entry per token chunk."""
 
     status: Status = Status.ok
     error: str = ""
@@ -51,14 +56,14 @@ class Decoded:
     server: dict[str, float] = field(default_factory=dict)
 
     def fail(self, status: Status, error: str) -> None:
-        """The first failure is the one that is told."""
+        """Records a failure, unless an earlier failure is recorded."""
         if self.status is Status.ok:
             self.status, self.error = status, error
 
 
 def quick_status(exchange: Exchange) -> Status:
-    """The status as far as the transport can tell, without decoding: for live views, stop rules
-    and children that must be released now."""
+    """The status without decoding, for live views, stop rules and the release of child rows. An
+    error inside a 200 response counts as `ok` here."""
     if exchange.outcome is not None:
         return exchange.outcome
     if exchange.http_status != 200:
@@ -67,8 +72,8 @@ def quick_status(exchange: Exchange) -> Status:
 
 
 def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
-    """Everything the bytes say. Never raises: a body that is not what the API promises is a
-    `stream_error` with an excerpt, and tokens that came before it are kept."""
+    """Decodes a response. Never raises for a malformed body: its status is `stream_error` with an
+    excerpt, and the tokens before the fault are kept."""
     body = Body(exchange)
     result = Decoded(n_bytes=body.n_bytes, first_chunk_ns=body.times[0] if body.times else 0)
     if exchange.outcome is not None:
@@ -80,7 +85,10 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         return result
     if exchange.content_encoding not in ("", "identity"):
         encoding = exchange.content_encoding
-        result.fail(Status.stream_error, f"content-encoding {encoding}, though identity was asked")
+        result.fail(
+            Status.stream_error,
+            f"content-encoding {encoding}, but the request accepts identity only",
+        )
         return result
     if "text/event-stream" not in exchange.content_type.lower():
         kind = exchange.content_type or "no content-type"
@@ -90,12 +98,19 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
     return result
 
 
+def answer_text(exchange: Exchange, adapter: Adapter) -> str:
+    """The answer text of a successful response, for the prompt of a later turn. Reasoning is left
+    out, as chat templates drop it from earlier turns; unreadable events are skipped."""
+    runs = _one_by_one(Body(exchange), adapter, Decoded())
+    return "".join(run.delta.text for run in runs if run.delta.is_answer)
+
+
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
     is_done = False
-    said = _by_shape(body, adapter) or _at_once(body, adapter) or _one_by_one(body, adapter, result)
-    for received_ns, delta, running in said:
+    runs = _by_shape(body, adapter) or _at_once(body, adapter) or _one_by_one(body, adapter, result)
+    for received_ns, delta, running in runs:
         if delta.usage is not None:
             usage = delta.usage
             result.input_tokens = usage.input_tokens or result.input_tokens
@@ -119,61 +134,60 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     if result.chunk_ns:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
     _count(result, usage_tokens, running_tokens)
-    _judge_end(result, is_done)
+    _check_end(result, is_done)
 
 
-def _by_shape(body: Body, adapter: Adapter) -> list[Said] | None:
-    """What each event says, where they come as most servers send them: each in a part of its own,
-    and nearly all of one shape, which need not be decoded. None for any other body."""
-    shape = _shape(body.parts[:_SHAPED_BY], adapter)
+def _by_shape(body: Body, adapter: Adapter) -> list[EventRun] | None:
+    """The events of a body in the form that most servers send: an event per part, nearly all of
+    the same shape. Only events of other shapes are decoded. None for a body of any other form."""
+    shape = _shape(body.parts[:_SHAPE_PARTS], adapter)
     if shape is None:
         return None
     counts = shape.read(body.parts)
-    others = [place for place, count in enumerate(counts) if count is None]
-    asked = [plain_events(body.parts[place]) for place in others]
+    others = [index for index, count in enumerate(counts) if count is None]
+    other_events = [plain_events(body.parts[index]) for index in others]
     try:
-        deltas = iter(adapter.decode_all([event for events in asked for event in events or ()]))
+        events_to_decode = [event for events in other_events for event in events or ()]
+        deltas = iter(adapter.decode_all(events_to_decode))
     except ValueError:
         return None
-    said: list[Said] = []
+    runs: list[EventRun] = []
     start = 0
-    for place, events in zip(others, asked, strict=True):
+    for index, events in zip(others, other_events, strict=True):
         if events is None:
             return None
-        if place > start:
-            said.append(_alike(shape, body.times[start:place], counts[start:place]))
-        said += [Said([body.times[place]], next(deltas)) for _ in events]
-        start = place + 1
+        if index > start:
+            runs.append(_shaped_run(shape, body.times[start:index], counts[start:index]))
+        runs += [EventRun([body.times[index]], next(deltas)) for _ in events]
+        start = index + 1
     if start < len(counts):
-        said.append(_alike(shape, body.times[start:], counts[start:]))
-    return said
+        runs.append(_shaped_run(shape, body.times[start:], counts[start:]))
+    return runs
 
 
-def _alike(shape: Shape, received_ns: list[int], counts: Sequence[int | None]) -> Said:
-    """A run of events of one shape."""
-    says, running = shape.says, [count or 0 for count in counts]
-    if shape.counts is None or says.usage is None:
-        return Said(received_ns, says)
-    usage = msgspec.structs.replace(says.usage, output_tokens=running[-1])
-    return Said(received_ns, msgspec.structs.replace(says, usage=usage), running)
+def _shaped_run(shape: Shape, received_ns: list[int], counts: Sequence[int | None]) -> EventRun:
+    delta, running = shape.delta, [count or 0 for count in counts]
+    if shape.count_index is None or delta.usage is None:
+        return EventRun(received_ns, delta)
+    usage = msgspec.structs.replace(delta.usage, output_tokens=running[-1])
+    return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running)
 
 
 def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
-    """The shape that two of these parts have, each an event of the plain form."""
-    for first, second in pairwise(parts):
-        one, other = plain_events(first), plain_events(second)
-        if one is not None and other is not None and len(one) == len(other) == 1:
-            shape = adapter.shape(one[0], other[0])
+    """The shape shared by two consecutive parts, each a single event of the plain form; None
+    without such a pair."""
+    for first, second in pairwise(map(plain_events, parts)):
+        if first is not None and second is not None and len(first) == len(second) == 1:
+            shape = adapter.shape(first[0], second[0])
             if shape is not None:
-                *behind, last = shape.behind
-                return replace(shape, before=BEFORE + shape.before, behind=(*behind, last + BEHIND))
+                *behind, last = shape.after
+                return replace(shape, before=BEFORE + shape.before, after=(*behind, last + BEHIND))
     return None
 
 
-def _at_once(body: Body, adapter: Adapter) -> list[Said] | None:
-    """What each event says and when the read that completed it returned, for a body of the plain
-    form without a fault; None for any other. Takes a quarter of the time of `_one_by_one`, which
-    decides what a fault is."""
+def _at_once(body: Body, adapter: Adapter) -> list[EventRun] | None:
+    """The events of a body in the plain form without a fault, each with the time of the read that
+    completed it; None for any other body. Takes a quarter of the time of `_one_by_one`."""
     events = plain_events(body.data)
     if events is None:
         return None
@@ -184,63 +198,61 @@ def _at_once(body: Body, adapter: Adapter) -> list[Said] | None:
     part_ends = list(accumulate(map(len, body.parts)))
     ends = accumulate(len(event) + N_FRAMING for event in events)
     parts = (bisect_left(part_ends, end) for end in ends)
-    return [Said([body.times[part]], delta) for part, delta in zip(parts, deltas, strict=True)]
+    return [EventRun([body.times[part]], delta) for part, delta in zip(parts, deltas, strict=True)]
 
 
-def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Said]:
-    """The same for any body; events that cannot be understood become the failure of `result`."""
+def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[EventRun]:
+    """The events of any body, each with the time of the read that completed it. An event that
+    cannot be decoded becomes the failure of `result`."""
     sse = SseDecoder()
     for received_ns, part in zip(body.times, body.parts, strict=True):
         for event in sse.feed(part):
             if (delta := _delta(event, adapter, result)) is not None:
-                yield Said([received_ns], delta)
+                yield EventRun([received_ns], delta)
     last = sse.flush() if body.times else None
     if last is not None and (delta := _delta(last, adapter, result)) is not None:
-        yield Said([body.times[-1]], delta)
+        yield EventRun([body.times[-1]], delta)
 
 
 def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     is_error = event.name == b"error"
+    failure = f"error in the stream: {_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:
-        what = f"error in the stream: {_excerpt(event.data)}" if is_error else None
-        result.fail(Status.stream_error, what or f"event not understood: {error}")
+        result.fail(Status.stream_error, failure or f"event not understood: {error}")
         return None
-    if is_error and delta.error is None:
-        result.fail(Status.stream_error, f"error in the stream: {_excerpt(event.data)}")
+    if failure and delta.error is None:
+        result.fail(Status.stream_error, failure)
     return delta
 
 
 def _count(result: Decoded, usage_tokens: int | None, running: list[int]) -> None:
-    """Output tokens, from usage before chunks; tokens per chunk where they are known, else 0."""
+    """Sets the output tokens, from `usage` if stated, else by counting chunks, and the tokens of
+    each chunk: from running counts, else 1 if there are as many chunks as tokens, else 0 (unknown).
+    """
     n_chunks = len(result.chunk_ns)
     if usage_tokens is not None:
         result.output_tokens, result.token_source = usage_tokens, TokenSource.usage
     elif n_chunks:
         result.output_tokens, result.token_source = n_chunks, TokenSource.chunks
     if running and all(running) and running == sorted(running):
-        before = [0, *running[:-1]]
-        result.chunk_tokens = [now - then for now, then in zip(running, before, strict=True)]
+        result.chunk_tokens = [now - before for before, now in pairwise([0, *running])]
     else:
-        known = usage_tokens == n_chunks
-        result.chunk_tokens = [1 if known else 0] * n_chunks
+        result.chunk_tokens = [int(usage_tokens == n_chunks)] * n_chunks
 
 
-def _judge_end(result: Decoded, is_done: bool) -> None:
-    ended_properly = is_done or result.finish_reason is not FinishReason.none
-    if not ended_properly:
-        n = len(result.chunk_ns)
-        result.fail(
-            Status.stream_error,
-            f"stream ended after {n} token chunks, without finish_reason and [DONE]",
-        )
-    elif not result.chunk_ns:
+def _check_end(result: Decoded, is_done: bool) -> None:
+    n_chunks = len(result.chunk_ns)
+    if not is_done and result.finish_reason is FinishReason.none:
+        reason = f"stream ended after {n_chunks} token chunks, without finish_reason and [DONE]"
+        result.fail(Status.stream_error, reason)
+    elif not n_chunks:
         result.fail(Status.stream_error, "stream ended without a single token")
 
 
 def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
-    """The server's own message where its body has one in OpenAI's shape, else the body's head."""
+    """The server's message if the body is in OpenAI's error format, else the start of the body."""
     try:
         message = adapter.decode(body).error
     except ValueError:
@@ -251,3 +263,55 @@ def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
 def _excerpt(data: bytes) -> str:
     text = " ".join(data[:_EXCERPT].decode("utf-8", "replace").split())
     return text + ("…" if len(data) > _EXCERPT else "")
+
+
+class Body:
+    """A response body without its HTTP framing.
+
+    `parts[i]` arrived with the read that returned at `times[i]` (ns). Of a chunked body each
+    chunk's data is a part, or several if it came in several reads. The body ends where the
+    framing is invalid; the transport has recorded that error.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.times: list[int] = exchange.times
+        self.parts: list[bytes] = exchange.parts
+        if exchange.is_chunked:
+            self.times, self.parts = _unchunked(exchange.times, exchange.parts)
+        elif exchange.length is not None and exchange.n_bytes > exchange.length:
+            self.times, self.parts = _cut(exchange.times, exchange.parts, exchange.length)
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.parts)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(map(len, self.parts))
+
+
+def _unchunked(times: list[int], reads: list[bytes]) -> tuple[list[int], list[bytes]]:
+    """Removes the chunked framing with llhttp."""
+    part_times: list[int] = []
+    parts: list[bytes] = []
+    parser = httptools.HttpResponseParser(SimpleNamespace(on_body=parts.append))
+    parser.feed_data(_HEAD)
+    try:
+        for time, read in zip(times, reads, strict=True):
+            parser.feed_data(read)
+            part_times += [time] * (len(parts) - len(part_times))
+    except httptools.HttpParserError:
+        part_times += [time] * (len(parts) - len(part_times))
+    return part_times, parts
+
+
+def _cut(times: list[int], reads: list[bytes], length: int) -> tuple[list[int], list[bytes]]:
+    """The first `length` bytes of the reads."""
+    part_times: list[int] = []
+    parts: list[bytes] = []
+    for time, read in zip(times, reads, strict=True):
+        if length > 0:
+            part_times.append(time)
+            parts.append(read[:length])
+            length -= len(read)
+    return part_times, parts

@@ -1,11 +1,11 @@
-"""When each row goes out: one rule for open loop, closed loop and multi-turn.
+"""Release of each row of a schedule, by a single rule for open loop, closed loop and multi-turn.
 
-A row is released at `scheduled_s`, or, if it has parents, at `max(done_s of parents) + think_s`. A
-parent that failed releases nothing, but for rows marked `after_failure`: the user of a closed loop
-goes on, counting from the instant at which it was clear that nothing more would come.
-A row that the schedule cancels is given up so long after it was sent, if it is still running.
-Instants are absolute, so a late alarm delays one row and never the ones behind it. What cannot be
-sent is recorded with its cause, and never silently shifted.
+A row without parents is released at `scheduled_s`, a row with parents at `max(done_s of parents) +
+think_s`. A failed parent releases only children marked `after_failure` (the user of a closed loop
+continues); their think time counts from the time at which the failure was certain. A row with
+`cancel_after_s` is cancelled that long after its send if it is still running. All times are
+absolute, so a late alarm delays a single row and none after it. A row that cannot be sent is
+recorded with its cause; it is never shifted silently.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import numpy as np
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import Timer
 
-_OK = Status.ok  # Python 3.11 takes 0.2 µs to look a member up
+_OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 
 
 class Sender(Protocol):
-    """What the dispatcher needs of a client; every `send` is answered by `Dispatcher.ended`."""
+    """Sends rows; calls `Dispatcher.ended` exactly once for each row sent."""
 
     def send(self, row: int) -> None: ...
 
     def sent_s(self, row: int) -> float:
-        """When a row in flight was sent; may grow until its first byte is on a connection."""
+        """Send time of a row in flight; may grow until its first byte is on a connection."""
 
     def abort(self, row: int, outcome: Status, reason: str) -> None: ...
 
 
 class Recorder(Protocol):
-    """Where releases and rows that were never sent are written down."""
+    """Records releases, and rows that are never sent."""
 
     def released(self, row: int, release_s: float) -> None: ...
     def unsent(self, row: int, status: Status, reason: str) -> None: ...
@@ -44,10 +44,11 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Bounds:
-    """`timeout_s` counts from the release. `horizon_s` ends releasing, `drain_s` after it ends all.
+    """Limits of a shard.
 
-    At `max_concurrency` requests in flight a row is dropped and counted, or waits; a waiting row
-    keeps its release instant, so that the wait shows as latency.
+    `timeout_s` counts from the release. No row is released after `horizon_s`; every request ends by
+    `horizon_s + drain_s`. A row released at `max_concurrency` requests in flight is dropped or
+    waits, by `when_full`. A waiting row keeps its release time, so its wait counts as latency.
     """
 
     timeout_s: float
@@ -58,7 +59,8 @@ class Bounds:
 
 
 class _GivenUp(NamedTuple):
-    """A row that will never be sent, with what is recorded of it."""
+    """A row that will never be sent: its status, the reason, and the time it became certain (None:
+    now)."""
 
     row: int
     status: Status
@@ -67,7 +69,7 @@ class _GivenUp(NamedTuple):
 
 
 class Dispatcher:
-    """Releases the rows of one shard; `on_finished` is called once every row is accounted for.
+    """Releases the rows of a shard; calls `on_finished` when every row has ended.
 
     Rows are indices into `schedule`. All methods run on the event loop's thread.
     """
@@ -88,18 +90,19 @@ class Dispatcher:
         self._children, self._n_waiting_for = families(schedule, edges)
         self._think_s: list[float] = schedule["think_s"].astype(float).tolist()
         self._cancel_after_s: list[float] = schedule["cancel_after_s"].astype(float).tolist()
-        self._cancels: list[tuple[float, int]] = []  # heap of (instant, row)
+        self._cancels: list[tuple[float, int]] = []  # heap of (cancel time, row)
         self._goes_on: list[bool] = schedule["after_failure"].tolist()
         scheduled_s: list[float] = schedule["scheduled_s"].tolist()
         roots = np.flatnonzero(schedule["n_parents"] == 0)
         order = roots[np.argsort(schedule["scheduled_s"][roots], kind="stable")].tolist()
-        # Invariant: `_planned` is a heap of (release_s, row); a sorted list already is one.
+        # Invariant: `_planned` is a heap of (release_s, row); a sorted list is a heap.
         self._planned: list[tuple[float, int]] = [(scheduled_s[row], row) for row in order]
         self._parents_done_s = [0.0] * len(schedule)
         self._unaccounted = len(schedule)
         self._in_flight: set[int] = set()
-        self._waiting: dict[int, float] = {}  # row: release_s; released in this order, no slot yet
-        self._deadlines: deque[tuple[float, int]] = deque()  # in order of release
+        self._waiting: dict[int, float] = {}  # row: release_s, in order of release; no slot yet
+        # In order of release, thus of time: every row has the same timeout.
+        self._deadlines: deque[tuple[float, int]] = deque()
         self._stop_reason = ""
         self._end_s = bounds.horizon_s + bounds.drain_s
         self._finished = self._is_ticking = False
@@ -117,7 +120,8 @@ class Dispatcher:
         self._tick()
 
     def stop(self, reason: str, drain_s: float | None = None) -> None:
-        """Send nothing more; what is in flight may finish within `drain_s` from now."""
+        """Releases no further row; requests in flight may finish within `drain_s` from now. A
+        second call can only shorten that time."""
         if self._stop_reason:
             self._end_s = min(self._end_s, self._timer.now_s() + (drain_s or 0.0))
         else:
@@ -129,7 +133,7 @@ class Dispatcher:
         self._tick()
 
     def ended(self, row: int, status: Status, done_s: float) -> None:
-        """A sent row is over; releases its children and whoever waits for its slot."""
+        """Ends a sent row: releases its children and sends rows that wait for a slot."""
         self._in_flight.discard(row)
         self._unaccounted -= 1
         for child in self._children.get(row, ()):
@@ -140,8 +144,8 @@ class Dispatcher:
             self._tick()
 
     def _tick(self) -> None:
-        """Does what is due now and arms the next alarm. Aborting a row reports its end from inside
-        here; that inner call leaves everything to the outer one."""
+        """Handles everything due and arms the next alarm. `abort` calls `ended`, which calls
+        `_tick` again; that inner call returns at once."""
         if self._finished or self._is_ticking:
             return
         self._is_ticking = True
@@ -167,7 +171,7 @@ class Dispatcher:
             self._give_up_everything()
 
     def _cancel(self, row: int, now_s: float) -> None:
-        """Unless it was sent later than we asked for, and has that much time left."""
+        """Cancels a row; defers that if the client sent the row later than `_send` was called."""
         due_s = self._sender.sent_s(row) + self._cancel_after_s[row]
         if due_s > now_s:
             heapq.heappush(self._cancels, (due_s, row))
@@ -212,8 +216,8 @@ class Dispatcher:
         self._sender.send(row)
 
     def _fill_slots(self) -> None:
-        """Send who waits longest, but nobody whose own deadline has passed: that would only take
-        the slot from one who can still be answered."""
+        """Sends the rows that have waited longest. A row past its deadline ends as a timeout: sent
+        now, it would only take the slot from a row that can still succeed."""
         now_s = self._timer.now_s()
         while self._waiting and len(self._in_flight) < self._bounds.max_concurrency:
             row = next(iter(self._waiting))
@@ -227,22 +231,23 @@ class Dispatcher:
         due = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             due.append(self._deadlines.popleft()[1])
-        for row in due:  # before those in flight, whose end would hand them a slot
+        for row in due:  # waiting rows first: the end of a row in flight would give them its slot
             if self._waiting.pop(row, None) is not None:
                 self._unsent(row, Status.timeout, self._too_late())
         for row in due:
             if row in self._in_flight:
                 limit_s = self._bounds.timeout_s
-                reason = f"no complete answer within {limit_s:g} s (limits.timeout)"
+                reason = f"no complete response within {limit_s:g} s (limits.timeout)"
                 self._sender.abort(row, Status.timeout, reason)
 
     def _too_late(self) -> str:
-        return f"it never got a slot within {self._bounds.timeout_s:g} s (limits.timeout)"
+        return f"no free slot within {self._bounds.timeout_s:g} s (limits.timeout)"
 
     def _parent_ended(
         self, child: int, parent: int, status: Status, done_s: float
     ) -> tuple[_GivenUp, ...]:
-        """Plan the child if that was its last parent; returns it if it will never be sent."""
+        """Plans a child whose last parent ended. Returns the child if it will never be sent, else
+        nothing."""
         if child not in self._orphans:
             return ()
         if status != _OK and not self._goes_on[child]:
@@ -262,8 +267,9 @@ class Dispatcher:
         return ()
 
     def _unsent(self, row: int, status: Status, reason: str, ended_s: float | None = None) -> None:
-        """A row that will never be sent, which was clear at `ended_s` (None: now), and all that
-        wait for it: a loop, because a user's chain can be thousands of rows long."""
+        """Records a row that will never be sent, and its descendants. `ended_s` is the time it
+        became certain (None: now). A loop instead of recursion: a chain can have thousands of rows.
+        """
         todo = [_GivenUp(row, status, reason, ended_s)]
         while todo:
             row, status, reason, ended_s = todo.pop()
@@ -283,10 +289,10 @@ class Dispatcher:
     def _give_up_waiting(self, reason: str) -> None:
         waiting, self._waiting = self._waiting, {}
         for row in waiting:
-            self._unsent(row, Status.cancelled, f"never got a slot before {reason}")
+            self._unsent(row, Status.cancelled, f"no free slot before {reason}")
 
     def _give_up_everything(self) -> None:
-        """The drain is over: nothing may hang past it."""
+        """Ends every remaining row at the end of the drain, so that no run outlasts it."""
         reason = self._stop_reason or "the run's end"
         self._give_up_unreleased(reason)
         self._give_up_waiting(reason)
@@ -302,7 +308,8 @@ class Dispatcher:
 
 
 def families(schedule: Schedule, edges: Edges) -> tuple[dict[int, list[int]], list[int]]:
-    """Children of each row and the number of parents each row waits for, in row indices."""
+    """The children of each row that has any, and the number of parents of each row. Rows are
+    indices into `schedule`."""
     row_of = {int(request_id): row for row, request_id in enumerate(schedule["request_id"])}
     children: dict[int, list[int]] = {}
     for request_id, after in zip(

@@ -1,7 +1,5 @@
-"""What the client measures about itself while it measures the server.
-
-A stall the client suffered is the client's and must not be charged to the server. Whether these
-numbers are good enough is judged in `loadgen.measure.validity`; here they are only taken.
+"""Self-measurement of a shard's thread: CPU share, run-queue delay, throttling, steal, garbage
+collection. `loadgen.measure.validity` decides from these numbers whether the run is valid.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from loadgen.drive.core_time import (
 from loadgen.manifest import HostSection
 from loadgen.self_report import CoreSeconds, GcReport
 
-_WAKE_UP_S = 50e-6
+_WAKE_UP_S = 50e-6  # of run-queue delay per timeslice: the cost of waking up (decision 25)
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
 
 
@@ -40,48 +38,46 @@ class ThreadUse(NamedTuple):
 
 
 class ThreadMeter:
-    """CPU share, run-queue delay and throttling of this thread between `start` and `stop`, what
-    share of the machine's own time its host took away (steal), and how the time of the cores that
-    the thread may use was spent.
+    """Shares of the time between `start` and `stop`: CPU time, run-queue delay and throttling of
+    this thread, steal of the machine; and the use of the cores on which the thread may run.
 
-    Source: proc(5) `/proc/<pid>/schedstat` (nanoseconds spent waiting on a run queue, number of
-    timeslices) and `/proc/stat`, Linux cgroup `cpu.stat`. `None` where the system does not tell. Of
-    the run-queue delay, 50 µs per timeslice are taken for the cost of waking up: decision 25.
+    None where the system does not report a value. Sources: proc(5) `/proc/<pid>/schedstat`
+    (nanoseconds on a run queue, number of timeslices) and `/proc/stat`; cgroup `cpu.stat`.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, float | None] = {}
         self._use = ThreadUse(0.0, None, None, None, None, None)
         self._stat_before = ""
+        self._started_s = self._cpu_before_s = 0.0
         self.window_s = 0.0  # between `start` and `stop`
 
     def start(self) -> None:
         self._stat_before = _proc_stat()
+        self._started_s, self._cpu_before_s = time.monotonic(), time.thread_time()
         self._before = _readings(self._stat_before)
 
     def stop(self) -> None:
         stat = _proc_stat()
-        after, before = _readings(stat), self._before
-        wall_s = (after["wall_s"] or 0.0) - (before["wall_s"] or 0.0)
-        self.window_s = wall_s
-
-        def share(reading: str) -> float | None:
-            now, then = after[reading], before[reading]
-            known = now is not None and then is not None and wall_s > 0
-            return max(0.0, now - then) / wall_s if known else None  # type: ignore[operator]  # both are known
-
-        own_s = (after["cpu_s"] or 0.0) - (before["cpu_s"] or 0.0)
+        self.window_s = time.monotonic() - self._started_s
+        own_s = time.thread_time() - self._cpu_before_s
+        shares = {name: self._share(self._before[name], s) for name, s in _readings(stat).items()}
         self._use = ThreadUse(
-            wall_s,
-            cpu_share=share("cpu_s"),
-            run_delay_share=share("run_delay_s"),
-            throttled_share=share("throttled_s"),
-            stolen_share=share("stolen_s"),
+            self.window_s,
+            cpu_share=self._share(0.0, own_s),
+            run_delay_share=shares["run_delay_share"],
+            throttled_share=shares["throttled_share"],
+            stolen_share=shares["stolen_share"],
             cores=self._core_use(stat, own_s),
         )
 
+    def _share(self, before_s: float | None, now_s: float | None) -> float | None:
+        if before_s is None or now_s is None or self.window_s <= 0:
+            return None
+        return max(0.0, now_s - before_s) / self.window_s
+
     def _core_use(self, stat: str, own_s: float) -> CoreSeconds | None:
-        """Of the cores that the thread may use now; None where the system does not tell."""
+        """Use of the cores on which the thread may run now; None where it is not reported."""
         cores = cores_of_thread()
         now, then = (core_times(text, cores) for text in (stat, self._stat_before))
         if now is None or then is None:
@@ -102,21 +98,21 @@ class ThreadMeter:
 
 
 class GcPauses:
-    """Garbage collection frozen and off while measuring; what still happens is recorded."""
+    """Turns garbage collection off during the run and records collections that still happen."""
 
     def __init__(self) -> None:
         self._started_ns = 0
         self._pauses_s: list[float] = []
 
     def start(self) -> None:
-        """What is there now, but for what is frozen already, is looked through once more."""
+        """Collects once, except objects frozen earlier, and turns the collector off."""
         gc.collect()
         gc.freeze()
         gc.disable()
-        gc.callbacks.append(self._note)
+        gc.callbacks.append(self._record)
 
     def stop(self) -> None:
-        gc.callbacks.remove(self._note)
+        gc.callbacks.remove(self._record)
         gc.enable()
         gc.unfreeze()
 
@@ -125,7 +121,7 @@ class GcPauses:
             collections=len(self._pauses_s), pause_max_s=max(self._pauses_s, default=0.0)
         )
 
-    def _note(self, phase: str, info: dict[str, int]) -> None:
+    def _record(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._started_ns = time.monotonic_ns()
         else:
@@ -134,11 +130,9 @@ class GcPauses:
 
 def _readings(proc_stat: str) -> dict[str, float | None]:
     return {
-        "wall_s": time.monotonic(),
-        "cpu_s": time.thread_time(),
-        "run_delay_s": _run_delay_s(),
-        "throttled_s": _throttled_s(),
-        "stolen_s": stolen_s(proc_stat, TICKS_PER_S),
+        "run_delay_share": _run_delay_s(),
+        "throttled_share": _throttled_s(),
+        "stolen_share": stolen_s(proc_stat, TICKS_PER_S),
     }
 
 
@@ -150,7 +144,7 @@ def _run_delay_s() -> float | None:
 
 
 def waiting_s(schedstat: str) -> float:
-    """Seconds spent runnable but not running, beyond what waking up costs on an idle machine."""
+    """Seconds spent runnable but not running, less the cost of waking up on an idle machine."""
     _, delay_ns, n_slices = map(int, schedstat.split())
     return delay_ns * 1e-9 - n_slices * _WAKE_UP_S
 
@@ -163,8 +157,8 @@ def _proc_stat() -> str:
 
 
 def stolen_s(proc_stat: str, ticks_per_s: int) -> float | None:
-    """Seconds per processor that a virtual machine wanted to run and its host ran others; None
-    where the kernel does not count them."""
+    """Mean seconds per processor in which the host of a virtual machine ran others instead (steal);
+    None where the kernel does not report it."""
     processors = processor_ticks(proc_stat).values()
     if not processors:
         return None
@@ -174,29 +168,29 @@ def stolen_s(proc_stat: str, ticks_per_s: int) -> float | None:
 def _throttled_s(
     membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Seconds that our cgroup was held back; version 2's own file, else version 1's."""
+    """Seconds for which this process's cgroup was throttled: from cgroup version 2, else 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
         return None
-    for line in sorted(lines):  # version 2's begins with 0
+    for line in sorted(lines):  # the line of version 2 begins with 0
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if number != "0" and "cpu" not in controllers.split(","):
             continue
         for folder in (root / controllers, root / "cpu"):
             try:
-                found = throttled_s((folder / group.lstrip("/") / "cpu.stat").read_text())
+                seconds = throttled_s((folder / group.lstrip("/") / "cpu.stat").read_text())
             except OSError:
                 continue
-            if found is not None:
-                return found
+            if seconds is not None:
+                return seconds
     return None
 
 
 def throttled_s(cpu_stat: str) -> float | None:
-    """What `cpu.stat` says: `throttled_usec` in version 2 of cgroups, `throttled_time` (ns) in
-    version 1; None where it says neither."""
+    """The throttled time in `cpu.stat`, seconds: `throttled_usec` in cgroup version 2,
+    `throttled_time` (ns) in version 1; None if it has neither."""
     for line in cpu_stat.splitlines():
         word, _, value = line.partition(" ")
         if word in _THROTTLED and value.isdecimal():
@@ -205,7 +199,7 @@ def throttled_s(cpu_stat: str) -> float | None:
 
 
 def host() -> HostSection:
-    """The machine, for the manifest."""
+    """Name, processors and software of this machine, for the manifest."""
     import platform
 
     cpu_model = ""

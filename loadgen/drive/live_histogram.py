@@ -1,4 +1,4 @@
-"""Durations counted while a run is under way, for percentiles that need not be exact."""
+"""Histogram of durations with percentiles to three digits, for the live view and its transfer."""
 
 from __future__ import annotations
 
@@ -12,86 +12,83 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 
 _LOWEST_US, _HIGHEST_US, _DIGITS = 1, 600_000_000, 3
-_ENVELOPE_BYTES = 8  # before what is compressed
+_ENVELOPE_BYTES = 8  # before the compressed data
 _HEADER = struct.Struct(">iiiiqqd")  # cookie, length, offset, digits, lowest, highest, ratio
 _MOST_BYTES = 1 << 18  # unpacked: 21 504 counts of at most nine bytes, and the header
 
 
 class LiveCounts:
-    """An HdrHistogram from 1 µs to 600 s, three digits; what lies outside is at the nearest end.
+    """An HdrHistogram from 1 µs to 600 s with three digits; values outside count at the nearest
+    bound.
 
-    The library walks through its buckets in Python, milliseconds for each percentile, so the walk
-    is numpy's here, over the library's own counts: `benchmarks/live_view.py`.
+    The library computes a percentile by a loop over its buckets in Python, which takes
+    milliseconds; here numpy does it on the library's memory (`benchmarks/live_view.py`).
     """
 
     def __init__(self) -> None:
         self._histogram = HdrHistogram(_LOWEST_US, _HIGHEST_US, _DIGITS)
-        self._counts = np.ctypeslib.as_array(self._histogram.counts)  # its memory, not a copy
+        self._counts = np.ctypeslib.as_array(self._histogram.counts)  # shares the memory
 
     @property
     def n(self) -> int:
         return int(self._histogram.get_total_count())
 
     def add(self, seconds: Sequence[float]) -> None:
-        for one in seconds:
-            self._histogram.record_value(_microseconds(one))
+        for value_s in seconds:
+            self._histogram.record_value(_microseconds(value_s))
 
     def add_many(self, seconds: float, n: int) -> None:
-        """The same value `n` times."""
+        """Adds the same value `n` times."""
         self._histogram.record_value(_microseconds(seconds), n)
 
     def rounded(self, seconds: float) -> float:
-        """A value as it would be counted, seconds."""
+        """The value, seconds, to which a duration is rounded when it is counted."""
         us = self._histogram.get_highest_equivalent_value(_microseconds(seconds))
         return float(us) * 1e-6
 
     def encode(self) -> bytes:
-        """The counts as HdrHistogram's compressed V2 format, in base64."""
+        """The counts in HdrHistogram's compressed V2 format, as base64."""
         data: bytes = self._histogram.encode()
         return data
 
     def add_encoded(self, data: bytes) -> None:
-        """Add what another one's `encode` gave; merging is exact. Raises ValueError for bytes that
-        are no such histogram, without unpacking more than such a one can be."""
+        """Adds the counts that another histogram's `encode` returned, without rounding. Raises
+        ValueError for any other bytes; never unpacks more than a valid histogram can hold."""
         try:
-            _look_inside(data)
+            _check_encoded(data)
             other = HdrHistogram.decode(data)
             if other.get_total_count():
                 self._histogram.add(other)
-        except Exception as error:  # of that library: zlib's, struct's, ctypes', its own, …
-            raise ValueError(f"no HdrHistogram: {error}") from error
+        except Exception as error:  # of zlib, struct, ctypes, the library itself, …
+            raise ValueError(f"not an HdrHistogram: {error}") from error
 
     def more_than(self, before: LiveCounts) -> LiveCounts:
-        """What was added since `before` was this one's state."""
+        """The values added since `before`, an earlier state of this histogram."""
         later = LiveCounts()
         grown = np.maximum(self._counts.astype(np.int64) - before._counts.astype(np.int64), 0)
-        for place in np.nonzero(grown)[0]:
-            us = self._histogram.get_value_from_index(int(place))
-            later._histogram.record_value(us, int(grown[place]))
+        for index in np.nonzero(grown)[0].tolist():
+            us = self._histogram.get_value_from_index(index)
+            later._histogram.record_value(us, int(grown[index]))
         return later
 
     def seconds(self) -> list[float]:
-        """Every value counted, seconds, as exact as a bucket is wide."""
-        places = np.nonzero(self._counts)[0]
-        values = [self._histogram.get_value_from_index(int(place)) * 1e-6 for place in places]
-        return [float(one) for one in np.repeat(values, self._counts[places].astype(np.int64))]
-
-    @property
-    def max_s(self) -> float:
-        """The highest value counted; NaN where there is none."""
-        return self.quantile(1.0)
+        """Every value, seconds, to the width of its bucket."""
+        used = np.nonzero(self._counts)[0]
+        values = [self._histogram.get_value_from_index(index) * 1e-6 for index in used.tolist()]
+        repeated: list[float] = np.repeat(values, self._counts[used].astype(np.int64)).tolist()
+        return repeated
 
     def quantile(self, q: float) -> float:
-        """The nearest-rank q-quantile, seconds; NaN where nothing was counted."""
+        """The nearest-rank q-quantile, seconds; NaN for an empty histogram."""
         if not self.n:
             return math.nan
         rank = min(self.n, max(1, math.ceil(q * self.n)))
-        place = int(np.searchsorted(np.cumsum(self._counts), rank))
-        return float(self._histogram.get_value_from_index(place)) * 1e-6
+        index = int(np.searchsorted(np.cumsum(self._counts), rank))
+        return float(self._histogram.get_value_from_index(index)) * 1e-6
 
 
-def _look_inside(data: bytes) -> None:
-    """Raises where a histogram is larger than ours, or counts between other bounds."""
+def _check_encoded(data: bytes) -> None:
+    """Raises ValueError for a histogram that is larger than ours or has other bounds."""
     packed = base64.b64decode(data, validate=True)[_ENVELOPE_BYTES:]
     unpacker = zlib.decompressobj()
     unpacked = unpacker.decompress(packed, _MOST_BYTES)

@@ -1,4 +1,4 @@
-"""The bytes of each request, made ahead of the instant they are sent."""
+"""Encoded bytes of each request, prepared before its send time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Protocol
 
 from loadgen.records import LimitsS, Schedule, own_limits
 from targets.base import Adapter, Request
-from targets.server_text import redact
+from targets.safe_text import redact
 
 
 class PromptText(Protocol):
-    """What a request says: messages if it has any, else a prompt."""
+    """Content of a request: `messages` if there are any, else `prompt`."""
 
     @property
     def prompt(self) -> str: ...
@@ -27,30 +27,31 @@ _EAGER_BYTES = 256 << 20
 
 
 def request_name(run_name: str) -> str:
-    """A run's name as `x-request-id` begins with it: visible ASCII, for a directory may be called
-    anything and a header not."""
+    """The prefix of a run's `x-request-id` headers: its name, with every character that is not
+    visible ASCII replaced by `_`, as a header requires."""
     return re.sub(r"[^!-~]", "_", run_name)
 
 
 @dataclass(frozen=True, repr=False)
 class HttpHead:
-    """What is the same in every request to one endpoint. `headers` may hold a secret: no repr."""
+    """Parts of the HTTP head that all requests to an endpoint share. No repr: `headers` may hold a
+    secret."""
 
     host: str
     base_path: str
     headers: tuple[tuple[str, str], ...]
 
     def redact(self, text: str) -> str:
-        """A text of the server's without what `headers` hold: some echo the key they refuse, and
-        an excerpt may end inside it."""
+        """A server's text without the values of `headers`, also where the text ends inside a
+        value: some servers echo a key that they reject."""
         values = [value for _, value in self.headers]
-        bare = [value.partition(" ")[2] for value in values]  # without "Bearer", or whatever it is
+        bare = [value.partition(" ")[2] for value in values]  # without the scheme, such as "Bearer"
         return redact(text, [*values, *bare]) if text else text
 
     def request(
         self, method: str, path: str, own: tuple[tuple[str, str], ...], body: bytes
     ) -> bytes:
-        """A whole HTTP/1.1 request. Source: RFC 9112."""
+        """An HTTP/1.1 request with the further headers `own`. Source: RFC 9112."""
         fields = [
             ("host", self.host),
             ("accept", "text/event-stream, application/json"),
@@ -64,44 +65,46 @@ class HttpHead:
 
 
 class Payloads:
-    """Encoded requests by row: all of them before the start where they fit, else a window that
-    `extend` keeps `_AHEAD_S` in front of the clock, and rows with parents as `prepare` is told.
+    """Encoded requests by row.
 
-    A row whose words hold the server's own answers (`waits_for` names whose) can only be written
-    after `answered`; `prepare` does that between two events of the loop. A row asked for before it
-    was encoded (its release was not foreseeable, or came at once) is encoded on the spot and
-    counted in `n_late`. `tenants` are the words of tenant_id, "" for one that is not sent;
-    `promises` what each class was promised, by class_id.
+    A schedule of up to about 256 MiB is encoded before the start. Of a larger schedule, `extend`
+    encodes the rows due in the next 10 s, and `prepare` the rows with parents. A row whose prompt
+    quotes the server's answer to another row (`waits_for(row)`, None if it quotes none) can be
+    encoded only after `answered`; `prepare` does that, between two events of the loop. `take`
+    encodes a row that is not ready and counts it in `n_late`.
+
+    `render(row, answer)` returns the content of a row. `tenants` are the names by tenant_id, "" for
+    a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id.
     """
 
     def __init__(
         self,
         schedule: Schedule,
-        ask: Callable[[int, str | None], PromptText],
+        render: Callable[[int, str | None], PromptText],
         adapter: Adapter,
         head: HttpHead,
         run_name: str,
         tenants: Sequence[str] = ("",),
         waits_for: Callable[[int], int | None] = lambda row: None,
         tokens_per_char: float = 1.0,
-        promises: Sequence[LimitsS] = (),
+        slo_limits_s: Sequence[LimitsS] = (),
     ) -> None:
-        self._schedule, self._ask, self._adapter = schedule, ask, adapter
+        self._schedule, self._render, self._adapter = schedule, render, adapter
         self._head, self._run_name, self._tenants = head, request_name(run_name), tenants
         self._waits_for = waits_for
         self._is_child: list[bool] = (schedule["n_parents"] > 0).tolist()
         self._ready: dict[int, bytes] = {}
-        self._answers: dict[int, Callable[[], str]] = {}  # parent's row: its answer, to be read
+        self._answers: dict[int, Callable[[], str]] = {}  # parent's row: function that reads it
         self._taken: set[int] = set()
-        self._own_slo_s, self._promises = own_limits(schedule), promises
+        self._own_limits_s, self._class_limits_s = own_limits(schedule), slo_limits_s
         self._next = 0
         self.n_late = 0
         n_bytes = int(schedule["input_tokens"].sum(dtype="u8")) / tokens_per_char
         self._ahead_s = float("inf") if n_bytes < _EAGER_BYTES else _AHEAD_S
 
     def extend(self, now_s: float, for_s: float = float("inf")) -> bool:
-        """Encode rows due before `now_s` + the window, for about `for_s` seconds; True when there
-        is more to do at once. Rows that were sent before their turn came are passed over."""
+        """Encodes the rows due within the window, for about `for_s` seconds. Returns True if rows
+        of the window remain. Rows that are sent already are skipped."""
         scheduled_s = self._schedule["scheduled_s"]
         until_s = time.monotonic() + for_s
         while self._next < len(scheduled_s):
@@ -117,15 +120,15 @@ class Payloads:
         return False
 
     def comes_late(self, row: int) -> bool:
-        """Whether a row cannot have been encoded before the start."""
+        """Whether a row with parents is encoded only after the start."""
         return self._ahead_s != float("inf") or self._waits_for(row) is not None
 
     def answered(self, row: int, answer: Callable[[], str]) -> None:
-        """The answer to a row is in; `answer` reads it, when and if it is needed."""
+        """Stores the answer to a row; `answer` is called only if a later row quotes it."""
         self._answers[row] = answer
 
     def prepare(self, row: int) -> None:
-        """Encode a row with parents, if nobody has taken it and everything it says is known."""
+        """Encodes a row with parents, unless it is taken or quotes an answer still to come."""
         parent = self._waits_for(row)
         if parent is not None and parent not in self._answers:
             return
@@ -146,12 +149,12 @@ class Payloads:
         request_id = int(plan["request_id"])
         parent = self._waits_for(row)
         answer = None if parent is None else self._answers.pop(parent)()
-        asked = self._ask(row, answer)
+        content = self._render(row, answer)
         request = Request(
-            prompt=asked.prompt,
+            prompt=content.prompt,
             output_tokens=int(plan["output_tokens"]),
             temperature=round(float(plan["temperature"]), 6),
-            messages=asked.messages,
+            messages=content.messages,
             priority=int(plan["priority"]),
             tenant=self._tenants[int(plan["tenant_id"])],
         )
@@ -167,10 +170,9 @@ class Payloads:
         return self._head.request(http.method, http.path, own, http.body)
 
     def _limits_of(self, row: int) -> LimitsS:
-        """What the request was promised: by itself, else as one of its class."""
+        """TTFT, TPOT and E2E limit of a request: its own, if any, else its class's."""
         class_id = int(self._schedule["class_id"][row])
-        everybodys = self._promises[class_id] if class_id < len(self._promises) else (None,) * 3
-        own_s = self._own_slo_s.get(row)
-        if own_s is None:
-            return everybodys
-        return tuple(own or other for own, other in zip(own_s, everybodys, strict=True))
+        limits_s = self._class_limits_s
+        of_class_s = limits_s[class_id] if class_id < len(limits_s) else (None,) * 3
+        own_s = self._own_limits_s.get(row, of_class_s)
+        return tuple(own or other for own, other in zip(own_s, of_class_s, strict=True))

@@ -1,4 +1,4 @@
-"""Connections that wait for their next request."""
+"""Idle connections of a client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Pooled(Protocol):
-    """`remote` is the address it is connected to, `key` who may have it (0: anybody)."""
+    """`remote` is the peer's address; `key` is the session that may use the connection (0: any)."""
 
     remote: str
     key: int
@@ -16,13 +16,16 @@ C = TypeVar("C", bound=Pooled)
 
 
 class Pool(Generic[C]):
-    """Idle connections by key. Addresses take turns, so that a few pre-opened connections do not
-    pin a name's traffic to one of its servers; of one address, the connection used last goes first:
-    the others may then be closed by a server that thinks them idle."""
+    """Idle connections by key.
+
+    Addresses take turns; otherwise a few connections opened early would tie the traffic of a name
+    to one of its servers. Of an address, the connection used last goes first, so that a server's
+    idle timeout closes connections that are not needed.
+    """
 
     def __init__(self) -> None:
-        # Invariant: no empty stack and no empty dict stays behind; the order of the addresses is
-        # that of their turns.
+        # {key: {address: stack}}, addresses in the order of their turns. Invariant: no stack and no
+        # inner dict is empty.
         self._idle: dict[int, dict[str, list[C]]] = {}
 
     def put(self, connection: C) -> None:
@@ -45,8 +48,7 @@ class Pool(Generic[C]):
         return connection
 
     def discard(self, connection: C) -> None:
-        """Forget a connection that was closed while it waited; one that does not wait is none of
-        ours."""
+        """Removes a connection that was closed while idle; ignores any other connection."""
         stacks = self._idle.get(connection.key, {})
         stack = stacks.get(connection.remote, [])
         if connection not in stack:

@@ -1,4 +1,4 @@
-"""A load-generating process forked from this one, which has most of its modules already."""
+"""Fork of this process as a load-generating process, which then has most modules imported."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import time
 import traceback
 from types import TracebackType
 
-_HELD_BACK = {signal.SIGINT, signal.SIGTERM}  # until the copy has handlers of its own
+_BLOCKED = {signal.SIGINT, signal.SIGTERM}  # until the copy has its own handlers
 _POLL_S = 0.001
 
 
 def may_fork() -> bool:
-    """Whether a copy of this process can work: a lock held by another thread stays locked in the
-    copy, and the copy's pipes take the place of the standard streams, which must exist."""
+    """Whether a copy of this process would work: not with other threads, whose locks would stay
+    locked in the copy, and not without standard streams, which the copy's pipes replace."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     return sys.platform == "linux" and threading.active_count() == 1 and None not in streams
 
 
 class ForkedShard(BaseException):
-    """Raised in the copy: unwinds the stack up to `main`, which generates load inside of it.
+    """Raised in the copy: unwinds the stack up to `main`, which then generates load:
 
         except ForkedShard as copy:
             forked = copy
         with forked:
             shard.main()
 
-    The copy so keeps neither the files, nor the signal handlers, nor the callers of the original,
-    and the block ends the process.
+    The copy thus keeps no file, no signal handler and no caller of the original; the end of the
+    block ends the process.
     """
 
     def __init__(self, streams: tuple[int, int, int]) -> None:
@@ -44,9 +44,9 @@ class ForkedShard(BaseException):
             os.dup2(fd, number)
         os.closerange(len(self._streams), os.sysconf("SC_OPEN_MAX"))
         sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
-        for held_back in _HELD_BACK:
-            signal.signal(held_back, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+        for number in _BLOCKED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
 
     def __exit__(
         self,
@@ -66,13 +66,13 @@ class ForkedShard(BaseException):
 
 
 class PreforkedProcess:
-    """A copy of this process, which must be one that `may_fork`, with the interface of a
-    subprocess.Popen. Its log goes to `log_fd`. In the copy, the constructor raises ForkedShard."""
+    """A copy of this process with the interface of subprocess.Popen; `may_fork` must be true. Its
+    log goes to `log_fd`. In the copy the constructor raises ForkedShard."""
 
     def __init__(self, log_fd: int) -> None:
         task_fd, stdin_fd = os.pipe()
         stdout_fd, answer_fd = os.pipe()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             self.pid = os.fork()
         except OSError:
@@ -91,7 +91,7 @@ class PreforkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """Its exit status; of a process ended by a signal, minus the signal's number. Raises
+        """The exit status; after a signal minus the signal's number. Raises
         subprocess.TimeoutExpired."""
         deadline_s = time.monotonic() + timeout
         while self._code is None:

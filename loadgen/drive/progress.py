@@ -1,12 +1,12 @@
-"""What a run looks like while it runs: one view on stderr, drawn in the controlling process.
+"""Live view of a run on stderr, drawn by the controlling process.
 
-Percentiles here are of what the shards guess from raw bytes; the report computes its own from the
-recorded rows. It costs less than 1 % of a core: `benchmarks/live_view.py`.
+Its percentiles are estimates from undecoded bytes; the report's come from the decoded rows. The
+view takes less than 1 % of a core (`benchmarks/live_view.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -20,25 +20,25 @@ from loadgen.units import format_duration
 _PLAIN_EVERY_S = 5.0
 _DRAW_EVERY_S = 0.5
 _BAR = 28
-NEVER_ASKED = (Status.not_released, Status.dropped)
-"""How a request ends that no server was asked for."""
+NEVER_SENT = (Status.not_released, Status.dropped)
+"""Statuses of requests that the server never received."""
 
 
 @dataclass
 class Totals:
-    """Sums over shards of what their beats say."""
+    """Sums over the shards' latest progress messages."""
 
-    now_s: float = 0.0
-    released: int = 0
-    in_flight: int = 0
-    waiting: int = 0
-    by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
-    withdrawn: int = 0  # cancelled on purpose; among the ended, not among the failed
+    now_s: float
+    by_status: list[int]
+    released: int
+    in_flight: int
+    waiting: int
+    withdrawn: int  # cancelled on purpose: counted as ended, not as failed
 
     @property
     def n_ended(self) -> int:
-        """Of the requests that the server was asked: neither dropped by us nor never released."""
-        return sum(self.by_status) - sum(self.by_status[status] for status in NEVER_ASKED)
+        """Ended requests, without those that were dropped or never released."""
+        return sum(self.by_status) - sum(self.by_status[status] for status in NEVER_SENT)
 
     @property
     def n_failed(self) -> int:
@@ -50,7 +50,7 @@ class Totals:
 
 
 class Progress:
-    """A live view on a terminal, a line every five seconds elsewhere. A context manager."""
+    """The live view: redrawn on a terminal, elsewhere a line every 5 s. A context manager."""
 
     def __init__(self, console: Console, n_scheduled: int, window_s: float, offered_per_s: float):
         self._console, self._window_s, self._n = console, window_s, n_scheduled
@@ -73,13 +73,13 @@ class Progress:
             self._live.stop()
 
     def begin(self) -> None:
-        """The first request is about to be sent; without a terminal a line says so."""
+        """Announces the first request, where there is no terminal."""
         if self._live is None:
             window = format_duration(self._window_s)
             self._console.print(f"sending {self._n} requests in {window}", soft_wrap=True)
 
     def beat(self, shard: int, message: dict[str, Any]) -> Totals:
-        """Take in one shard's beat and draw; the totals as of now."""
+        """Adds a progress message of a shard, draws, and returns the current totals."""
         self._beats[shard] = message
         self._ttft.add(message["ttft_s"])
         self._lateness.add(message["lateness_s"])
@@ -94,22 +94,18 @@ class Progress:
         return totals
 
     def note(self, text: str) -> None:
-        """Something the user should see now, such as why the run is ending."""
+        """Shows a message at once, such as the reason why the run ends early."""
         self._note = text
         if self._live is None:
             self._console.print(text, soft_wrap=True)
 
     def totals(self) -> Totals:
-        beats = list(self._beats.values())
-        return Totals(
-            now_s=max((beat["now_s"] for beat in beats), default=0.0),
-            released=sum(beat["released"] for beat in beats),
-            in_flight=sum(beat["in_flight"] for beat in beats),
-            waiting=sum(beat["waiting"] for beat in beats),
-            by_status=[sum(column) for column in zip(*(b["by_status"] for b in beats), strict=True)]
-            or [0] * len(Status),
-            withdrawn=sum(beat["withdrawn"] for beat in beats),
-        )
+        beats = self._beats.values()
+        now_s = max((beat["now_s"] for beat in beats), default=0.0)
+        columns = zip(*(beat["by_status"] for beat in beats), strict=True)
+        by_status = [sum(column) for column in columns] or [0] * len(Status)
+        summed = ("released", "in_flight", "waiting", "withdrawn")
+        return Totals(now_s, by_status, *(sum(beat[key] for beat in beats) for key in summed))
 
     def _facts(self, totals: Totals) -> list[str]:
         elapsed_s = min(totals.now_s, self._window_s)
@@ -117,7 +113,7 @@ class Progress:
         facts = [
             f"{elapsed_s:.0f}/{self._window_s:.0f} s",
             f"sent {totals.released}/{self._n} "
-            f"({achieved:.1f}/s, asked {self._offered_per_s:.1f}/s)",
+            f"({achieved:.1f}/s, offered {self._offered_per_s:.1f}/s)",
             f"in flight {totals.in_flight}" + (f" +{totals.waiting}" if totals.waiting else ""),
             f"TTFT {_percentiles(self._ttft)}",
             f"failed {totals.n_failed}"
@@ -130,7 +126,7 @@ class Progress:
         return facts
 
     def _view(self) -> Text:
-        """Plain text: laying out a table of rich's takes three times as long."""
+        """Plain text, because the layout of a rich table takes three times as long."""
         totals = self.totals()
         time, sent, in_flight, ttft, failed, lateness = self._facts(totals)
         done = round(_BAR * min(1.0, totals.now_s / self._window_s))

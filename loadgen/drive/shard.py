@@ -1,21 +1,23 @@
-"""One load-generating process: `python -m loadgen.drive.shard`, started by `shards`.
+"""A load-generating process: `python -m loadgen.drive.shard`, started by `shards`.
 
-It is started before anybody knows what it will have to do, so that importing takes no time of the
-user's. It gets its whole share of the schedule once, on stdin; after that only `GO` and `STOP`
-lines come in, and a JSON line goes out a few times a second. When stdin closes, the parent is gone
-and the shard stops by itself. A process of its own keeps whatever draws progress off this clock.
+It starts before its task exists, so that its imports overlap with other work (docs/decisions/0037).
+On stdin it receives its task once, then the lines `GO` and `STOP`; on stdout it writes a JSON line
+about four times a second. If stdin closes, the parent is gone and the shard stops by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
 import os
 import pickle
+import platform
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -24,19 +26,21 @@ from loadgen.drive.client import Client
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.shard_loop import Shard
 from loadgen.drive.task import ShardTask
-from loadgen.drive.time_slice import ask_for_short_slices
 from loadgen.drive.transport import Transport
 from loadgen.plugins import load_plugin
 from loadgen.workload.dialogue import Dialogue
 from targets.dialer import Dialer
 
-# What a task usually holds instances of, or needs: imported while there is no task yet.
+# Modules that most tasks need, imported while the process waits for its task.
 _NEEDED_LATER = ("uvloop", "targets.openai_chat", "loadgen.workload.texts")
-_ORPHAN_S = 30.0  # for writing the part after the parent is gone; nobody would reap us later
+_TIME_SLICE_NS = 100_000  # the shortest that Linux grants
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # number of the system call
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # 48 bytes: size, policy, flags, nice, …, runtime, …
+_ORPHAN_S = 30.0  # to write the part after the parent is gone; then the process ends itself
 
 
 def make_transport(task: ShardTask, loop: asyncio.AbstractEventLoop) -> Transport:
-    """What carries a shard's requests; shards begin at different addresses of a name."""
+    """The transport of a shard. Each shard starts at a different address of the target's name."""
     looks_like_token = task.adapter.looks_like_token
     if task.transport == "aiohttp":
         from loadgen.drive.aiohttp_client import AiohttpClient
@@ -53,7 +57,7 @@ def make_transport(task: ShardTask, loop: asyncio.AbstractEventLoop) -> Transpor
 
 
 def payloads_of(task: ShardTask, head: HttpHead) -> Payloads:
-    """What a task's requests will be, behind `head`; nothing is encoded yet."""
+    """The requests of a task, with `head` in place of the task's own; none is encoded yet."""
     dialogue = Dialogue(task.schedule, task.edges, task.prompts, task.fit)
     return Payloads(
         task.schedule,
@@ -64,40 +68,40 @@ def payloads_of(task: ShardTask, head: HttpHead) -> Payloads:
         task.tenants,
         dialogue.waits_for,
         task.fit.tokens_per_char,
-        task.promises,
+        task.slo_limits_s,
     )
 
 
-async def _serve(task: ShardTask, stdin_fd: int, say: Callable[..., None]) -> None:
+async def _serve(task: ShardTask, commands_fd: int, write_message: Callable[..., None]) -> None:
     loop = asyncio.get_running_loop()
     client = make_transport(task, loop)
     payloads = payloads_of(task, task.head)
     payloads.extend(0.0)
     opened = await client.open(task.n_preopen)
-    shard = Shard(task, loop, client, payloads, say)
+    shard = Shard(task, loop, client, payloads, write_message)
     commands: asyncio.Queue[bytes] = asyncio.Queue()
-    os.set_blocking(stdin_fd, False)
-    loop.add_reader(stdin_fd, _read_commands, stdin_fd, commands, loop)
-    say("ready", opened=opened)
-    word, _, argument = (await commands.get()).partition(b" ")
-    if word != b"GO":
+    os.set_blocking(commands_fd, False)
+    loop.add_reader(commands_fd, _read_commands, commands_fd, commands, loop)
+    write_message("ready", opened=opened)
+    command, _, argument = (await commands.get()).partition(b" ")
+    if command != b"GO":
         await client.close()
         return
     shard.start(int(argument))
-    listener = loop.create_task(_obey(commands, shard))
-    opens_ahead = task.connections == "reuse" and task.transport == "fast"
-    report = await shard.finish(task.n_preopen - opened if opens_ahead else 0)
-    say("done", instrument=report.to_json())
+    listener = loop.create_task(_execute(commands, shard))
+    preopens = task.connections == "reuse" and task.transport == "fast"  # the only case
+    report = await shard.finish(task.n_preopen - opened if preopens else 0)
+    write_message("done", instrument=report.to_json())
     listener.cancel()
 
 
-async def _obey(commands: asyncio.Queue[bytes], shard: Shard) -> None:
+async def _execute(commands: asyncio.Queue[bytes], shard: Shard) -> None:
     while True:
-        word, _, argument = (await commands.get()).partition(b" ")
-        if word == b"STOP":
+        command, _, argument = (await commands.get()).partition(b" ")
+        if command == b"STOP":
             drain_s, _, reason = argument.decode().partition(" ")
             shard.stop(reason, float(drain_s))
-        elif word == b"":
+        elif command == b"":
             shard.stop("the controlling process ended", 0.0)
             asyncio.get_running_loop().call_later(_ORPHAN_S, os._exit, 70)
             return
@@ -118,86 +122,102 @@ def _read_commands(
 
 
 def main() -> None:
-    """The process: reads the pickled task (length first), runs it, exits 0 when its part is
-    written. SIGINT is ignored: Ctrl-C reaches the whole process group, the parent decides."""
+    """Reads the pickled task from stdin (length first), runs it, and exits with 0 once its part is
+    written."""
     prepare()
-    _say("started")
+    _write_message("started")
     stdin_fd = 0
     size = int.from_bytes(_read_exactly(stdin_fd, 8, may_end=True), "big")
     plugins, pickled = pickle.loads(_read_exactly(stdin_fd, size))
     for plugin in plugins:  # before the task, which may hold instances of their classes
         load_plugin(plugin)
     task: ShardTask = pickle.loads(pickled)
-    serve(task, stdin_fd, _say)
+    serve(task, stdin_fd, _write_message)
 
 
 def prepare() -> None:
-    """Make this process one that generates load, before it knows what."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Prepares this process for any task: signals, limits, imports, garbage collection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
     _raise_file_limit()
-    ask_for_short_slices()
+    request_short_slices()
     for module in _NEEDED_LATER:
         with contextlib.suppress(ImportError):  # uvloop is not built for every platform
             importlib.import_module(module)
-    gc.collect()  # now, while nobody waits: what is there stays, and is not looked through again
+    gc.collect()  # once, while there is time; frozen objects are not traversed again
     gc.freeze()
 
 
 def serve(
     task: ShardTask,
     commands_fd: int,
-    say: Callable[..., None],
+    write_message: Callable[..., None],
     at_end: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Say `ready`, run the task as the lines on `commands_fd` command, say `done` when the part is
-    written, and end the process, `at_end` being its last act."""
+    """Writes `ready`, runs the task by the commands from `commands_fd`, writes `done` once the part
+    is written, calls `at_end` and ends the process."""
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
-        runner.run(_serve(task, commands_fd, say))
+        runner.run(_serve(task, commands_fd, write_message))
         at_end()
-        os._exit(0)  # the part is written; taking hundreds of megabytes apart would only take time
+        os._exit(0)  # an orderly exit would spend time on freeing hundreds of megabytes
 
 
 def _raise_file_limit() -> None:
-    """As many open connections as the system lets us have; what most shells start with is 1024."""
+    """Raises the limit of open files, 1024 in most shells, to the most that the system allows."""
     if sys.platform == "win32":
         return
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # "unlimited" cannot be had everywhere
+    with contextlib.suppress(OSError, ValueError):  # not every system grants "unlimited"
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def request_short_slices() -> None:
+    """Requests time slices of 0.1 ms for the calling thread.
+
+    Linux lets a waking thread preempt another only if its slice ends earlier. With equal slices a
+    shard that shares its core waits some milliseconds; with short slices it runs at once, and is
+    interrupted as often in return. A scheduling policy that a user chose stays. No effect before
+    Linux 6.12 and on other systems.
+
+    Source: sched(7), sched_setattr(2); Linux 6.12 `sched_attr::sched_runtime` of SCHED_OTHER.
+    """
+    number = _SCHED_SETATTR.get(platform.machine())
+    if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    size, nice = _SCHED_ATTR.size, os.getpriority(os.PRIO_PROCESS, 0)
+    attributes = _SCHED_ATTR.pack(size, os.SCHED_OTHER, 0, nice, 0, _TIME_SLICE_NS, 0, 0)
+    ctypes.CDLL(None).syscall(number, 0, attributes, 0)
+
+
 def _loop_factory(task: ShardTask) -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop for our own transport; aiohttp's runs on asyncio's own loop, where it was seen to
-    stall less (7-26 ms on uvloop in 13 of 21 runs)."""
-    if task.transport == "aiohttp":
-        return asyncio.new_event_loop
-    try:
-        import uvloop
-    except ImportError:  # platforms uvloop does not build for
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    """uvloop for the fast transport; asyncio's loop for aiohttp, which stalled for 7-26 ms on
+    uvloop in 13 of 21 runs."""
+    with contextlib.suppress(ImportError):  # uvloop is not built for every platform
+        if task.transport != "aiohttp":
+            import uvloop
+
+            return uvloop.new_event_loop
+    return asyncio.new_event_loop
 
 
-def _say(kind: str, **fields: object) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more: keep what was recorded
+def _write_message(kind: str, **fields: object) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone: still write the part
         os.write(1, json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
 
-def _read_exactly(fd: int, size: int, *, may_end: bool = False) -> bytes:
-    """`may_end`: the end of the input before the first byte means that there is nothing to do."""
-    pieces: list[bytes] = []
-    while size:
-        piece = os.read(fd, min(size, 1 << 20))
-        if not piece and may_end and not pieces:
+def _read_exactly(fd: int, size: int, *, may_end: bool = False) -> bytearray:
+    """Reads `size` bytes. With `may_end`, an input that ends before the first byte ends the process
+    with status 0: it has no task."""
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(fd, min(size - len(data), 1 << 20))
+        if not piece and may_end and not data:
             raise SystemExit
         if not piece:
             raise SystemExit("loadgen.drive.shard: the task on stdin is incomplete")
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
+        data += piece
+    return data
 
 
 if __name__ == "__main__":

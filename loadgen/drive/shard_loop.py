@@ -1,53 +1,40 @@
-"""One shard on its event loop: dispatcher, client, recorder and instrument, wired together."""
+"""A shard on its event loop: connects dispatcher, transport, recorder and self-measurement."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.drive.answer import answer_text
-from loadgen.drive.backlog import ReceiveBacklog
-from loadgen.drive.decode import decode, quick_status
+from loadgen.drive.decode import answer_text, decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.instrument import GcPauses, ThreadMeter
 from loadgen.drive.live_sample import LiveSamples
-from loadgen.drive.loop_probe import LoopProbe
-from loadgen.drive.memory import memory_for
+from loadgen.drive.loop_probe import LoopProbe, ProcessorSpeed, ReceiveBacklog
 from loadgen.drive.payloads import Payloads
-from loadgen.drive.processor_speed import ProcessorSpeed
 from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
-from loadgen.drive.transport import Transport
+from loadgen.drive.transport import Exchange, Transport
 from loadgen.records import ON_PURPOSE, Status
 from loadgen.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
 
-_BEAT_S = 0.25
-_CHORE_S = 0.005
-_CHORE_SHARE = 0.1
-
-
-@dataclass
-class _Live:
-    """Counters since the start, and samples since the last beat."""
-
-    released: int = 0
-    sent: int = 0
-    by_status: list[int] = field(default_factory=lambda: [0] * len(Status))
-    withdrawn: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    e2e_s: list[float] = field(default_factory=list)
-    lateness_s: list[float] = field(default_factory=list)
+_BEAT_S = 0.25  # between two progress messages
+_ENCODE_EVERY_S = 0.005
+_ENCODE_SHARE = 0.1  # of the time, at most, for encoding requests ahead
+# Memory per read: its bytes, its time, two list entries, a share of its request. With 320 bytes it
+# was used up at 0.6 of a run at 400 requests/s; from there on 2 700 pages a second were faulted in.
+_READ_BYTES = 480  # below 512: Python's own allocator for small objects serves them
+_ARENA_BYTES = 1 << 20  # that allocator returns memory to the system in arenas
+_MOST_BYTES = 256 << 20
 
 
 class Shard:
-    """Made before the epoch is known: with many rows that takes longer than the time between
-    knowing it and the first one."""
+    """A shard of a run. It is built before the epoch is set, because building the tables of many
+    rows takes longer than the 50 ms between the epoch's choice and the first row."""
 
     def __init__(
         self,
@@ -55,39 +42,37 @@ class Shard:
         loop: asyncio.AbstractEventLoop,
         client: Transport,
         payloads: Payloads,
-        say: Callable[..., None],
+        write_message: Callable[..., None],
     ) -> None:
-        self._loop, self._epoch_ns, self._say = loop, 0, say
+        self._loop, self._epoch_ns, self._write_message = loop, 0, write_message
         self._client, self._payloads = client, payloads
         self._part_path, self._number, self._adapter = task.part_path, task.shard, task.adapter
-        self._children, _ = families(task.schedule, task.edges)
-        # Most rows with parents are written before the start: nobody has to look at them again.
-        late = {
-            row: [child for child in children if payloads.comes_late(child)]
-            for row, children in self._children.items()
+        children_of, _ = families(task.schedule, task.edges)
+        self._late_children = {  # children to encode during the run; most are encoded before it
+            row: late
+            for row, children in children_of.items()
+            if (late := [child for child in children if payloads.comes_late(child)])
         }
-        self._late_children = {row: children for row, children in late.items() if children}
         goes_on: list[bool] = task.schedule["after_failure"].tolist()
-        self._is_decisive = {
-            row for row, children in self._children.items() if not all(goes_on[c] for c in children)
+        self._is_decisive = {  # rows whose success decides whether a child is released
+            row for row, children in children_of.items() if not all(goes_on[c] for c in children)
         }
         self._finished, self._broken = asyncio.Event(), ""
-        self._live = _Live()
+        self._n_released = self._n_sent = self._n_withdrawn = 0
+        self._by_status = [0] * len(Status)
+        self._samples: dict[str, list[float]] = {}  # since the last progress message
+        self._clear_samples()
         self._released_s = [0.0] * len(task.schedule)
-        self._glimpses: LiveSamples | None = None
+        self._live_samples: LiveSamples | None = None
         if task.is_watched:
-            self._glimpses = LiveSamples(task.schedule, task.adapter.looks_like_token)
+            self._live_samples = LiveSamples(task.schedule, task.adapter.looks_like_token)
         self._sessions: list[int] = task.schedule["session_id"].tolist()
         last = {session: row for row, session in enumerate(self._sessions)}
         self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
-        self._meter, self._gc, self._backlog = (
-            ThreadMeter(),
-            GcPauses(),
-            ReceiveBacklog(client.in_flight),
-        )
-        self._speed = ProcessorSpeed()
+        self._meter, self._gc = ThreadMeter(), GcPauses()
+        self._backlog, self._speed = ReceiveBacklog(client.in_flight), ProcessorSpeed()
         self._probe_timer = make_quiet_timer(loop)
-        self._probe = LoopProbe(self._probe_timer, self._look)
+        self._probe = LoopProbe(self._probe_timer, self._sample)
         self._recorder = ShardRecorder(
             task.schedule,
             task.adapter,
@@ -111,37 +96,37 @@ class Shard:
         self._gc.start()
 
     def start(self, epoch_ns: int) -> None:
-        """Arm the first release and begin to measure ourselves."""
+        """Arms the first release and starts the self-measurement."""
         self._epoch_ns = self._recorder.epoch_ns = self._timer.epoch_ns = epoch_ns
         self._probe_timer.epoch_ns = epoch_ns
         for meter in (self._meter, self._probe):
             meter.start()
         self._loop.set_exception_handler(self._break)
         self._loop.call_later(_BEAT_S, self._beat)
-        self._loop.call_later(_CHORE_S, self._encode_ahead)
+        self._loop.call_later(_ENCODE_EVERY_S, self._encode_ahead)
         self._dispatcher.start()
 
     def stop(self, reason: str, drain_s: float) -> None:
         self._dispatcher.stop(reason, drain_s)
 
     async def finish(self, n_not_opened_ahead: int = 0) -> SelfReport:
-        """Waits for the last row, writes the part file, and returns the shard's measurements of
-        itself. `n_not_opened_ahead` is the number of connections that failed to open before the
-        start."""
+        """Waits for the last row, writes the part file, and returns the instrument readings of this
+        shard; `broken` is the error that ended it early, if any. `n_not_opened_ahead` is the number
+        of connections that failed to open before the start."""
         await self._finished.wait()
         for meter in (self._probe, self._meter):
             meter.stop()
         for timer in (self._probe_timer, self._timer):
             timer.close()
         await self._client.close()
-        lost = f"the load generator broke: {self._broken}" if self._broken else ""
+        lost = f"the load generator failed: {self._broken}" if self._broken else ""
         started_s, before_s = time.monotonic(), time.thread_time()
         write_part(self._part_path, *self._recorder.finish(lost))
         decoding = DecodingReport(
             cpu_s=time.thread_time() - before_s, wall_s=time.monotonic() - started_s
         )
         thread, (loop_lag, stalls) = self._meter.summary(), self._probe.summary()
-        self._gc.stop()  # only now: decoding makes no cycles, and collecting would double its time
+        self._gc.stop()  # not earlier: decoding makes no cycles, and collections double its time
         self._report()
         return SelfReport(
             shard=self._number,
@@ -161,21 +146,20 @@ class Shard:
             connections=ConnectionsReport(
                 opened=self._client.n_opened,
                 reused=self._client.n_reused,
-                known=tuple(self._client.known),
+                known=tuple(self._client.addresses),
                 not_opened_ahead=n_not_opened_ahead,
             ),
             encoded_late=self._payloads.n_late,
             spilled_bytes=self._recorder.spilled_bytes,
         )
 
-    def _look(self) -> None:
-        """With each probe of the loop."""
-        self._backlog.look()
-        self._speed.look(self._probe_timer.now_s())
+    def _sample(self) -> None:
+        self._backlog.sample()
+        self._speed.sample(self._probe_timer.now_s())
 
     def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error in a callback: nothing measured from now on could be trusted, but what was
-        recorded before is kept."""
+        """Ends the shard after an error in a callback: later measurements could not be trusted.
+        Rows recorded before it are kept."""
         loop.default_exception_handler(context)
         if not self._broken:
             self._broken = repr(context.get("exception") or context["message"])
@@ -183,7 +167,7 @@ class Shard:
 
     # dispatch.Sender
     def send(self, row: int) -> None:
-        self._live.sent += 1
+        self._n_sent += 1
         payload = self._payloads.take(row)
         self._client.send(row, payload, self._sessions[row], self._is_last[row])
         if row in self._late_children:
@@ -197,35 +181,35 @@ class Shard:
 
     # dispatch.Recorder
     def released(self, row: int, release_s: float) -> None:
-        self._live.released += 1
+        self._n_released += 1
         self._released_s[row] = release_s
         self._recorder.released(row, release_s)
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
-        self._live.by_status[status] += 1
-        if self._glimpses is not None:
-            self._glimpses.unsent(row, status)
+        self._by_status[status] += 1
+        if self._live_samples is not None:
+            self._live_samples.unsent(row, status)
         self._recorder.unsent(row, status, reason)
 
     def _on_end(self, exchange: Exchange) -> None:
         try:
             self._note_end(exchange)
-        except Exception as error:  # of an OSError (a full disk) in a protocol no loop would tell
+        except Exception as error:  # loops ignore an OSError (a full disk) raised in a protocol
             context = {"message": f"the end of request {exchange.row}", "exception": error}
             self._loop.call_exception_handler(context)
 
     def _note_end(self, exchange: Exchange) -> None:
-        status, live = self._status(exchange), self._live
-        live.by_status[status] += 1
-        live.withdrawn += exchange.error.startswith(ON_PURPOSE)
+        status, samples = self._status(exchange), self._samples
+        self._by_status[status] += 1
+        self._n_withdrawn += exchange.error.startswith(ON_PURPOSE)
         released_s = self._released_s[exchange.row]
-        live.lateness_s.append(self._seconds(exchange.sent_ns) - released_s)
+        samples["lateness_s"].append(self._seconds(exchange.sent_ns) - released_s)
         if exchange.first_guess_ns:
-            live.ttft_s.append(self._seconds(exchange.first_guess_ns) - released_s)
-            live.e2e_s.append(self._seconds(exchange.done_ns) - released_s)
-        if self._glimpses is not None:
+            samples["ttft_s"].append(self._seconds(exchange.first_guess_ns) - released_s)
+            samples["e2e_s"].append(self._seconds(exchange.done_ns) - released_s)
+        if self._live_samples is not None:
             released_ns = self._epoch_ns + round(released_s * 1e9)
-            self._glimpses.ended(exchange, status, released_ns)
+            self._live_samples.ended(exchange, status, released_ns)
         self._recorder.ended(exchange)
         if exchange.row in self._late_children:
             self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
@@ -233,52 +217,64 @@ class Shard:
         self._dispatcher.ended(exchange.row, status, self._seconds(exchange.done_ns))
 
     def _status(self, exchange: Exchange) -> Status:
-        """How a request ended; read in full where rows wait for it to have ended well, so that an
-        error inside a 200 releases nothing."""
+        """The status of an ended request. It is decoded only if the release of a child depends on
+        it, so that an error inside a 200 response releases no child."""
         status = quick_status(exchange)
         if exchange.row not in self._is_decisive or status is not Status.ok:
             return status
         try:
             return decode(exchange, self._adapter).status
-        except Exception:  # a codec's bug on one body: the recorder meets it again, and tells it
+        except Exception:  # a codec's bug on this body; the recorder records it
             return Status.stream_error
 
     def _prepare(self, row: int) -> None:
-        """Write what comes after a row, as far as it is known by now."""
+        """Encodes the children of a row, as far as their prompts are known."""
         for child in self._late_children[row]:
             self._payloads.prepare(child)
 
     def _beat(self) -> None:
-        """Progress out, for whoever is looking."""
+        """Writes a progress message and schedules the next."""
         if self._finished.is_set():
             return
         self._report()
         self._loop.call_later(_BEAT_S, self._beat)
 
     def _encode_ahead(self) -> None:
-        """A little at a time, so that no socket read waits for it."""
+        """Encodes requests for 0.5 ms at a time, so that no socket read waits longer."""
         if self._finished.is_set():
             return
-        has_more = self._payloads.extend(self._timer.now_s(), _CHORE_SHARE * _CHORE_S)
-        self._loop.call_later(_CHORE_S if has_more else _BEAT_S, self._encode_ahead)
+        has_more = self._payloads.extend(self._timer.now_s(), _ENCODE_SHARE * _ENCODE_EVERY_S)
+        self._loop.call_later(_ENCODE_EVERY_S if has_more else _BEAT_S, self._encode_ahead)
 
     def _report(self) -> None:
-        live = self._live
-        self._say(
+        self._write_message(
             "beat",
             now_s=self._timer.now_s(),
-            released=live.released,
-            sent=live.sent,
+            released=self._n_released,
+            sent=self._n_sent,
             in_flight=self._dispatcher.n_in_flight,
             waiting=self._dispatcher.n_waiting,
-            by_status=live.by_status,
-            withdrawn=live.withdrawn,
-            e2e_s=[round(value, 6) for value in live.e2e_s],
-            ttft_s=[round(value, 6) for value in live.ttft_s],
-            lateness_s=[round(value, 6) for value in live.lateness_s],
-            **({} if self._glimpses is None else self._glimpses.take()),
+            by_status=self._by_status,
+            withdrawn=self._n_withdrawn,
+            **{name: [round(s, 6) for s in samples] for name, samples in self._samples.items()},
+            **({} if self._live_samples is None else self._live_samples.take()),
         )
-        live.ttft_s, live.e2e_s, live.lateness_s = [], [], []
+        self._clear_samples()
+
+    def _clear_samples(self) -> None:
+        self._samples = {"e2e_s": [], "ttft_s": [], "lateness_s": []}
 
     def _seconds(self, ns: int) -> float:
         return (ns - self._epoch_ns) * 1e-9
+
+
+def memory_for(n_reads: int) -> list[bytes]:
+    """Faults in memory for `n_reads` reads of a single event, at most 256 MiB, before the run. The
+    memory is free for use while the caller holds the result.
+
+    The first access to a page costs 2.4 µs, more in a virtual machine; in a run, the faults for a
+    page per dozen reads were 6 % of the client's CPU time.
+    """
+    n_bytes = min(n_reads * _READ_BYTES, _MOST_BYTES)
+    blocks = [bytes(_READ_BYTES - sys.getsizeof(b"")) for _ in range(n_bytes // _READ_BYTES)]
+    return blocks[:: _ARENA_BYTES // 2 // _READ_BYTES]  # enough to keep every arena allocated

@@ -1,4 +1,4 @@
-"""A load-generating process as the controlling one sees it: its pipes, its log, its last words."""
+"""Handle of a load-generating process: its pipes, its log, its exit status."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from loadgen.drive.prefork import PreforkedProcess, may_fork
 
-_LAST_WORDS_S = 10.0
-_TAIL_BYTES = 1 << 16  # more than any last line
+_EXIT_S = 10.0
+_TAIL_BYTES = 1 << 16  # longer than any line
 
 
 def _new_process(log_fd: int) -> subprocess.Popen[bytes]:
@@ -23,13 +23,13 @@ def _new_process(log_fd: int) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=log_fd,
         bufsize=0,
-        process_group=0,  # Ctrl-C is the parent's to interpret
+        process_group=0,  # Ctrl-C reaches the parent only, which decides
     )
 
 
 class ShardProcess:
-    """Started on creation; waits for its task on `stdin`, answers on `stdout`. `log_fd` is open for
-    reading, too, and is closed by `end`."""
+    """A running load-generating process: reads its task from `stdin`, writes messages to `stdout`.
+    The constructor starts it. `log_fd` must be readable, too; `end` closes it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ShardProcess:
         start: Callable[[int], subprocess.Popen[bytes] | PreforkedProcess] = _new_process,
     ) -> None:
         self._log_fd = log_fd
-        self._kept_as: Path | None = None
+        self._log_copy: Path | None = None
         self._process = start(log_fd)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -53,28 +53,28 @@ class ShardProcess:
         return self._process.pid
 
     def keep_log(self, path: Path) -> None:
-        """What it says is to be found there once it has ended, or `last_words` were asked for."""
+        """Sets the file to which `end` copies the log. Raises OSError if it cannot be created."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        self._kept_as = path
+        self._log_copy = path
 
     def kill(self) -> None:
         self._process.kill()
 
-    def last_words(self) -> str:
-        """Its exit status and the last line of its log."""
+    def exit_report(self) -> str:
+        """The exit status and the last line of the log; waits up to 10 s for the process."""
         try:
-            code = self._process.wait(_LAST_WORDS_S)
+            code = self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
-            return "it is still running but says nothing"
+            return "still running, but silent"
         size = os.fstat(self._log_fd).st_size
         tail = os.pread(self._log_fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        said = tail.decode(errors="replace").strip()
-        return f"exit status {code}; {said.splitlines()[-1] if said else 'nothing in its log'}"
+        lines = tail.decode(errors="replace").strip().splitlines()
+        return f"exit status {code}; {lines[-1] if lines else 'nothing in its log'}"
 
     def end(self, patience_s: float = 2.0) -> None:
-        """Close its pipes, which ends it, and wait; one that does not end is killed. Raises OSError
-        where its log cannot be kept, and has ended it then, too."""
+        """Ends the process by closing its pipes; kills it if it has not ended after `patience_s`.
+        Raises OSError if the log cannot be copied; the process has ended then, too."""
         for pipe in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -84,24 +84,25 @@ class ShardProcess:
             self._process.kill()
             self._process.wait()
         with open(self._log_fd, "rb") as log:
-            if self._kept_as is not None:
+            if self._log_copy is not None:
                 log.seek(0)
-                with self._kept_as.open("wb") as kept:
+                with self._log_copy.open("wb") as kept:
                     shutil.copyfileobj(log, kept)
 
 
 class PreforkedShard:
-    """A load-generating process started before its run is planned; the first run that takes it has
-    it. A context manager, which ends a process that no run took.
+    """A load-generating process started before its run is planned, so that its imports cost no time
+    later. `take` returns it to the first run; the end of the `with` block ends a process not taken.
 
-    With `forks` it is a copy of this process where that is possible, and ready at once; the caller
-    must then be inside a `main` that catches ForkedShard. No process is started on systems other
-    than Linux: its log is held in memory (memfd) until there is a directory for it.
+    With `forks` it is a copy of this process where possible, which has its modules at once; the
+    caller must then run inside a `main` that catches ForkedShard. Starts no process unless
+    `is_enabled`, nor on systems other than Linux: its log is in memory (memfd) until the run has a
+    directory.
     """
 
-    def __init__(self, *, is_wanted: bool = True, forks: bool = False) -> None:
+    def __init__(self, *, is_enabled: bool = True, forks: bool = False) -> None:
         self._process: ShardProcess | None = None
-        if is_wanted and sys.platform == "linux":
+        if is_enabled and sys.platform == "linux":
             log_fd = os.memfd_create("shard.log")
             start = PreforkedProcess if forks and may_fork() else _new_process
             self._process = ShardProcess(log_fd, start)
@@ -116,6 +117,6 @@ class PreforkedShard:
             self._process = None
 
     def take(self) -> ShardProcess | None:
-        """The process, once."""
+        """The process at the first call, then None."""
         process, self._process = self._process, None
         return process

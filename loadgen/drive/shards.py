@@ -1,5 +1,9 @@
-"""The controlling side of the load-generating processes: start them, hand the schedule over once,
-agree on an epoch, pass on stops, and notice at once when one of them dies."""
+"""Controlling side of the load-generating processes: starts them, sends each its task, sets the
+common epoch, forwards stops, and detects a process that dies.
+
+Load is generated in processes of its own because a redraw of the live view takes 5-15 ms, by which
+timestamps in the same process would be late (docs/decisions/0003).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from loadgen.json_section import read_section
 from loadgen.manifest import LiveQuantiles, WorkerSection
 from loadgen.self_report import SelfReport
 
-_LEAD_NS = 50_000_000  # from "GO" to the first row: every shard has armed its first alarm by then
+_LEAD_NS = 50_000_000  # from "GO" to the first row, so that every shard arms its alarm in time
 _READY_S = 60.0
 _POLL_S = 0.1
 
@@ -32,7 +36,7 @@ OnBeat = Callable[[int, dict[str, Any]], None]
 
 
 class Divisible(Protocol):
-    """Work that can be divided among any number of load-generating processes."""
+    """Load that can be divided among any number of processes."""
 
     def tasks(self, n_shards: int) -> Sequence[ShardTask]: ...
 
@@ -42,19 +46,19 @@ class _Child:
     number: int
     process: ShardProcess
     buffer: bytes = b""
-    told: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)  # kinds of messages
     report: SelfReport | None = None
     has_ended: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is to come from it; the process itself may still be ending."""
+        """Whether its last message has come; the process itself may still be ending."""
         return self.has_ended or self.report is not None
 
 
 @dataclass(frozen=True)
 class CutShort:
-    """Why the shards' keeper itself ended a run, and when (monotonic ns)."""
+    """Reason and time (monotonic ns) of a run that its fleet of shards ended."""
 
     reason: str
     at_ns: int
@@ -72,9 +76,9 @@ class RemoteWorkers:
 
 @dataclass
 class Outcome:
-    """What came of the shards: the self-reports of those that finished, and by shard why it died;
-    `remote` describes workers on other machines, `cut_short` is set where not all was to be
-    released any more."""
+    """Result of the shards: the reports of those that finished, and by shard number the reason of
+    those that died. `remote` describes workers on other machines; `cut_short` is set if the fleet
+    ended the run before all rows were released."""
 
     epoch_ns: int
     reports: list[SelfReport] = field(default_factory=list)
@@ -84,12 +88,12 @@ class Outcome:
 
 
 class Shards:
-    """A set of `n` running shards; a context manager, so that no process outlives it. They import
-    what they need while the controlling process does something else, and wait for their tasks.
+    """`n` running shards; a context manager, so that no process outlives it. They import their
+    modules in parallel with the controlling process and then wait for their tasks.
 
-    `run` returns when every shard has written its part or died. `stop` may be called from its
-    callbacks. `plugins` are Python files that each shard runs before it reads its task; `early` is
-    a process that may be there already.
+    `run` returns when every shard has written its part or died; its callbacks may call `stop`.
+    `plugins` are Python files that each shard runs before it reads its task. `preforked` may hold a
+    process that becomes the first shard.
     """
 
     def __init__(
@@ -97,10 +101,10 @@ class Shards:
         n: int,
         log_dir: Path,
         plugins: Sequence[Path] = (),
-        early: PreforkedShard | None = None,
+        preforked: PreforkedShard | None = None,
     ) -> None:
         self._n, self._log_dir, self._plugins = n, log_dir, tuple(plugins)
-        self._early = early
+        self._preforked = preforked
         self._lead_ns = _LEAD_NS
         self._children: list[_Child] = []
         self._selector = selectors.DefaultSelector()
@@ -119,7 +123,7 @@ class Shards:
 
     def __exit__(self, *exc: object) -> None:
         self._selector.close()
-        with contextlib.ExitStack() as ends:  # all of them, whichever raises
+        with contextlib.ExitStack() as ends:  # ends every process, even after an error
             for child in reversed(self._children):
                 ends.callback(child.process.end)
 
@@ -128,12 +132,12 @@ class Shards:
         return [child.process.pid for child in self._children]
 
     def await_started(self) -> None:
-        """Return when every process has imported what it needs and only waits for its task, so that
-        none of that takes a core from something else that is measured meanwhile."""
+        """Waits until every process has imported its modules, so that the imports take no CPU time
+        from another measurement."""
         self._await("started")
 
     def hand_over(self, job: Divisible) -> None:
-        """Gives each shard its task; the shards prepare themselves."""
+        """Sends each shard its task, for which it prepares at once."""
         tasks = job.tasks(self._n)
         for child, task in zip(self._children, tasks, strict=True):
             self._hand_over(child, task)
@@ -147,14 +151,16 @@ class Shards:
         limit_s: float,
         on_death: Callable[[int], None] = lambda shard: None,
     ) -> Outcome:
-        """Start together what was handed over, and collect. `on_start` gets the epoch
-        (monotonic ns); `on_beat` a shard's number and its progress, about four times a second each;
-        `on_idle` is called several times a second; `on_death` gets the number of a shard that ended
-        before it was done, as soon as its output closes. One that has not ended after `limit_s` is
-        killed: nothing hangs."""
+        """Starts all shards at the same epoch and waits for their ends.
+
+        `on_start` receives the epoch (monotonic ns); `on_beat` a shard's number and its progress
+        message, four times a second per shard; `on_death` the number of a shard whose output closes
+        before it is done. `on_idle` is called at least ten times a second. A shard that has not
+        ended after `limit_s` is killed.
+        """
         self._await("ready")
         outcome = Outcome(epoch_ns=time.monotonic_ns() + self._lead_ns)
-        self._tell(b"GO %d\n" % outcome.epoch_ns)
+        self._broadcast(b"GO %d\n" % outcome.epoch_ns)
         on_start(outcome.epoch_ns)
         for child, message in self._messages(time.monotonic() + limit_s, on_idle):
             if message["kind"] == "beat":
@@ -168,7 +174,7 @@ class Shards:
             if not child.is_over:
                 child.process.kill()
             if child.report is None:
-                outcome.dead[child.number] = child.process.last_words()
+                outcome.dead[child.number] = child.process.exit_report()
                 continue
             outcome.reports.append(child.report)
             if child.report.broken:
@@ -176,20 +182,20 @@ class Shards:
         return outcome
 
     def stop(self, reason: str, drain_s: float) -> None:
-        """Release nothing more; requests in flight have `drain_s` to finish."""
-        self._tell(b"STOP %f %s\n" % (drain_s, reason.encode()))
+        """Releases no further request; requests in flight have `drain_s` to finish."""
+        self._broadcast(b"STOP %f %s\n" % (drain_s, reason.encode()))
 
     def _process(self, number: int) -> ShardProcess:
         log = self._log_dir / f"shard-{number}.log"
-        early = self._early.take() if self._early is not None else None
-        if early is None:
+        process = self._preforked.take() if self._preforked is not None else None
+        if process is None:
             return ShardProcess.logging_to(log)
         try:
-            early.keep_log(log)
+            process.keep_log(log)
         except OSError:
-            early.end()
+            process.end()
             raise
-        return early
+        return process
 
     def _hand_over(self, child: _Child, task: ShardTask) -> None:
         data = pickle.dumps((self._plugins, pickle.dumps(task, protocol=5)), protocol=5)
@@ -199,30 +205,27 @@ class Shards:
                 view = view[os.write(child.process.stdin.fileno(), view) :]
         except BrokenPipeError:
             raise RunInvalid(
-                f"load-generating process {child.number} died at its start: "
-                f"{child.process.last_words()}"
+                f"worker {child.number} died at its start: {child.process.exit_report()}"
             ) from None
 
-    def _await(self, word: str) -> None:
-        """Read until every shard has said it."""
+    def _await(self, kind: str) -> None:
+        """Reads messages until every shard has sent a message of this kind."""
         deadline_s = time.monotonic() + _READY_S
         for child, message in self._messages(deadline_s):
-            child.told.add(message["kind"])
-            if all(word in child.told for child in self._children):
+            child.received.add(message["kind"])
+            if all(kind in child.received for child in self._children):
                 return
-            if child.has_ended and word not in child.told:
+            if child.has_ended and kind not in child.received:
                 break
-        late = [child for child in self._children if word not in child.told]
+        late = [child for child in self._children if kind not in child.received]
         child = next((child for child in late if child.has_ended), late[0])
-        how = "died at its start" if child.has_ended else f"was not {word} within {_READY_S:g} s"
-        raise RunInvalid(
-            f"load-generating process {child.number} {how}: {child.process.last_words()}"
-        )
+        how = "died at its start" if child.has_ended else f"was not {kind} within {_READY_S:g} s"
+        raise RunInvalid(f"worker {child.number} {how}: {child.process.exit_report()}")
 
     def _messages(
         self, deadline_s: float, on_idle: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[_Child, dict[str, Any]]]:
-        """Messages as they come, until every shard is done or has died, or the deadline."""
+        """Yields messages until every shard is done or dead, or the deadline has passed."""
         while any(not child.is_over for child in self._children):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -240,15 +243,16 @@ class Shards:
                 for line in lines:
                     yield child, json.loads(line)
 
-    def _tell(self, line: bytes) -> None:
+    def _broadcast(self, line: bytes) -> None:
         for child in self._children:
             if not child.has_ended:
-                with contextlib.suppress(BrokenPipeError):  # its death is noticed by `_messages`
+                with contextlib.suppress(BrokenPipeError):  # `_messages` detects its end
                     os.write(child.process.stdin.fileno(), line)
 
 
 def lead_ns(scheduled_s: Sequence[NDArray[np.float64]]) -> int:
-    """From "GO" to the epoch, given each shard's instants from there on; NaN is a row with
-    parents, which comes after one without. A shard may have none: sessions stay whole."""
-    first_s = min(float(np.nanmin(instants)) for instants in scheduled_s if len(instants))
+    """Time from "GO" to the epoch, ns, such that the first row is due at least `_LEAD_NS` after
+    "GO". `scheduled_s` has an array per shard: NaN for rows with parents, and empty if the plan has
+    fewer sessions than shards."""
+    first_s = min(float(np.nanmin(times_s)) for times_s in scheduled_s if len(times_s))
     return max(0, _LEAD_NS - round(first_s * 1e9))

@@ -1,8 +1,9 @@
-"""Bytes to server-sent events, in whatever pieces the bytes come.
+"""Decoder of server-sent events, for bytes in pieces of any size.
 
 Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream": lines end with CR, LF or CRLF,
 `data` lines are joined with LF, comments and unknown fields are ignored, a leading BOM is skipped.
-Beyond it, an `error:` line (llama.cpp's way to fail after a 200) is data that holds an error.
+Extension: an `error:` line, by which llama.cpp reports a failure after a 200, becomes data that
+holds an error.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
 BEFORE, BEHIND = b"data: ", b"\n\n"
-"""What is around the data of an event in the plain form."""
+"""Bytes before and after the data of an event in the plain form."""
 
 _BETWEEN = BEHIND + BEFORE
 N_FRAMING = len(_BETWEEN)
 
 
 def plain_events(body: bytes) -> list[bytes] | None:
-    """The data of every event of a whole body in the form nearly all servers send: one `data: `
-    line and a blank line each, ended by LF. None for any other body: `SseDecoder` reads them all,
-    in eight times the time."""
+    """The data of each event of a body in the plain form that nearly all servers send: a single
+    `data: ` line and a blank line per event, lines ended by LF. None for any other body; SseDecoder
+    reads every form, but takes eight times as long."""
     n_lines = body.count(b"\n")
     n_between = body.count(_BETWEEN)
-    # With so many line ends there is none left for other lines, nor for an event without data.
+    # Two line ends per event leave none for another line or for an event without data.
     if n_lines != 2 * (n_between + 1) or not body.startswith(BEFORE) or not body.endswith(BEHIND):
         return None
     return None if b"\r" in body else body[len(BEFORE) : -len(BEHIND)].split(_BETWEEN)
 
 
 class SseEvent(NamedTuple):
-    """One event: its `event:` name (b"" if none) and its data, undecoded."""
+    """An event: its `event:` name (b"" if it has none) and its data, undecoded."""
 
     name: bytes
     data: bytes
@@ -39,14 +40,14 @@ class SseEvent(NamedTuple):
 
 @dataclass(slots=True)
 class SseDecoder:
-    """Feed it reads, get the events each read completes; the result does not depend on the cuts.
+    """Returns for each read the events that it completes; where the bytes are cut does not matter.
 
-    `pending` tells whether the stream stopped inside an event; `flush` returns that event, which
-    the specification would drop but careless servers do send last.
+    `flush` returns the event in which the stream stopped. The specification drops it, but some
+    servers omit the last blank line.
     """
 
-    _rest: bytes = b""  # what may be part of a BOM
-    _held: list[bytes] = field(default_factory=list)  # pieces of the line that is not over yet
+    _rest: bytes = b""  # possible part of a BOM
+    _held: list[bytes] = field(default_factory=list)  # pieces of the unfinished line
     _after_cr: bool = False
     _at_start: bool = True
     _name: bytes = b""
@@ -68,23 +69,21 @@ class SseDecoder:
             self._after_cr = piece.endswith(b"\r")
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         self._held.append(piece)
-        if b"\n" not in piece:  # of a long line: joined once, at its end
+        if (
+            b"\n" not in piece
+        ):  # joined once, at the end of the line, so that long lines stay linear
             return []
         lines = b"".join(self._held).split(b"\n")
         self._held = [lines.pop()]
         return [event for line in lines if (event := self._take(line)) is not None]
 
     def flush(self) -> SseEvent | None:
-        """The event the stream stopped in, if it had any data."""
+        """The unfinished event, if it has data."""
         rest = self._rest + b"".join(self._held)
         self._rest, self._held = b"", []
         if rest:
             self._take(rest)
         return self._take(b"")
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._rest or any(self._held) or self._data)
 
     def _take(self, line: bytes) -> SseEvent | None:
         if not line:

@@ -1,22 +1,33 @@
-"""When a run is ended early because going on would only measure a broken or overrun server."""
+"""Rules that end a run early, once it would only measure a failing or an overloaded server."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadgen.drive.saturation import Saturation
+import numpy as np
+from numpy.typing import NDArray
 
-_AT_LEAST = 10  # endings in the window before a share of them means anything
+from loadgen.units import format_duration
+
+_MIN_ENDED = 10  # requests in the window of ErrorRate
+_POINTS = 21  # per window, for the slope
+_SIGNIFICANT = 4.0  # standard deviations of the growth
+_MIN_SHARE = 0.1  # of the requests released in the window must remain unfinished
+_MIN_GROWTH = 10  # requests
+_SLOWER_BY = 1.5
+_MIN_SETTLED = 20  # finished requests, before a window can count as settled
+_MAX_TTFTS = 32  # per step
+_BINS_S: NDArray[np.float64] = np.geomspace(1e-3, 1e4, 141)  # 12 % wide
+_LONG = 0.95
 
 
 @dataclass
 class ErrorRate:
-    """Stops when more than `limit` of the requests that ended in the last `over_s` had failed.
-
-    Judged once a whole `over_s` has passed and at least ten requests ended in it. Feed it running
-    totals; they may come from several shards, summed.
+    """Stops a run when more than a share `limit` of the requests that ended in the last `over_s`
+    failed. Applies once `over_s` has passed, if at least ten requests ended in it.
     """
 
     limit: float
@@ -24,13 +35,13 @@ class ErrorRate:
     _history: deque[tuple[float, int, int]] = field(default_factory=lambda: deque([(0.0, 0, 0)]))
 
     def reason(self, now_s: float, n_ended: int, n_failed: int) -> str | None:
-        """Why to stop now, or None."""
+        """The reason to stop now, or None. The counts are running totals over all shards."""
         self._history.append((now_s, n_ended, n_failed))
         while len(self._history) > 2 and self._history[1][0] <= now_s - self.over_s:
             self._history.popleft()
-        then_s, ended_then, failed_then = self._history[0]
-        n, failed = n_ended - ended_then, n_failed - failed_then
-        if now_s - then_s < self.over_s or n < _AT_LEAST or failed <= self.limit * n:
+        start_s, ended_before, failed_before = self._history[0]
+        n, failed = n_ended - ended_before, n_failed - failed_before
+        if now_s - start_s < self.over_s or n < _MIN_ENDED or failed <= self.limit * n:
             return None
         return (
             f"{failed} of {n} requests failed in the last {self.over_s:g} s "
@@ -39,8 +50,121 @@ class ErrorRate:
 
 
 @dataclass
+class Saturation:
+    """Stops a run when unfinished requests pile up for `over_s` or longer.
+
+    The backlog is the number of released requests without an end (dropped requests stay in it).
+    For windows of `over_s` and its doublings up to the whole run, the Theil-Sen slope of the
+    backlog over 21 points gives its growth. The growth must exceed a tenth of the requests released
+    in the window, ten requests, and four standard deviations of √(released + ended) (Poisson), or
+    of the growth between the points where arrivals are burstier than Poisson.
+
+    A system that is still filling up grows as well. So, in addition, the median TTFT must have
+    risen 1.5-fold from the first to the last third of the window, or the window must begin later
+    than 95 % of the requests so far took.
+
+    Sources: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, JASA 63
+    (1968); false alarms and delays on M/M/c queues: docs/decisions/0035-saturation.md.
+    """
+
+    over_s: float
+    _times_s: list[float] = field(default_factory=lambda: [0.0])
+    _released: list[int] = field(default_factory=lambda: [0])
+    _ended: list[int] = field(default_factory=lambda: [0])
+    _ttft_s: list[list[float]] = field(default_factory=lambda: [[]])  # of each step's responses
+    _new_ttft_s: list[float] = field(default_factory=list)
+    _n_took: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_BINS_S) + 1, np.int64))
+
+    def reason(
+        self,
+        now_s: float,
+        n_released: int,
+        n_ended: int,
+        ttft_s: Sequence[float],
+        e2e_s: Sequence[float],
+    ) -> str | None:
+        """The reason to stop now, or None. The counts are running totals over all shards; `ttft_s`
+        and `e2e_s` count from the release, for the responses since the previous call."""
+        self._new_ttft_s += ttft_s
+        if e2e_s:
+            np.add.at(self._n_took, np.searchsorted(_BINS_S, e2e_s), 1)
+        if now_s < self._times_s[-1] + self.over_s / (_POINTS - 1):
+            return None
+        self._note(now_s, n_released, n_ended)
+        length_s = self.over_s
+        while length_s <= now_s:
+            first = bisect_right(self._times_s, now_s - length_s) - 1
+            if reason := self._overload(max(0, first)):
+                return reason
+            length_s *= 2
+        return None
+
+    def _note(self, now_s: float, n_released: int, n_ended: int) -> None:
+        self._times_s.append(now_s)
+        self._released.append(n_released)
+        self._ended.append(n_ended)
+        new = self._new_ttft_s
+        self._ttft_s.append(new[:: -(-len(new) // _MAX_TTFTS)] if new else [])
+        self._new_ttft_s = []
+
+    def _overload(self, first: int) -> str | None:
+        """The reason to stop if the window from step `first` to the last step shows overload."""
+        released = self._released[-1] - self._released[first]
+        ended = self._ended[-1] - self._ended[first]
+        least = max(_MIN_GROWTH, _MIN_SHARE * released)
+        if released - ended < least:
+            return None
+        chosen = np.linspace(first, len(self._times_s) - 1, _POINTS).round().astype(int)
+        backlog = np.array([self._released[k] - self._ended[k] for k in chosen], np.float64)
+        growth = theil_sen(np.array([self._times_s[k] for k in chosen]), backlog)
+        growth *= self._times_s[-1] - self._times_s[first]
+        spread = np.sqrt(max(released + ended, (_POINTS - 1) * np.diff(backlog).var()))
+        if growth < max(least, _SIGNIFICANT * spread):
+            return None
+        slower = self._slower(first)
+        if not slower and not self._is_settled(first):
+            return None
+        length_s = self._times_s[-1] - self._times_s[first]
+        return (
+            f"{released} requests were released in the last {length_s:.3g} s and {ended} ended: "
+            f"{backlog[-1]:.0f} are unfinished, {backlog[0]:.0f} were before{slower} "
+            f"(stop_when.saturated {format_duration(self.over_s)})"
+        )
+
+    def _slower(self, first: int) -> str:
+        start_s, end_s = self._times_s[first], self._times_s[-1]
+        third_s = (end_s - start_s) / 3
+        early = self._ttft_between(start_s, start_s + third_s)
+        late = self._ttft_between(end_s - third_s, end_s)
+        if min(len(early), len(late)) < 5 or np.median(late) < _SLOWER_BY * np.median(early):
+            return ""
+        before, now = (format_duration(float(np.median(part))) for part in (early, late))
+        return f"; median TTFT {now}, {before} before"
+
+    def _ttft_between(self, start_s: float, end_s: float) -> list[float]:
+        steps = range(bisect_right(self._times_s, start_s), bisect_right(self._times_s, end_s))
+        return [seconds for step in steps for seconds in self._ttft_s[step]]
+
+    def _is_settled(self, first: int) -> bool:
+        """Whether the window begins later than 95 % of the requests so far took."""
+        n_took = int(self._n_took.sum())
+        if n_took < _MIN_SETTLED:
+            return False
+        long = bisect_left(np.cumsum(self._n_took).tolist(), _LONG * n_took)
+        return long < len(_BINS_S) and bool(self._times_s[first] >= _BINS_S[long])
+
+
+def theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """The median slope over all pairs of points; x ascending, with at least two values."""
+    before, after = np.triu_indices(len(x), 1)
+    run, rise = x[after] - x[before], y[after] - y[before]
+    apart = run > 0
+    return float(np.median(rise[apart] / run[apart]))
+
+
+@dataclass
 class StopRules:
-    """The rules of one run; None where a scenario does without."""
+    """The rules of a run; None for a rule that the scenario does not have."""
 
     error_rate: ErrorRate | None = None
     saturation: Saturation | None = None
@@ -55,15 +179,15 @@ class StopRules:
         ttft_s: Sequence[float] = (),
         e2e_s: Sequence[float] = (),
     ) -> str | None:
-        """Why to stop now, or None. Counts are running totals, `ttft_s` and `e2e_s` those of the
-        answers since the last call; requests that were cancelled on purpose have not failed."""
-        why = None
+        """The reason to stop now, or None. The counts are running totals; `ttft_s` and `e2e_s` are
+        those of the responses since the previous call. Requests cancelled on purpose do not count
+        as failed."""
+        failing = overloaded = None
         if self.error_rate is not None:
-            why = self.error_rate.reason(now_s, n_ended, n_failed)
+            failing = self.error_rate.reason(now_s, n_ended, n_failed)
         if self.saturation is not None:
-            piled_up = self.saturation.reason(now_s, n_released, n_ended, ttft_s, e2e_s)
-            why = why or piled_up
-        return why
+            overloaded = self.saturation.reason(now_s, n_released, n_ended, ttft_s, e2e_s)
+        return failing or overloaded
 
 
 def stop_rules(error_rate: float, over_s: float, saturated_s: float | None) -> StopRules:

@@ -1,10 +1,10 @@
-"""The run directory: three Parquet tables, a manifest, and parts of shards on their way to them.
+"""Run directory: Parquet tables, the manifest, and the shards' parts until they are merged.
 
     manifest.json  schedule.parquet  edges.parquet  requests.parquet  chunks.parquet
-    server.parquet (where the server tells its metrics)  summary.json  report.html  logs/
+    server.parquet (if the server exposes metrics)  summary.json  report.html  logs/
 
-Parquet files read well in a notebook: status, class, tenant, error and remote address are
-dictionary strings, and `ttft_s tpot_s e2e_s slo_met` stand beside the instants they come from.
+For use in notebooks, status, class, tenant, error and remote address are dictionary-encoded
+strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_met`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Part = tuple[Requests, Chunks, Names]
 
 
 def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> None:
-    """One shard's rows, for `read_part` in the parent; written whole or not at all."""
+    """Writes a shard's rows for `read_part`; atomic."""
     partial = path.with_suffix(".partial.npz")
     np.savez(
         partial,
@@ -68,7 +68,7 @@ def read_part(path: Path) -> Part:
 
 
 def to_parquet(rows: NDArray[Any], names: Names) -> bytes:
-    """A table as the bytes of a Parquet file, compressed."""
+    """A table as the bytes of a compressed Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -79,7 +79,7 @@ def to_parquet(rows: NDArray[Any], names: Names) -> bytes:
 
 
 def from_parquet(data: bytes, dtype: np.dtype[Any], names: Names) -> NDArray[Any]:
-    """The rows that `to_parquet` wrote. Raises RunInvalid where they are none."""
+    """The rows that `to_parquet` wrote. Raises RunInvalid for any other bytes."""
     import pyarrow as pa
 
     try:
@@ -89,14 +89,14 @@ def from_parquet(data: bytes, dtype: np.dtype[Any], names: Names) -> NDArray[Any
 
 
 def read_parts(directory: Path) -> list[Part]:
-    """Every part that shards left in a directory."""
+    """The parts of all shards in a directory."""
     return [read_part(path) for path in sorted(directory.glob("shard-*.npz"))]
 
 
 def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
-    """All shards' rows in one table, sorted by request id; ids no part has are `lost`.
+    """All shards' rows as a single part, sorted by request id. Ids without a row are `lost`.
 
-    Raises RunInvalid if a part holds an id that was never scheduled, or two parts the same one.
+    Raises RunInvalid for an id that was never scheduled or that occurs twice.
     """
     ids = np.concatenate([np.empty(0, "u4"), *(part[0]["request_id"] for part in parts)])
     if not np.diff(np.sort(ids)).all() or not np.isin(ids, schedule["request_id"]).all():
@@ -130,15 +130,14 @@ def read_manifest_file(directory: Path) -> tuple[Manifest, ClientReport]:
 
 
 def write_schedule(directory: Path, run: Run) -> None:
-    """The plan, before the first request goes out."""
+    """Writes manifest, schedule and edges: the plan, before the first request is sent."""
     _write_json(directory / "manifest.json", run.manifest.to_json())
     _write_table(directory / "schedule.parquet", run.schedule_rows, run.names, {})
     _write_table(directory / "edges.parquet", run.edge_rows, run.names, {})
 
 
 def write_schedule_file(path: Path, schedule: Schedule, names: Names) -> None:
-    """A schedule by itself, as `schedule.parquet` holds it. Raises UsageError where the file cannot
-    be written."""
+    """Writes a schedule in the format of `schedule.parquet`. Raises UsageError if that fails."""
     try:
         _write_table(path, schedule, names, {})
     except OSError as error:
@@ -146,13 +145,13 @@ def write_schedule_file(path: Path, schedule: Schedule, names: Names) -> None:
 
 
 def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> None:
-    """Everything measured. `derived` are extra columns of the requests table (ttft_s, …)."""
+    """Writes the results of a run. `derived` are further columns of its requests (ttft_s, …)."""
     content = {**run.manifest.to_json(), "instrument": run.instrument.to_json()}
     _write_json(directory / "manifest.json", content)
     _write_table(directory / "chunks.parquet", run.chunk_rows, run.names, {})
     if len(run.server_rows):
         _write_table(directory / "server.parquet", run.server_rows, run.names, {})
-    # Last: where this file stands, the shards' parts are no longer needed (`read_run`).
+    # Last: once this file exists, the shards' parts are not needed any more (`read_run`).
     _write_table(directory / "requests.parquet", run.request_rows, run.names, derived)
 
 
@@ -161,8 +160,8 @@ def write_summary(directory: Path, summary: dict[str, Any]) -> None:
 
 
 def read_run(directory: Path | str) -> Run:
-    """A recorded run; one whose process ended before it put the shards' parts together is read
-    from those. Raises UsageError if it is no run directory, RunInvalid if it is damaged."""
+    """Reads a recorded run; from the shards' parts if its process ended before it merged them.
+    Raises UsageError if `directory` is no run directory, RunInvalid if it is damaged."""
     directory = Path(directory)
     manifest, instrument = read_manifest_file(directory)
     known = Names(classes=manifest.names.classes, tenants=manifest.names.tenants)
@@ -232,8 +231,8 @@ def _table(rows: NDArray[Any], names: Names, derived: dict[str, NDArray[Any]]) -
 
 
 def _plain(column: NDArray[Any]) -> pa.Array:
-    """A column without nulls, from its memory. `pa.array` would import pandas (0.4 s) only to find
-    that the column is none of its types; this module must not."""
+    """A column without nulls, from the array's memory. `pa.array` would import pandas (0.4 s), only
+    to check whether the column is of a pandas type."""
     import pyarrow as pa
 
     if column.dtype == bool:
@@ -286,7 +285,7 @@ def _codes(table: pa.Table, column: str) -> tuple[NDArray[np.int64], tuple[str, 
 
 
 def _numbers(array: pa.Array) -> NDArray[Any]:
-    """The values of an array without nulls; `to_numpy` would import pandas as `pa.array` does."""
+    """The values of an array without nulls. `to_numpy` would import pandas, as `pa.array` does."""
     import pyarrow as pa
 
     if array.null_count:

@@ -1,5 +1,5 @@
-"""What one load-generating process is told. Apart from `shard`, whose imports the controlling
-process has no use for."""
+"""Task of a load-generating process. A module of its own, so that the controlling process does
+not import `shard`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from targets.route import Route
 
 @dataclass(frozen=True, repr=False)
 class ShardTask:
-    """Everything one shard needs, handed over once. Holds the API key in `head`: no repr."""
+    """Everything that a shard needs, sent to it once. No repr: `head` holds the API key."""
 
     shard: int
     schedule: Schedule
@@ -35,5 +35,5 @@ class ShardTask:
     connections: Connections
     n_preopen: int
     part_path: Path
-    promises: tuple[LimitsS, ...] = ()  # to each class, for a server that schedules by them
-    is_watched: bool = False  # somebody wants to know of each request as it ends
+    slo_limits_s: tuple[LimitsS, ...] = ()  # by class_id, for servers that schedule by them
+    is_watched: bool = False  # whether to report each request as it ends, for live metrics

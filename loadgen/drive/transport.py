@@ -1,25 +1,74 @@
-"""What a shard needs of whatever carries its requests."""
+"""Contract between a shard and its two transports (`client`, `aiohttp_client`)."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from loadgen.drive.exchange import Exchange
-from loadgen.records import Status
+from loadgen.records import CLIENT_LIMIT, Status
 from loadgen.timer import Alarm
 
-OnEnd = Callable[[Exchange], None]
 Connections = Literal["reuse", "per_session", "never"]
-MAX_BODY_BYTES = 256 << 20  # a runaway response is cut here, so that one request cannot eat the run
+MAX_BODY_BYTES = 256 << 20  # a runaway response ends here, before it fills the memory of the run
+_CLIENT_LIMITS = (
+    errno.EADDRNOTAVAIL,  # no free local port, or no local address of the peer's family
+    errno.EMFILE,  # open files of the process
+    errno.ENFILE,  # open files of the machine
+    errno.ENOBUFS,
+    errno.ENOMEM,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """Raw record of a request: times and bytes, nothing decoded.
+
+    Times are CLOCK_MONOTONIC nanoseconds; 0 means "never". `row` is the request's index in the
+    shard's schedule. `parts[i]` holds the body bytes of a socket read, and `times[i]` is the time
+    at which that read returned. Parts are stored as received: still chunked if `is_chunked`, and
+    possibly longer than the Content-Length `length`; `decode.Body` removes the framing. `outcome`
+    and `error` are set only for failures of the transport (connect, timeout, cancel, cut);
+    `decode` finds the errors inside the body.
+    """
+
+    row: int
+    sent_ns: int = 0
+    connected_ns: int = 0
+    headers_ns: int = 0
+    first_guess_ns: int = 0  # first read that looks like a token: for the live view only
+    done_ns: int = 0
+    reused: bool = False
+    remote: str = ""
+    http_status: int = 0
+    content_type: str = ""
+    content_encoding: str = ""
+    n_bytes: int = 0  # of the parts
+    is_chunked: bool = False
+    length: int | None = None
+    times: list[int] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+    outcome: Status | None = None
+    error: str = ""
+
+    def fail(self, outcome: Status, error: str, now_ns: int) -> None:
+        """Records a failure of the transport; a failure recorded earlier stays."""
+        if self.outcome is None:
+            self.outcome, self.error = outcome, error
+        if not self.done_ns:
+            self.done_ns = now_ns
+
+
+OnEnd = Callable[[Exchange], None]
 
 
 class Transport(Protocol):
-    """Sends requests that are written out already, and tells how each went.
+    """Sends encoded requests and reports the end of each.
 
-    `on_end` is set before the first `send`; it is called once per sent exchange, on the loop.
-    `alarm` may be set then, too: it is rung between two reads once it is due, for between them
-    everything else waits.
+    The shard sets `on_end` before the first `send`; it is called exactly once per sent request, on
+    the loop's thread. The shard may set `alarm`, too: an overdue alarm rings between two socket
+    reads, because the loop itself would run it only after all sockets that are readable by then.
     """
 
     on_end: OnEnd
@@ -28,25 +77,33 @@ class Transport(Protocol):
     n_reused: int
 
     @property
-    def known(self) -> list[str]:
-        """The addresses that the target's name is known to have; empty where nobody asked."""
+    def addresses(self) -> list[str]:
+        """Addresses that the target's name resolved to; empty without a lookup."""
 
     async def open(self, n: int) -> int:
-        """Open connections before the clock starts; returns how many it got."""
+        """Opens up to `n` connections before the run starts; returns the number opened."""
 
     def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
-        """Send now. `is_last`: no later request of this session will want the connection."""
+        """Sends a request now. `is_last`: the session sends no later request."""
 
     def sent_ns(self, row: int) -> int:
-        """When a request in flight was sent (monotonic), as its exchange will say unless it still
-        waits for a connection."""
+        """Send time of a request in flight (monotonic). It may still grow while the request waits
+        for a connection."""
 
     def abort(self, row: int, outcome: Status, reason: str) -> None:
-        """End a request from our side; one that is already over is left as it is."""
+        """Ends a request from the client's side; does nothing if it is over."""
 
     def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
-        """How many connections wait for an answer or read one, and the file descriptors of at most
-        so many of them, others each time; none where they are not known."""
+        """Number of connections with a request in flight, and the file descriptors of at most
+        `most` of them. Successive calls return different ones. No descriptors where the transport
+        cannot access its sockets."""
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Closes every connection."""
+
+
+def connect_reason(to: object, error: OSError) -> str:
+    """The error text of a failed connection; ends in `CLIENT_LIMIT` if this machine ran out of
+    ports, files or memory, so that the failure is not the server's."""
+    reason = f"connect to {to}: {error.strerror or str(error) or type(error).__name__}"
+    return reason + CLIENT_LIMIT if error.errno in _CLIENT_LIMITS else reason

@@ -20,9 +20,8 @@ from loadgen.measure.attainment import measured_window
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account
 from reference_engine.state.plan import Why
-from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import replay
-from reference_engine.step_log.step_files import EVENTS, STEPS
+from reference_engine.step_log.step_files import EVENTS, STEPS, read_log
 from reports.run.engine_section import EngineSection, MissReason
 
 MOST_BINS, STEPS_A_BIN = 300, 8

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reference_engine.step_log.log_files import read_log
 from reference_engine.step_log.log_replay import Replay
 from reference_engine.step_log.log_replay import replay as decide_again
+from reference_engine.step_log.step_files import read_log
 
 
 def replay(directory: Path | str) -> Replay:

@@ -16,9 +16,9 @@ from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import Attribution, MissCause
-from reference_engine.attribution.counterfactual import Case, judge
-from reference_engine.step_log.log_files import read_log
+from reference_engine.attribution.counterfactual import Case, attribute_misses
 from reference_engine.step_log.log_replay import EngineLog, replay
+from reference_engine.step_log.step_files import read_log
 
 _MOST_SIMULATED = 2_000_000  # steps, all modes together
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
@@ -36,7 +36,7 @@ class MissedRequests:
         """Misses by whose fault they are, and for each the modes or requests most often named."""
         found: dict[MissCause, Counter[str]] = {blame: Counter() for blame in MissCause}
         for miss in self.missed:
-            found[miss.blame][miss.culprit] += 1
+            found[miss.cause][miss.subject] += 1
         return found
 
 
@@ -63,7 +63,7 @@ def misses_in(
     name = request_name(run.manifest.run)
     due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
     accounts = _promised(accounts, run, name)
-    found = judge(Case(log.setup, accounts, log.steps, most_steps))
+    found = attribute_misses(Case(log.setup, accounts, log.steps, most_steps))
     n_requests = sum(
         any(limit is not None for limit in (one.ttft_slo_s, one.tpot_slo_s, one.deadline_s))
         for one in accounts

@@ -18,13 +18,13 @@ from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
-from reference_engine.state.cost_model import CPU, machine
+from reference_engine.state.cost_model import CPU, model_on_hardware
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
-from targets.mock_options import split_options
+from targets.mock_script import split_options
 
 _MAX_NUM_SEQS = 256
 _STEP_TOKENS = 1 << 15
@@ -106,7 +106,7 @@ def build(
 ) -> SimulatedEngine:
     """An engine with nothing in it. `policy` instead of the one that the options name."""
     source = resolve(options.shape)
-    found = machine(source, options.hardware, options.kv_dtype)
+    found = model_on_hardware(source, options.hardware, options.kv_dtype)
     context = source.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     n_blocks = options.kv_blocks or found.kv_tokens // BLOCK_TOKENS

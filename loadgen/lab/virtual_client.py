@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.dispatch import Bounds, Dispatcher
-from loadgen.drive.progress import NEVER_ASKED
+from loadgen.drive.progress import NEVER_SENT
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.manifest import Ended
@@ -33,9 +33,9 @@ from loadgen.run.run_options import Early
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.simulator import Simulator
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_tokens import StepTokens
 
 _CHECK_S = 0.25  # between two looks at the share of failures
 _REASONS = {State.finished_stop: FinishReason.stop, State.finished_length: FinishReason.length}
@@ -334,7 +334,7 @@ class VirtualClient:
             self.stop("stopped", reason, self._drain_s)
 
     def _reason(self, rules: StopRules, now_s: float) -> str | None:
-        n_ended = sum(self._by_status) - sum(self._by_status[status] for status in NEVER_ASKED)
+        n_ended = sum(self._by_status) - sum(self._by_status[status] for status in NEVER_SENT)
         (ttft_s, e2e_s), self._answered_s = self._answered_s, ([], [])
         return rules.reason(
             now_s,

@@ -1,1 +1,1 @@
-"""A run as others watch it while it goes on: Prometheus, OpenTelemetry, a Grafana dashboard."""
+"""Live metrics of a run: Prometheus, OpenTelemetry, a Grafana dashboard."""

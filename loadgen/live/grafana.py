@@ -1,46 +1,46 @@
-"""A Grafana dashboard of the live series: `slobench export --format grafana` writes it."""
+"""A Grafana dashboard of the live metrics; `slobench export --format grafana` writes it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Query = tuple[str, str]  # (PromQL, legend)
-_OF_RUN = 'run=~"$run"'
-_JOIN = f" * on(instance) group_left(run) slobench_run_info{{{_OF_RUN}}}"
+_JOIN = ' * on(instance) group_left(run) slobench_run_info{run=~"$run"}'
+_CLASS = 'class=~"$class"'
 _WIDTH, _HEIGHT = 12, 8
-
-
-def _quantile(share: float, series: str) -> str:
-    buckets = f'rate({series}_bucket{{class=~"$class"}}[$__rate_interval])'
-    return f"histogram_quantile({share}, sum by (le, run) ({buckets}{_JOIN}))"
+_SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def _rate(series: str, labels: str = "", by: str = "run") -> str:
-    return f"sum by ({by}) (rate({series}{labels}[$__rate_interval]){_JOIN})"
+    selector = f"{{{labels}}}" if labels else ""
+    return f"sum by ({by}) (rate({series}{selector}[$__rate_interval]){_JOIN})"
 
 
-def _latency(series: str) -> list[Query]:
-    return [(_quantile(share, series), f"{{{{run}}}} {name}") for name, share in _SHOWN.items()]
+def _quantiles(series: str) -> list[Query]:
+    buckets = _rate(f"{series}_bucket", _CLASS, "le, run")
+    return [
+        (f"histogram_quantile({share}, {buckets})", f"{{{{run}}}} {name}")
+        for name, share in _QUANTILES.items()
+    ]
 
 
-_SHOWN = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_OF_CLASS = '{class=~"$class"}'
 PANELS: list[tuple[str, str, list[Query]]] = [
     (
-        "Rate: planned, sent, kept every promise",
+        "Request rate: scheduled, sent, SLO met",
         "reqps",
         [
-            (_rate("slobench_scheduled_total"), "{{run}} planned"),
+            (_rate("slobench_scheduled_total"), "{{run}} scheduled"),
             (_rate("slobench_sent_total"), "{{run}} sent"),
-            (_rate("slobench_promises_kept_total", _OF_CLASS), "{{run}} goodput"),
+            (_rate("slobench_slo_met_total", _CLASS), "{{run}} goodput"),
         ],
     ),
-    ("Time to first token, from the planned instant", "s", _latency("slobench_ttft_seconds")),
-    ("Time per output token", "s", _latency("slobench_tpot_seconds")),
-    ("Time between tokens", "s", _latency("slobench_itl_seconds")),
-    ("End to end, from the planned instant", "s", _latency("slobench_e2e_seconds")),
+    ("TTFT from the scheduled send time", "s", _quantiles("slobench_ttft_seconds")),
+    ("Time per output token (TPOT)", "s", _quantiles("slobench_tpot_seconds")),
+    ("Time between tokens (ITL)", "s", _quantiles("slobench_itl_seconds")),
+    ("End-to-end latency from the scheduled send time", "s", _quantiles("slobench_e2e_seconds")),
     (
-        "In flight and waiting",
+        "Requests in flight and waiting",
         "short",
         [
             (f"slobench_in_flight{_JOIN}", "{{run}} in flight"),
@@ -48,35 +48,26 @@ PANELS: list[tuple[str, str, list[Query]]] = [
         ],
     ),
     (
-        "Requests that did not end well",
+        "Requests without success, by status",
         "reqps",
         [
             (
-                _rate(
-                    "slobench_requests_total",
-                    '{class=~"$class", status!="ok"}',
-                    "run, status",
-                ),
+                _rate("slobench_requests_total", f'{_CLASS}, status!="ok"', "run, status"),
                 "{{run}} {{status}}",
             )
         ],
     ),
-    ("How late the load generator sends", "s", _latency("slobench_lateness_seconds")),
+    ("Send lateness of the load generator", "s", _quantiles("slobench_lateness_seconds")),
 ]
 """Title, unit and queries of each panel."""
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it; asks for a Prometheus data source, a run and classes."""
+    """The dashboard in Grafana's import format, with variables for the Prometheus data source, the
+    run and the traffic class."""
+    source = {"label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}
     return {
-        "__inputs": [
-            {
-                "name": "DS_PROMETHEUS",
-                "label": "Prometheus",
-                "type": "datasource",
-                "pluginId": "prometheus",
-            }
-        ],
+        "__inputs": [{"name": "DS_PROMETHEUS", **source}],
         "title": "slobench",
         "uid": "slobench-live",
         "tags": ["slobench", "llm"],
@@ -109,21 +100,14 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-_SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
-
-
 def _panel(number: int, title: str, unit: str, queries: list[Query]) -> dict[str, Any]:
+    x, y = _WIDTH * (number % 2), _HEIGHT * (number // 2)
     return {
         "id": number + 1,
         "type": "timeseries",
         "title": title,
         "datasource": _SOURCE,
-        "gridPos": {
-            "x": _WIDTH * (number % 2),
-            "y": _HEIGHT * (number // 2),
-            "w": _WIDTH,
-            "h": _HEIGHT,
-        },
+        "gridPos": {"x": x, "y": y, "w": _WIDTH, "h": _HEIGHT},
         "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
         "targets": [
             {"refId": chr(ord("A") + k), "expr": expression, "legendFormat": legend}

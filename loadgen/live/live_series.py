@@ -1,14 +1,13 @@
-"""What a run tells while it goes on: every series by name, and what it means."""
+"""Live metrics of a run: name, kind, unit, labels and help text of every series."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from loadgen.drive.live_sample import GAP_BOUNDS_S
+from loadgen.drive.live_sample import GAP_BOUNDS_S, SecondsHistogram
 
 Kind = Literal["counter", "gauge", "histogram"]
 _FIRST_TOKEN_S = (
@@ -24,8 +23,9 @@ _LATENESS_S = (*(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01), *(0.025, 
 
 @dataclass(frozen=True, slots=True)
 class LiveSeries:
-    """One series. `name` is Prometheus's, with its unit; `otel` OpenTelemetry's, with `unit` beside
-    it. `bounds` are upper ends of a histogram's buckets, each inclusive."""
+    """A series. `name` is its Prometheus name, which ends in the unit; `otel` and `unit` are its
+    OpenTelemetry name and unit. `bounds` are the inclusive upper bounds of a histogram's buckets.
+    """
 
     name: str
     otel: str
@@ -36,104 +36,80 @@ class LiveSeries:
     bounds: tuple[float, ...] = ()
 
 
-def _counter(name: str, unit: str, labels: tuple[str, ...], help: str) -> LiveSeries:
+def _counter(name: str, help: str, *labels: str, unit: str = "{request}") -> LiveSeries:
     return LiveSeries(f"slobench_{name}_total", f"slobench.{name}", "counter", unit, labels, help)
 
 
-def _gauge(name: str, unit: str, help: str, unit_word: str = "") -> LiveSeries:
-    return LiveSeries(f"slobench_{name}{unit_word}", f"slobench.{name}", "gauge", unit, (), help)
+def _gauge(name: str, help: str, unit: str = "{request}", suffix: str = "") -> LiveSeries:
+    return LiveSeries(f"slobench_{name}{suffix}", f"slobench.{name}", "gauge", unit, (), help)
+
+
+def _rate(name: str, help: str) -> LiveSeries:
+    return _gauge(name, help, "{request}/s", "_per_second")
 
 
 def _seconds(
-    name: str, help: str, bounds: tuple[float, ...], otel: str = "", *further: str
+    name: str, help: str, bounds: tuple[float, ...], otel: str = "", *labels: str
 ) -> LiveSeries:
-    shown = otel or f"slobench.{name}"
-    labels = ("class", *further)
-    return LiveSeries(f"slobench_{name}_seconds", shown, "histogram", "s", labels, help, bounds)
+    otel = f"gen_ai.client.operation.{otel}" if otel else f"slobench.{name}"
+    labels = ("class", *labels)
+    return LiveSeries(f"slobench_{name}_seconds", otel, "histogram", "s", labels, help, bounds)
 
 
 _ALL = (
     _counter(
-        "requests",
-        "{request}",
-        ("class", "status"),
-        "Requests that ended, or were given up, by how.",
+        "requests", "Finished requests by status, those never sent included.", "class", "status"
     ),
-    _counter("scheduled", "{request}", (), "Requests whose planned instant has come."),
-    _counter("released", "{request}", (), "Requests released: due, or their parent has ended."),
-    _counter("sent", "{request}", (), "Requests sent."),
+    _counter("scheduled", "Requests whose scheduled send time has passed."),
+    _counter("released", "Requests released: due, and their parents have finished."),
+    _counter("sent", "Requests sent."),
     _counter(
-        "promises_kept",
-        "{request}",
-        ("class",),
-        "Requests that kept every per-request promise; its rate is the goodput.",
+        "slo_met", "Requests that met every per-request SLO; its rate is the goodput.", "class"
     ),
-    _counter("events", "{event}", ("class",), "Stream events received that held a token."),
-    _gauge("in_flight", "{request}", "Requests sent and not ended."),
-    _gauge("waiting", "{request}", "Requests released that wait for a free slot."),
-    _gauge("asked_rate", "{request}/s", "Mean rate of the schedule.", "_per_second"),
-    _gauge("achieved_rate", "{request}/s", "Requests sent per second so far.", "_per_second"),
-    _gauge("goodput", "{request}/s", "Requests per second so far that kept all.", "_per_second"),
-    _gauge("elapsed", "s", "Time since the first release could fall due.", "_seconds"),
-    _seconds("ttft", "Time to first token, from the planned instant.", _FIRST_TOKEN_S),
+    _counter("promises_kept", "Old name of slobench_slo_met_total, for one more release.", "class"),
+    _counter("events", "Stream events received that carried a token.", "class", unit="{event}"),
+    _gauge("in_flight", "Requests sent and not finished."),
+    _gauge("waiting", "Released requests that wait for a free slot (limits.max_concurrency)."),
+    _rate("asked_rate", "Mean request rate of the schedule."),
+    _rate("achieved_rate", "Requests sent per second so far."),
+    _rate("goodput", "Requests per second so far that met every per-request SLO."),
+    _gauge("elapsed", "Time since the start of the run.", "s", "_seconds"),
+    _seconds("ttft", "Time to first token, from the scheduled send time.", _FIRST_TOKEN_S),
     _seconds(
         "ttft_from_send",
-        "Time to first token, from the send.",
+        "Time to first token, from the actual send.",
         _FIRST_TOKEN_S,
-        "gen_ai.client.operation.time_to_first_chunk",
+        "time_to_first_chunk",
     ),
     _seconds("tpot", "Time per output token after the first, one value per request.", GAP_BOUNDS_S),
     _seconds(
-        "itl",
-        "Time between tokens, one value per token.",
-        GAP_BOUNDS_S,
-        "gen_ai.client.operation.time_per_output_chunk",
+        "itl", "Time between tokens, one value per token.", GAP_BOUNDS_S, "time_per_output_chunk"
     ),
-    _seconds("e2e", "From the planned instant to the last token.", _WHOLE_S),
+    _seconds("e2e", "Time from the scheduled send time to the last token.", _WHOLE_S),
     _seconds(
         "duration",
-        "From the send to the end of the stream, failed requests too.",
+        "Time from the send to the end of the stream, failed requests included.",
         _WHOLE_S,
-        "gen_ai.client.operation.duration",
+        "duration",
         "status",
     ),
-    _seconds("lateness", "Sent − released: how late the load generator was.", _LATENESS_S),
+    _seconds("lateness", "Actual minus scheduled send time.", _LATENESS_S),
 )
-SERIES: Mapping[str, LiveSeries] = MappingProxyType({one.name: one for one in _ALL})
+SERIES: Mapping[str, LiveSeries] = MappingProxyType({series.name: series for series in _ALL})
 """Every series by its Prometheus name."""
+OLD_NAMES = MappingProxyType({"slobench_promises_kept_total": "slobench_slo_met_total"})
+"""Old Prometheus name → the series whose values are exported under it for one more release."""
 INFO = "slobench_run_info"
 INFO_LABELS = ("run", "scenario", "target", "model")
-"""The series that says which run this is: always 1."""
+"""The series that identifies the run by its labels; its value is always 1."""
 
 Labels = tuple[str, ...]
-
-
-@dataclass(slots=True)
-class SecondsHistogram:
-    """A histogram of seconds: `counts[i]` values in (bounds[i − 1], bounds[i]], the last above."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    sum_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = self.counts or [0] * (len(self.bounds) + 1)
-
-    def add(self, value_s: float) -> None:
-        self.counts[bisect_left(self.bounds, value_s)] += 1
-        self.sum_s += value_s
-
-    def add_counts(self, counts: Sequence[int], sum_s: float) -> None:
-        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
-        self.sum_s += sum_s
-
-    def copy(self) -> SecondsHistogram:
-        return SecondsHistogram(self.bounds, list(self.counts), self.sum_s)
+"""Values of a series' labels, in the order of `LiveSeries.labels`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A series at an instant: a number or a histogram for each set of labels."""
+    """The values of a series at some time: a number or a histogram for each set of labels."""
 
     series: LiveSeries
     values: Mapping[Labels, float | SecondsHistogram]

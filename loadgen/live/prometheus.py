@@ -1,5 +1,4 @@
-"""The run so far at `http://host:port/metrics`, for Prometheus to read. A thread of the controlling
-process answers; the load-generating processes know nothing of it."""
+"""Live metrics at `http://host:port/metrics`, served by a thread of the controlling process."""
 
 from __future__ import annotations
 
@@ -16,13 +15,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from loadgen.drive.live_sample import SecondsHistogram
 from loadgen.errors import UsageError
-from loadgen.live.live_series import INFO, INFO_LABELS, Reading, SecondsHistogram
+from loadgen.live.live_series import INFO, INFO_LABELS, Reading
 from loadgen.live.watched import WatchedRun
 
 
 class RunCollector(Collector):
-    """Readings of a run as that library's metrics; `shown` says of which, None for none yet."""
+    """The metrics of the run that `shown` returns; none while it returns None."""
 
     def __init__(self, shown: Callable[[], WatchedRun | None]) -> None:
         self._shown = shown
@@ -31,9 +31,8 @@ class RunCollector(Collector):
         watched = self._shown()
         if watched is None:
             return
-        about = watched.about
-        info = GaugeMetricFamily(INFO, "Which run this is.", labels=INFO_LABELS)
-        info.add_metric([str(getattr(about, label)) for label in INFO_LABELS], 1)
+        info = GaugeMetricFamily(INFO, "Labels of the run; always 1.", labels=INFO_LABELS)
+        info.add_metric([str(getattr(watched.labels, label)) for label in INFO_LABELS], 1)
         yield info
         for reading in watched.read():
             yield _family(reading)
@@ -43,11 +42,11 @@ def _family(reading: Reading) -> Metric:
     series = reading.series
     if series.kind == "histogram":
         histogram = HistogramMetricFamily(series.name, series.help, labels=series.labels)
-        for labels, tally in reading.values.items():
-            assert isinstance(tally, SecondsHistogram)
-            ends = [*map(str, series.bounds), "+Inf"]
-            buckets = list(zip(ends, accumulate(tally.counts), strict=True))
-            histogram.add_metric(labels, buckets, tally.sum_s)
+        bounds = [*map(str, series.bounds), "+Inf"]
+        for labels, value in reading.values.items():
+            assert isinstance(value, SecondsHistogram)
+            buckets = list(zip(bounds, accumulate(value.counts.tolist()), strict=True))
+            histogram.add_metric(labels, buckets, value.sum_s)
         return histogram
     kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
     family = kind(series.name, series.help, labels=series.labels)
@@ -61,9 +60,9 @@ def _family(reading: Reading) -> Metric:
 def prometheus_endpoint(
     shown: Callable[[], WatchedRun | None], host: str, port: int
 ) -> Iterator[str]:
-    """Serves inside the `with` block and yields the URL; port 0 takes a free one.
+    """Serves the metrics inside the `with` block and yields their URL; port 0 takes a free port.
 
-    Raises UsageError where the address cannot be had.
+    Raises UsageError where the address is in use or does not belong to this machine.
     """
     registry = CollectorRegistry()
     registry.register(RunCollector(shown))
@@ -71,7 +70,7 @@ def prometheus_endpoint(
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise UsageError(
-            f"--metrics-port {port}: {host}:{port} cannot be had: {error.strerror or error}"
+            f"--metrics-port {port}: cannot listen on {host}:{port}: {error.strerror or error}"
         ) from None
     try:
         address = f"[{host}]" if ":" in host else host

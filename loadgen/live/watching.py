@@ -1,7 +1,8 @@
-"""Exports live metrics of a run: Prometheus at a port, OpenTelemetry to a collector."""
+"""Exports of a run's live metrics: Prometheus at a port, OpenTelemetry to a collector."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from loadgen.workload.scenario import Scenario
 class Watch:
     """The exports of a run: a Prometheus endpoint at `host:port` (0: a free port; None: no
     endpoint), and OpenTelemetry to the collector at `otlp` ("": the collector that the OTEL_…
-    variables name). `show` receives the live metrics of each run where several runs share one
+    variables name). `show` receives the live metrics of each run where several runs share an
     endpoint (`one_endpoint`)."""
 
     port: int | None = None
@@ -34,7 +35,7 @@ def run_labels(scenario: Scenario, target: TargetSection, run: str) -> RunLabels
         model=target.model,
         api=target.api or "",
         classes=scenario.names().classes,
-        promises={
+        slos={
             name: [slo for slo in slos if slo.scope == "request"]
             for name, slos in scenario.slos_by_class().items()
         },
@@ -53,11 +54,7 @@ def watching(
     if watch.show is not None:
         watch.show(watched)
     with ExitStack() as stack:
-        if watch.port is not None:
-            from loadgen.live.prometheus import prometheus_endpoint
-
-            url = stack.enter_context(prometheus_endpoint(lambda: watched, watch.host, watch.port))
-            note(f"metrics: {url}")
+        stack.enter_context(_endpoint(lambda: watched, watch, note))
         if watch.otlp is not None:
             from loadgen.live.otlp import otlp_export
 
@@ -67,21 +64,26 @@ def watching(
 
 @contextmanager
 def one_endpoint(watch: Watch, note: Callable[[str], None]) -> Iterator[Watch]:
-    """The Watch for each of several runs that share one address.
+    """The Watch for each of several runs that share an address.
 
     The endpoint is open for the length of the `with` block. Between two runs it shows the final
     values of the earlier run; a new run starts its counters at 0.
     """
+    latest: deque[WatchedRun] = deque(maxlen=1)
+    with _endpoint(lambda: latest[0] if latest else None, watch, note):
+        yield watch if watch.port is None else replace(watch, port=None, show=latest.append)
+
+
+@contextmanager
+def _endpoint(
+    shown: Callable[[], WatchedRun | None], watch: Watch, note: Callable[[str], None]
+) -> Iterator[None]:
+    """The Prometheus endpoint of `watch`, if it has one, inside the `with` block."""
     if watch.port is None:
-        yield watch
+        yield
         return
     from loadgen.live.prometheus import prometheus_endpoint
 
-    shown: list[WatchedRun] = []  # the last one counts
-
-    def show(watched: WatchedRun) -> None:
-        shown[:] = [watched]
-
-    with prometheus_endpoint(lambda: shown[0] if shown else None, watch.host, watch.port) as url:
+    with prometheus_endpoint(shown, watch.host, watch.port) as url:
         note(f"metrics: {url}")
-        yield replace(watch, port=None, show=show)
+        yield

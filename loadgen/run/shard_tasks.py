@@ -100,7 +100,7 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
             _MOST_PREOPENED,
         ),
         part_path=job.parts_dir / f"shard-{number}.npz",
-        promises=scenario.limits_by_class(),
+        slo_limits_s=scenario.limits_by_class(),
         is_watched=job.is_watched,
     )
 

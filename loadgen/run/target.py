@@ -28,7 +28,7 @@ from targets.child import Child
 from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
 from targets.launch import launched
-from targets.mock_options import split_options
+from targets.mock_script import split_options
 from targets.preflight import preflight
 from targets.preflight_result import Preflight, PreflightCheck
 from targets.scrape import find_metrics
@@ -252,8 +252,8 @@ def _examined(
         timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
         text_of=calibration.sample,
         calibrate=calibration.steps,
-        ahead=calibration.early_prompts,
-        on_timed=warm_up.may_begin,
+        first_prompts=calibration.early_prompts,
+        on_first_token=warm_up.may_begin,
     )
     found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
     checks = [*found.checks]

@@ -18,7 +18,7 @@ from loadgen.sweep.axes import Axis, How, Point, label, points
 from loadgen.workload.scenario import Scenario, varied
 from targets.embed import parse_engine
 from targets.endpoint import Endpoint, load_target
-from targets.secret_words import hide_secrets
+from targets.safe_text import hide_secrets
 
 _SAFE = re.compile(r"[A-Za-z0-9_.=/+-]{1,40}")
 _MOST_CHARACTERS = 100

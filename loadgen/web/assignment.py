@@ -59,7 +59,7 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
     tables = (to_parquet(share.plan.schedule, names), to_parquet(share.plan.edges, names))
     rows = pieces(job.run_name, share.number, msgspec.msgpack.encode(tables))
     words = () if fit.words is None else zip(fit.words.words, fit.words.tokens, strict=True)
-    promised = run_labels(job.scenario, job.target.to_manifest(), job.run_name).promises
+    promised = run_labels(job.scenario, job.target.to_manifest(), job.run_name).slos
     assign = Assign(
         run=job.run_name,
         shard=share.number,

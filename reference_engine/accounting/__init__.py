@@ -1,1 +1,1 @@
-"""Records of waiting: seconds per cause, who displaced whom, totals per tenant."""
+"""Records of waiting: seconds per cause, the cost of jumps in the queue, totals per tenant."""

@@ -1,18 +1,30 @@
-"""What became of a request and why it waited: an account of it, and the sentence that says so."""
+"""Accounts of requests: times, sizes and causes of waiting, and a sentence that explains them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
-from reference_engine.state.forecast import StartForecast
 from reference_engine.state.plan import Cause, Why
-from reference_engine.state.sequence import Request
+from reference_engine.state.sequence import Request, StartForecast
 
-_KEPT = 1024
-_N_TOLD = 4  # causes in a sentence
-_UNTOLD = StartForecast(0, None, None)
+_MOST_CAUSES = 4  # in a sentence
+_NO_FORECAST = StartForecast(0, None, None)
+# The words between the seconds and a cause that is a noun: "0.2 s for token budget".
+_PREPOSITIONS = {
+    Why.step_in_flight: "for the ",
+    Why.no_token_budget: "for ",
+    Why.no_seq_slot: "for ",
+    Why.no_kv_blocks: "for ",
+    Why.tenant_budget: "for the ",
+    Why.admission_limit: "for the ",
+    Why.static_group_running: "for the ",
+}
+_LINKS = {
+    Why.step_in_flight: ", mostly the prompt of",
+    Why.static_group_running: ", which waits for",
+}
 
 
 class Blocker(NamedTuple):
@@ -24,16 +36,16 @@ class Blocker(NamedTuple):
 
     def __str__(self) -> str:
         tenant = "" if self.tenant == "default" else f", tenant {self.tenant}"
-        return f"{self.request_id} ({_grouped(self.n_prompt)} prompt tokens{tenant})"
+        n_prompt = f"{self.n_prompt:,}".replace(",", " ")
+        return f"{self.request_id} ({n_prompt} prompt tokens{tenant})"
 
 
 class Account(NamedTuple):
-    """What is remembered of a request: its times (s), sizes (tokens), promises, and the causes of
-    its waits.
+    """The record of a request: its times (s), sizes (tokens), SLOs, and the causes of its waits.
 
-    `tokens_ahead` and `predicted_start_s` were said at its arrival; `start_error_s` is how much
-    later it started. `displaced_s` is what it cost others that came before it and were let in after
-    it (summed over them), `pushed_back_s` what others cost it.
+    `tokens_ahead` and `predicted_start_s` are the forecast made at its arrival; `start_error_s` is
+    how much later it started. `displaced_s` is the wait that it added to earlier arrivals by being
+    admitted before them (summed over them), `pushed_back_s` the wait that others added to it.
     """
 
     request_id: str
@@ -63,43 +75,44 @@ class Account(NamedTuple):
     blockers: tuple[Blocker, ...]
 
     def sentence(self) -> str:
-        """`waited 1.84 s: 1.61 s behind req-17 (16 384 prompt tokens, tenant B), 0.23 s token
+        """`waited 1.84 s: 1.61 s behind req-17 (16 384 prompt tokens, tenant B), 0.23 s for token
         budget`, the longest wait first."""
         waits = sorted((w for w in self.waits if w[1] > 0), key=lambda wait: -wait[1])
         if not waits:
             return "did not wait"
-        parts = [f"{seconds:.3g} s {self._reason(cause)}" for cause, seconds in waits[:_N_TOLD]]
-        if len(waits) > _N_TOLD:
-            others_s = sum(seconds for _, seconds in waits[_N_TOLD:])
-            parts.append(f"{others_s:.3g} s {len(waits) - _N_TOLD} other causes")
+        parts = [
+            f"{seconds:.3g} s {self._reason(cause)}" for cause, seconds in waits[:_MOST_CAUSES]
+        ]
+        if len(waits) > _MOST_CAUSES:
+            others_s = sum(seconds for _, seconds in waits[_MOST_CAUSES:])
+            parts.append(f"{others_s:.3g} s for {len(waits) - _MOST_CAUSES} other causes")
         total_s = sum(seconds for _, seconds in waits)
         return f"waited {total_s:.3g} s: {', '.join(parts)}"
 
     def _reason(self, cause: Cause) -> str:
-        known = {blocker.request_id: str(blocker) for blocker in self.blockers}
-        blocker = known.get(cause.blocker, cause.blocker)
-        if not blocker:
-            return str(cause.why)
-        link = ", the prompt of" if cause.why is Why.step_in_flight else ""
-        return f"{cause.why}{link} {blocker}"
+        by_id = {blocker.request_id: str(blocker) for blocker in self.blockers}
+        reason = f"{_PREPOSITIONS.get(cause.why, '')}{cause.why}"
+        if not cause.blocker:
+            return reason
+        return f"{reason}{_LINKS.get(cause.why, '')} {by_id.get(cause.blocker, cause.blocker)}"
 
 
 def account(
     request: Request,
     waits: Mapping[Cause, float],
     now_s: float,
-    known: Mapping[str, Blocker],
-    pushed_back_s: float | None = None,
+    blockers: Mapping[str, Blocker],
+    pushed_back_s: float,
 ) -> Account:
-    """The account of a request as it stands at `now_s`; `known` are the blockers there may be."""
-    arrived_s, forecast = request.arrived_s, request.forecast or _UNTOLD
-    predicted_s, scheduled_s = forecast.start_s, request.scheduled_s
-    queued_until_s = now_s if request.finished_s is None else request.finished_s
-    if scheduled_s is not None:
-        queued_until_s = scheduled_s
-    late_s = None
-    if predicted_s is not None and scheduled_s is not None:
-        late_s = scheduled_s - predicted_s
+    """The account of a request as of `now_s`. `blockers` describes the requests that the causes in
+    `waits` name, as far as they are remembered."""
+    arrived_s, forecast = request.arrived_s, request.forecast or _NO_FORECAST
+    instants_s = (request.scheduled_s, request.finished_s, now_s)
+    left_queue_s = next(instant_s for instant_s in instants_s if instant_s is not None)
+    first_s, last_s, tpot_s = request.first_token_s, request.finished_s, None
+    if first_s is not None and last_s is not None and request.n_output >= 2:
+        tpot_s = (last_s - first_s) / (request.n_output - 1)
+    names = {cause.blocker: None for cause in waits}  # each once, in their order
     return Account(
         request_id=request.id,
         tenant=request.tenant,
@@ -111,65 +124,40 @@ def account(
         priority=request.priority,
         n_preemptions=request.n_preemptions,
         arrived_s=arrived_s,
-        queue_s=queued_until_s - arrived_s,
-        ttft_s=None if request.first_token_s is None else request.first_token_s - arrived_s,
-        tpot_s=_tpot_s(request),
-        e2e_s=None if request.finished_s is None else request.finished_s - arrived_s,
+        queue_s=left_queue_s - arrived_s,
+        ttft_s=_duration(arrived_s, first_s),
+        tpot_s=tpot_s,
+        e2e_s=_duration(arrived_s, last_s),
         ttft_slo_s=request.ttft_slo_s,
         tpot_slo_s=request.tpot_slo_s,
         deadline_s=request.deadline_s,
         tokens_ahead=None if request.forecast is None else forecast.tokens_ahead,
-        predicted_start_s=predicted_s,
-        start_error_s=late_s,
+        predicted_start_s=forecast.start_s,
+        start_error_s=_duration(forecast.start_s, request.scheduled_s),
         n_displaced=request.n_displaced,
         displaced_s=request.displaced_s,
-        pushed_back_s=request.pushed_back_s if pushed_back_s is None else pushed_back_s,
+        pushed_back_s=pushed_back_s,
         waits=tuple(waits.items()),
-        blockers=tuple(known[name] for name in {c.blocker: None for c in waits} if name in known),
+        blockers=tuple(blockers[name] for name in names if name in blockers),
     )
 
 
-class Accounts:
-    """The most recent finished requests, by id; the oldest is forgotten first."""
+def _duration(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
 
-    def __init__(self, n_kept: int = _KEPT) -> None:
+
+T = TypeVar("T")
+
+
+class Recent(OrderedDict[str, T]):
+    """The `n_kept` entries added last, by id."""
+
+    def __init__(self, n_kept: int) -> None:
+        super().__init__()
         self._n_kept = n_kept
-        self._by_id: OrderedDict[str, Account] = OrderedDict()
 
-    def add(self, entry: Account) -> None:
-        self._by_id.pop(entry.request_id, None)
-        self._by_id[entry.request_id] = entry
-        while len(self._by_id) > self._n_kept:
-            self._by_id.popitem(last=False)
-
-    def get(self, request_id: str) -> Account | None:
-        return self._by_id.get(request_id)
-
-    def __iter__(self) -> Iterator[Account]:
-        """The oldest first."""
-        return iter(self._by_id.values())
-
-
-class Blockers:
-    """Requests that were named as somebody's blocker lately; the oldest is forgotten first."""
-
-    def __init__(self, n_kept: int = 4 * _KEPT) -> None:
-        self._n_kept = n_kept
-        self.known: OrderedDict[str, Blocker] = OrderedDict()
-
-    def add(self, request: Request) -> None:
-        self.known[request.id] = Blocker(request.id, request.n_prompt, request.tenant)
-        while len(self.known) > self._n_kept:
-            self.known.popitem(last=False)
-
-
-def _tpot_s(request: Request) -> float | None:
-    """(last − first token) / (tokens − 1); None before there are two and an end."""
-    first_s, last_s = request.first_token_s, request.finished_s
-    if first_s is None or last_s is None or request.n_output < 2:
-        return None
-    return (last_s - first_s) / (request.n_output - 1)
-
-
-def _grouped(n: int) -> str:
-    return f"{n:,}".replace(",", " ")
+    def add(self, key: str, entry: T) -> None:
+        self.pop(key, None)
+        self[key] = entry
+        while len(self) > self._n_kept:
+            self.popitem(last=False)

@@ -1,9 +1,9 @@
-"""Where waiting time went: seconds per cause and request, charged between one plan and the next.
+"""The ledger of waiting: seconds per cause and request, charged between one plan and the next.
 
-A plan names a cause for the few requests it looked at, and one cause for all others of each queue
-segment. Those follow their segment's timeline and are charged only when they leave it, so a
-thousand waiting requests cost nothing per step. Leaving costs one look-up per cause that was
-active meanwhile, however often the causes took turns.
+A plan gives single requests a cause of their own and each queue segment a common cause. A request
+without its own cause follows its segment's timeline and is charged only when it stops following, so
+a thousand waiting requests cost nothing per step. The charge takes a look-up for each cause that
+was active in the meantime, however often the causes alternated.
 
 Every interval begins where the one before ended, and instants are kept as integers, so the charged
 seconds add up to the waiting time exactly.
@@ -22,30 +22,32 @@ ARRIVED = Cause(Why.step_in_flight)
 Ticks = dict[Cause, int]
 _TICKS_PER_S = 1 << 40
 _S_PER_TICK = 2.0**-40
-_KEPT = 1024
+_MOST_TURNS = 1024  # of a timeline, before the part without followers is dropped
 
 
 class Ledger:
-    """Causes of waiting, per request. `enter` and `leave` bracket each stay in the queue."""
+    """Causes of waiting, by request id. `enter` and `leave` bracket each stay in the queue."""
 
     def __init__(self) -> None:
-        self._waits: dict[str, Ticks] = {}  # ticks of the stays that are over
-        self._named: dict[str, tuple[Cause, int]] = {}  # cause of its own, since
-        self._held: dict[str, tuple[Cause, int]] = {}  # as named, whatever plans say
-        self._following: dict[str, tuple[str, int]] = {}  # follows a segment, since
-        self._segments: dict[str, str] = {}  # "" unless it says otherwise
+        self._waits: dict[str, Ticks] = {}  # ticks that are charged already
+        # A waiting request is in one of the next three: with a cause of its own, held with a cause
+        # that no plan changes, or following a segment; each since an instant.
+        self._named: dict[str, tuple[Cause, int]] = {}
+        self._held: dict[str, tuple[Cause, int]] = {}
+        self._following: dict[str, tuple[str, int]] = {}
+        self._segments: dict[str, str] = {}  # by request, if not ""
         self._timelines: dict[str, _Timeline] = {"": _Timeline(0, ARRIVED)}
         self._n_followers: Counter[str] = Counter()
-        self._own: dict[str, Cause] = {}  # of the last plan
+        self._segment_causes: dict[str, Cause] = {}  # of the last plan, as is `_rest`
         self._rest = ARRIVED
 
     def enter(self, request_id: str, now_s: float, cause: Cause = ARRIVED) -> None:
-        """Begin to wait; `cause` holds until the next plan."""
+        """Begin to wait; `cause` applies until the next plan."""
         self._waits.setdefault(request_id, {})
         self._named[request_id] = (cause, _ticks(now_s))
 
     def assign(self, request_id: str, segment: str, now_s: float) -> None:
-        """From now on the request belongs to this segment, whenever it waits."""
+        """Put the request into a segment, for all its waits from now on."""
         if request_id not in self._waits or self._segments.get(request_id, "") == segment:
             return
         self._segments[request_id] = segment
@@ -55,37 +57,37 @@ class Ledger:
             self._follow(request_id, now)
 
     def unassign(self, now_s: float) -> None:
-        """All requests belong to the segment "" again."""
+        """Put all requests back into the segment ""."""
         for request_id in list(self._segments):
             self.assign(request_id, "", now_s)
 
     def hold(self, request_id: str, now_s: float, cause: Cause) -> None:
-        """A waiting request waits for `cause` until it is released or leaves."""
+        """Make a waiting request wait for `cause` until it is released or leaves."""
         now = _ticks(now_s)
         self._close(request_id, now)
         self._held[request_id] = (cause, now)
 
     def release(self, request_id: str, now_s: float) -> None:
-        """A held request waits for what the plans say."""
+        """Make a held request wait for the causes of plans again."""
         self._close(request_id, _ticks(now_s))
         self._named[request_id] = (ARRIVED, _ticks(now_s))
 
-    def note(
+    def set_causes(
         self,
         now_s: float,
         causes: Iterable[tuple[str, Cause]],
         segments: Iterable[tuple[str, Cause]],
         rest: Cause,
     ) -> None:
-        """A plan was made: from now on the named ones wait for their causes, all others for their
-        segment's, and where a segment has none, for `rest`."""
+        """Apply the causes of a plan from now on: `causes` of single requests, `segments` of all
+        others in a segment, and `rest` of all others."""
         now = _ticks(now_s)
-        own = self._own = dict(segments)
+        segment_causes = self._segment_causes = dict(segments)
         self._rest = rest
         for segment, timeline in self._timelines.items():
-            timeline.turn(now, own.get(segment, rest))
+            timeline.turn(now, segment_causes.get(segment, rest))
         named = {request_id: cause for request_id, cause in causes if self._is_waiting(request_id)}
-        for request_id in [known for known in self._named if known not in named]:
+        for request_id in [name for name in self._named if name not in named]:
             self._close(request_id, now)
             self._follow(request_id, now)
         for request_id, cause in named.items():
@@ -98,18 +100,18 @@ class Ledger:
         self._close(request_id, _ticks(now_s))
 
     def pop(self, request_id: str) -> dict[Cause, float]:
-        """Seconds per cause of a request that is over, which is then forgotten."""
+        """Remove a request that is over and return its seconds per cause."""
         self._segments.pop(request_id, None)
         return _seconds(self._waits.pop(request_id, {}))
 
     def waits(self, request_id: str, now_s: float) -> dict[Cause, float]:
-        """Seconds per cause so far, an open interval included."""
+        """Seconds per cause so far, the open interval included."""
         waits = dict(self._waits.get(request_id, {}))
         _add(waits, self._open(request_id, _ticks(now_s)))
         return _seconds(waits)
 
     def cause(self, request_id: str) -> Cause | None:
-        """Why the request waits now; None when it does not."""
+        """The cause for which the request waits now; None when it does not wait."""
         for causes in (self._named, self._held):
             if request_id in causes:
                 return causes[request_id][0]
@@ -118,8 +120,8 @@ class Ledger:
         return None
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """How many requests wait for each reason now."""
-        # By name and not by member, whose hash and `name` are calls of their own.
+        """The number of waiting requests by reason."""
+        # By name, not by member: a member's hash and `name` are Python calls.
         counts: defaultdict[str, int] = defaultdict(int)
         for cause, _ in chain(self._named.values(), self._held.values()):
             counts[cause.why._name_] += 1
@@ -133,7 +135,8 @@ class Ledger:
     def _follow(self, request_id: str, now: int) -> None:
         segment = self._segments.get(request_id, "")
         if segment not in self._timelines:
-            self._timelines[segment] = _Timeline(now, self._own.get(segment, self._rest))
+            cause = self._segment_causes.get(segment, self._rest)
+            self._timelines[segment] = _Timeline(now, cause)
         self._following[request_id] = (segment, now)
         self._n_followers[segment] += 1
 
@@ -157,7 +160,8 @@ class Ledger:
             self._shorten(segment)
 
     def _shorten(self, segment: str) -> None:
-        """Forget what no follower was there to see; seldom, so that it costs nothing per step."""
+        """Drop the part of a timeline that no follower needs; seldom, so that it costs nothing per
+        step."""
         timeline = self._timelines[segment]
         if self._n_followers[segment] == 0:
             del self._n_followers[segment]
@@ -165,13 +169,13 @@ class Ledger:
                 del self._timelines[segment]
             else:
                 self._timelines[""] = _Timeline(timeline.since, timeline.cause)
-        elif timeline.n_turns > _KEPT:
+        elif timeline.n_turns > _MOST_TURNS:
             timeline.forget(min(s for at, s in self._following.values() if at == segment))
 
 
 class _Timeline:
-    """Which cause was active when. For each cause, its spans as (start, ticks it was active
-    before), so that a sum over any interval needs two look-ups."""
+    """The causes of a segment over time. Each cause has its spans as (start, ticks it was active
+    before), so that its sum over any interval takes two look-ups."""
 
     def __init__(self, now: int, cause: Cause) -> None:
         self.cause, self.since = cause, now
@@ -180,9 +184,9 @@ class _Timeline:
         self._spans: dict[Cause, tuple[list[int], list[int]]] = {cause: ([now], [0])}
 
     def turn(self, now: int, cause: Cause) -> None:
-        """Another cause holds from now on."""
+        """Make `cause` the active one from now on."""
         if cause is self.cause or cause == self.cause:
-            self.cause = cause  # its details may be news
+            self.cause = cause  # its details may have changed
             return
         starts, before = self._spans[self.cause]
         before.append(before[-1] + now - self.since)  # closed: one longer than `starts`
@@ -207,11 +211,11 @@ class _Timeline:
             if total:
                 charged[cause] = total
             if starts[-1] <= since:
-                break  # the earlier ones ended before this one began
+                break  # all earlier causes ended before this cause began
         return charged
 
     def forget(self, until: int) -> None:
-        """Drop what ended before `until`."""
+        """Drop the spans that ended before `until`."""
         for cause, (starts, before) in list(self._spans.items()):
             i = bisect_right(starts, until) - 1
             if i > 0:

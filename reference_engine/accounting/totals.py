@@ -1,8 +1,13 @@
-"""What an engine has done so far, in numbers."""
+"""Running totals of an engine and of each tenant."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from reference_engine.accounting.explain import Account
+
+_MOST_TENANTS = 1024
+_OTHERS = "other"
 
 
 @dataclass(slots=True)
@@ -20,3 +25,37 @@ class EngineTotals:
     finished: int = 0
     cancelled: int = 0
     rejected_plans: int = 0
+
+
+@dataclass(slots=True)
+class TenantAccount:
+    """Totals of a tenant's finished requests. `displaced_s` is the wait that its requests added to
+    earlier arrivals by being admitted before them, `pushed_back_s` the wait that others' jumps
+    added to its own; `wait_s` is by reason."""
+
+    n_finished: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    displaced_s: float = 0.0
+    pushed_back_s: float = 0.0
+    wait_s: dict[str, float] = field(default_factory=dict)
+
+
+class TenantAccounts(dict[str, TenantAccount]):
+    """Accounts by tenant. Clients choose the names, so tenants beyond the first thousand share an
+    account."""
+
+    def of(self, tenant: str) -> TenantAccount:
+        if tenant not in self and len(self) >= _MOST_TENANTS:
+            tenant = _OTHERS
+        return self.setdefault(tenant, TenantAccount())
+
+    def add(self, entry: Account) -> None:
+        """Add a request that is over."""
+        tenant = self.of(entry.tenant)
+        tenant.n_finished += 1
+        tenant.input_tokens += entry.input_tokens
+        tenant.output_tokens += entry.output_tokens
+        tenant.pushed_back_s += entry.pushed_back_s
+        for cause, seconds in entry.waits:
+            tenant.wait_s[cause.why.name] = tenant.wait_s.get(cause.why.name, 0.0) + seconds

@@ -1,1 +1,1 @@
-"""The cause of each missed SLO, found by simulating the same requests under other conditions."""
+"""Attribution of missed SLOs to causes, by simulating the same requests under other conditions."""

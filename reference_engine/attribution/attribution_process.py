@@ -1,5 +1,5 @@
-"""Whose fault missed promises are, judged beside a serving engine: in a process of its own, because
-simulating takes seconds of the interpreter, which the engine thread needs."""
+"""Attribution of misses while the engine serves: in a process of its own, because simulating takes
+seconds of the interpreter, which the engine thread needs."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ import pickle
 import sys
 from contextlib import suppress
 
-from reference_engine.attribution.attribution import Attribution, MissCause, missed
-from reference_engine.attribution.counterfactual import Case, judge, judge_without
+from reference_engine.attribution.attribution import Attribution, MissCause, missed_slos
+from reference_engine.attribution.counterfactual import (
+    Case,
+    attribute_misses,
+    attribute_without_simulation,
+)
 
-_LATER = 10  # niceness: the engine goes first
+_NICENESS = 10  # below the engine
 
 
 class AttributionProcess:
-    """Judges one case at a time; further ones wait their turn."""
+    """Attributes the misses of a case in a child process. Cases take turns."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def misses(self, case: Case) -> list[Attribution]:
-        """The misses of a case. Most are clear from the accounts alone; only what those leave to
-        interference is worth simulating other modes for. Where the process comes to nothing, that
-        is what they are left at."""
-        if not any(map(missed, case.asked)):
+        """The misses of a case. Most causes follow from the accounts alone; other modes are
+        simulated only if a miss is attributed to interference, which remains its cause if the
+        child process dies."""
+        if not any(map(missed_slos, case.selected)):
             return []
-        found = await asyncio.to_thread(judge_without, case)
-        if all(miss.blame is not MissCause.interference for miss in found):
-            return found
-        async with self._turn:
-            return await _beside(case) or found
+        misses = await asyncio.to_thread(attribute_without_simulation, case)
+        if all(miss.cause is not MissCause.interference for miss in misses):
+            return misses
+        async with self._lock:
+            return await _in_child_process(case) or misses
 
 
-async def _beside(case: Case) -> list[Attribution] | None:
-    """The judgement of a child process; None if it died. It ends with whoever waits for it."""
+async def _in_child_process(case: Case) -> list[Attribution] | None:
+    """The result of a child process; None if it died. The child is killed when this is
+    cancelled."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "reference_engine.attribution.attribution_process"),
         stdin=asyncio.subprocess.PIPE,
@@ -48,14 +53,14 @@ async def _beside(case: Case) -> list[Attribution] | None:
             with suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
-    found: list[Attribution] | None = pickle.loads(out) if child.returncode == 0 else None
-    return found
+    misses: list[Attribution] | None = pickle.loads(out) if child.returncode == 0 else None
+    return misses
 
 
 def main() -> None:
-    """The child: a case on its input, the judgement on its output."""
-    os.nice(_LATER)
-    sys.stdout.buffer.write(pickle.dumps(judge(pickle.load(sys.stdin.buffer))))
+    """The child process: reads a pickled case from stdin, writes its pickled misses to stdout."""
+    os.nice(_NICENESS)
+    sys.stdout.buffer.write(pickle.dumps(attribute_misses(pickle.load(sys.stdin.buffer))))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The same requests under another batching mode: what would each of them have been served?
+"""Counterfactual: the same requests simulated under another batching mode.
 
-Simulated, on an engine like the one that served them, whose steps take as long as its steps took.
-An answer is as long as it was, a client that left leaves at the same instant, and what the prefix
-cache had is had again. Only the mode is another. It is a model's word: where it does not even show
-a miss under the mode that did miss, it has nothing to say about others (see `attribution`).
+The simulated engine has the setup of the engine that served the requests, and its steps take as
+long as that engine's steps took. Answers have the length they had, a client that left leaves at the
+same instant, and cached prompt tokens stay cached; only the mode differs. It is a model: where it
+does not reproduce a miss under the mode that missed, it proves nothing about other modes (see
+`attribution`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop
+from itertools import combinations
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UnknownKind
@@ -21,37 +26,34 @@ from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import (
     Attribution,
     Attributor,
+    EngineCapacity,
     MissCause,
-    Plant,
     Timing,
+    timing,
 )
-from reference_engine.attribution.observed_cost import observed_cost
-from reference_engine.core.core import EngineState
-from reference_engine.core.setup import Setup, registered
+from reference_engine.core.setup import Setup
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated
-from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.predict.quantiles import QuantilePredictor
+from reference_engine.policies.base import POLICIES
 from reference_engine.simulator import SimulationStuck, Simulator
-from reference_engine.state.admission import AdmissionError
-from reference_engine.state.cost_model import StepCost
-from reference_engine.state.kv import KvPool
+from reference_engine.state.batch import StepTokens
+from reference_engine.state.cost_model import NO_PADDING, CostModel, Padding, StepCost, StepShape
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request
-from reference_engine.state.step_tokens import StepTokens
-from reference_engine.state.steps import StepRecord
-from reference_engine.state.swap import HostPool
+from reference_engine.state.steps import StepLog, StepRecord
 
 MODES = ("chunked", "bucketed", "sjf", "deadline", "priority", "token_fair", "prefill_first")
-"""Asked in this order; the first that keeps a promise is named."""
+"""The simulated modes, in order; the first under which a request meets the SLO is reported."""
 
-_PRICED = 1000  # steps, evenly spread, are enough to say what steps cost
-_SHARED = ("max_num_seqs", "token_budget")  # limits of the engine rather than of one mode
+_N_PRICED_STEPS = 1000  # evenly spread; enough to estimate the cost of steps
+_HALF_LIFE = 500.0  # of the length predictor, where the engine's is not known
+_SHARED = ("max_num_seqs", "token_budget")  # parameters that limit the engine, whatever the mode
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An engine, what it served, its steps, and how many steps may be simulated in all. `only` is
-    the one request whose misses are asked for; None: everybody's."""
+    """An engine's setup, the accounts of its requests, its steps, and the most steps to simulate in
+    all. With `only`, a request's id, no other request's misses are attributed."""
 
     setup: Setup
     accounts: Sequence[Account]
@@ -60,150 +62,154 @@ class Case:
     only: str | None = None
 
     @property
-    def asked(self) -> Sequence[Account]:
-        """The accounts whose misses are asked for."""
+    def selected(self) -> Sequence[Account]:
+        """The accounts whose misses are attributed."""
         if self.only is None:
             return self.accounts
         return [entry for entry in self.accounts if entry.request_id == self.only]
 
     @property
     def cost(self) -> StepCost:
-        apart = len(self.steps) // _PRICED + 1
+        apart = len(self.steps) // _N_PRICED_STEPS + 1
         return observed_cost(self.steps[::apart], self.setup.cost)
 
-    def plant(self) -> Plant:
+    def capacity(self) -> EngineCapacity:
         limits = self.setup.limits
         n_tokens = self.setup.n_blocks * self.setup.block_tokens
-        return Plant(self.cost, limits.max_num_seqs, limits.max_step_tokens, n_tokens)
+        return EngineCapacity(self.cost, limits.max_num_seqs, limits.max_step_tokens, n_tokens)
 
 
-def judge(case: Case) -> list[Attribution]:
-    """The missed promises of a case and whose fault each is. May take as long as `max_steps`
-    simulated steps do; what they were too few for is unsettled."""
+def attribute_misses(case: Case) -> list[Attribution]:
+    """The missed SLOs of a case with their causes. May take as long as `max_steps` simulated steps;
+    a miss for which they were too few is unsettled."""
     control = str(case.setup.policy["kind"])
-    others = [mode for mode in MODES if mode != control]
-    what_if = Counterfactual(case)
+    modes = [mode for mode in MODES if mode != control]
+    simulation = Counterfactual(case)
     attributor = Attributor(
-        case.accounts, case.plant(), what_if.served, others, case.steps, control=control
+        case.accounts, case.capacity(), simulation.timings, modes, case.steps, control=control
     )
-    found = _misses(case, attributor)
-    if what_if.n_steps_left:
-        return found
-    return [_unsettled(miss, case.max_steps) for miss in found]
+    misses = _misses(case, attributor)
+    if simulation.n_steps_left:
+        return misses
+    evidence = (
+        f"{case.max_steps} simulated steps were too few to show whether another mode would have "
+        "met it"
+    )
+    return [
+        replace(miss, cause=MissCause.unsettled, evidence=evidence, subject="")
+        if miss.cause is MissCause.interference
+        else miss
+        for miss in misses
+    ]
 
 
-def _unsettled(miss: Attribution, max_steps: int) -> Attribution:
-    """A miss for which no better mode was found, though not all were simulated to the end."""
-    if miss.blame is not MissCause.interference:
-        return miss
-    because = f"{max_steps} simulated steps did not tell whether another mode would have kept it"
-    return replace(miss, blame=MissCause.unsettled, because=because, culprit="")
-
-
-def judge_without(case: Case) -> list[Attribution]:
-    """As `judge`, without asking for other modes: what it calls interference may be the policy's
-    fault. Takes as long as a look at the accounts."""
-    return _misses(case, Attributor(case.accounts, case.plant(), steps=case.steps))
+def attribute_without_simulation(case: Case) -> list[Attribution]:
+    """As `attribute_misses`, but without simulating other modes, so a miss reported as interference
+    may turn out to be the policy's. Reads the accounts only and takes no noticeable time."""
+    return _misses(case, Attributor(case.accounts, case.capacity(), steps=case.steps))
 
 
 def _misses(case: Case, attributor: Attributor) -> list[Attribution]:
     if case.only is None:
         return attributor.misses()
-    return [found for entry in case.asked for found in attributor.attribute(entry)]
+    return [miss for entry in case.selected for miss in attributor.attribute(entry)]
 
 
 class Counterfactual:
-    """The requests of a case, served again under modes. All simulations together make `max_steps`
-    steps at most; what was not served by then has no times."""
+    """Simulations of a case under batching modes. Together they make `max_steps` steps at most;
+    requests that are not over by then have no timing."""
 
     def __init__(self, case: Case) -> None:
         self._case, self._cost = case, case.cost
         self.n_steps_left = case.max_steps
 
-    def served(self, mode: str) -> Mapping[str, Timing]:
-        """What each request would have been served with under a mode, or, where it is the engine's
-        own, under that with its own parameters. Nothing for a mode that is not known here."""
+    def timings(self, mode: str) -> Mapping[str, Timing]:
+        """The simulated timing of each request under a mode; under the engine's own mode, with the
+        engine's parameters. Empty for a mode that is not loaded."""
+        accounts, setup = self._case.accounts, self._case.setup
+        if not accounts:
+            return {}
+        clock = VirtualClock(min(entry.arrived_s for entry in accounts))
         try:
-            policy = self._policy(mode)
+            simulated = replace(
+                setup,
+                policy=self._policy(mode),
+                prefix_cache=False,  # cached tokens are left out of the prompts
+                cost=self._cost,
+                half_life=setup.half_life or _HALF_LIFE,
+                is_strict=False,
+            )
+            state = simulated.build(clock, StepLog(), POLICIES.build)
         except UnknownKind:
             return {}
-        case, setup = self._case, self._case.setup
-        if not case.accounts:
-            return {}
-        clock = VirtualClock(min(entry.arrived_s for entry in case.accounts))
         caps = Caps(setup.n_host_blocks, setup.copy_s)
-        state = EngineState(
-            setup.limits,
-            # Hits are taken off the prompts; they are not found anew.
-            KvPool(setup.n_blocks, setup.block_tokens, prefix_cache=False),
-            clock,
-            policy,
-            cost=self._cost,
-            predictor=QuantilePredictor(setup.half_life or 500.0),
-            host=HostPool(caps.n_host_blocks, caps.copy_s),
-            preempt=setup.preempt,
-            async_depth=setup.async_depth,
-            is_strict=False,
-        )
-        client = _Clients(case.accounts, self.n_steps_left)
-        with suppress(SimulationStuck, _Enough):
+        client = _Clients(accounts, self.n_steps_left)
+        with suppress(SimulationStuck, _OutOfSteps):
             Simulator(state, Simulated(self._cost, clock.advance, caps), clock).run(client)
         self.n_steps_left -= min(self.n_steps_left, state.counters.steps)
-        return {request.id: _timing(request) for request in client.sent if request.state.is_over}
+        return client.timings
 
-    def _policy(self, mode: str) -> Policy:
+    def _policy(self, mode: str) -> Mapping[str, Any]:
         own = self._case.setup.policy
         if mode == own["kind"]:
-            return registered(own)
-        known: Mapping[str, Any] = POLICIES.get(mode).model_fields
-        return registered(
-            {"kind": mode} | {key: own[key] for key in _SHARED if key in own and key in known}
-        )
+            return own
+        fields: Mapping[str, Any] = POLICIES.get(mode).model_fields
+        shared = {key: own[key] for key in _SHARED if key in own and key in fields}
+        return {"kind": mode, **shared}
 
 
-class _Enough(Exception):
-    """As many steps as were allowed."""
+class _OutOfSteps(Exception):
+    """The simulations have made `max_steps` steps."""
 
 
 class _Clients:
-    """Sends what was sent and leaves where it was left."""
+    """Submit the requests of `accounts` at their arrivals and cancel those that clients cancelled,
+    at the same instants."""
 
-    is_closed = False  # a live engine never knows
+    is_closed = False  # as for a live engine
 
     def __init__(self, accounts: Sequence[Account], max_steps: int) -> None:
         ordered = sorted(accounts, key=lambda entry: (entry.arrived_s, entry.request_id))
-        self._left = [
+        self._leaving = [
             (entry.arrived_s + entry.e2e_s, entry.request_id)
             for entry in ordered
             if entry.state == "finished_abort" and entry.e2e_s is not None
         ]
-        heapify(self._left)
+        heapify(self._leaving)
         self._coming = deque(map(_request, ordered))
-        self.sent: list[Request] = []
+        self.timings: dict[str, Timing] = {}
         self._n_steps_left = max_steps
 
     def next_s(self) -> float | None:
         instants = [self._coming[0].arrived_s] if self._coming else []
-        instants += [self._left[0][0]] if self._left else []
+        instants += [self._leaving[0][0]] if self._leaving else []
         return min(instants, default=None)
 
     def act(self, engine: Simulator) -> None:
         while self._coming and self._coming[0].arrived_s <= engine.now_s:
-            request = self._coming.popleft()
-            with suppress(AdmissionError):  # it was served; another mode's budgets may refuse it
-                engine.submit(request)
-                self.sent.append(request)
-        while self._left and self._left[0][0] <= engine.now_s:
-            engine.cancel(heappop(self._left)[1])
+            with suppress(AdmissionError):  # the budgets of another mode may refuse the request
+                engine.submit(self._coming.popleft())
+        while self._leaving and self._leaving[0][0] <= engine.now_s:
+            _, request_id = heappop(self._leaving)
+            engine.cancel(request_id)
+            self._end(request_id, engine)
 
     def receive(self, events: StepTokens, engine: Simulator) -> None:
+        for request in events.ends:
+            self._end(request.id, engine)
         self._n_steps_left -= 1
         if self._n_steps_left <= 0:
-            raise _Enough
+            raise _OutOfSteps
+
+    def _end(self, request_id: str, engine: Simulator) -> None:
+        account = engine.state.explain(request_id)
+        if account is not None:
+            self.timings[request_id] = timing(account)
 
 
 def _request(entry: Account) -> Request:
-    """As it was asked, its prompt without what was cached, and answering as long as it did."""
+    """The request of an account: its prompt without the cached tokens, its answer of the same
+    length."""
     is_cut = entry.state == "finished_abort"
     return Request(
         id=entry.request_id,
@@ -219,15 +225,79 @@ def _request(entry: Account) -> Request:
     )
 
 
-def _timing(request: Request) -> Timing:
-    first_s, end_s = request.first_token_s, request.finished_s
-    is_whole = end_s is not None and request.state.value in ("stop", "length")
-    n_more = request.n_output - 1
-    tpot_s = None
-    if first_s is not None and end_s is not None and n_more > 0:
-        tpot_s = (end_s - first_s) / n_more
-    return Timing(
-        None if first_s is None else first_s - request.arrived_s,
-        tpot_s,
-        end_s - request.arrived_s if is_whole and end_s is not None else None,
+def observed_cost(steps: Sequence[StepRecord], prior: CostModel | None) -> StepCost:
+    """A cost model under which the steps of a log take as long in sum as they took, planning
+    included.
+
+    A `prior` under which steps take time is scaled. Otherwise the coefficients of a step, a token,
+    a token of context and prompt attention are fitted: non-negative least squares. Without any step
+    that computed something the result is the prior, or a model without costs.
+    """
+    worked = [step for step in steps if step.n_prefill_tokens or step.n_decode]
+    base = prior if isinstance(prior, StepCost) else StepCost()
+    if not worked:
+        return base
+    took_s = np.array([step.duration_s + step.plan_s for step in worked])
+    shapes = [shape_of(step) for step in worked]
+    estimated_s = sum(map(base.estimate, shapes))
+    if estimated_s > 0:
+        return scaled(base, float(took_s.sum()) / estimated_s)
+    features = np.array(
+        [
+            (1.0, s.prefill_tokens + s.n_decode, s.context_tokens, s.prefill_attention)
+            for s in shapes
+        ]
     )
+    step_s, token_s, context_s, attention_s = _non_negative(features, took_s)
+    return StepCost(
+        step_s=step_s,
+        added_token_s=token_s,
+        context_token_s=context_s,
+        prefill_attention_s=attention_s,
+    )
+
+
+def shape_of(step: StepRecord) -> StepShape:
+    """The shape of a recorded step. A record without requests (level "sizes") counts all its
+    prompts as a single one."""
+    n_prompts = sum(n > 1 for _, n in step.items) if step.items else step.n_prefill_tokens > 0
+    padding, n = NO_PADDING, step.padding_tokens
+    if n:
+        padding = Padding(prefill_tokens=n) if step.n_prefill_tokens else Padding(decode_rows=n)
+    return StepShape(
+        n_seqs=step.n_decode + int(n_prompts),
+        prefill_tokens=step.n_prefill_tokens,
+        prefill_attention=step.prefill_attention,
+        n_decode=step.n_decode,
+        context_tokens=step.context_tokens,
+        padding=padding,
+    )
+
+
+def scaled(cost: StepCost, factor: float) -> StepCost:
+    """The model with every step `factor` times as long."""
+    names = [name for name in StepCost.__dataclass_fields__ if name.endswith("_s")]
+    return replace(cost, **{name: getattr(cost, name) * factor for name in names})
+
+
+Numbers = NDArray[np.float64]
+
+
+def _non_negative(features: Numbers, target: Numbers) -> list[float]:
+    """Least-squares coefficients under the condition that none is negative: the best among all
+    subsets of the columns whose unconstrained solution meets it, which is exact for so few
+    columns. (`scipy.optimize.nnls` would cost an import of 0.3 s in the serving process.)"""
+    n_columns = features.shape[1]
+    scale = np.maximum(np.abs(features).max(axis=0), 1e-300)  # columns of very different sizes
+    best, best_error = np.zeros(n_columns), float(target @ target)
+    for n_used in range(1, n_columns + 1):
+        for used in map(list, combinations(range(n_columns), n_used)):
+            columns = features[:, used] / scale[used]
+            solution = np.linalg.lstsq(columns, target, rcond=None)[0]
+            if (solution < 0).any():
+                continue
+            error = float(np.square(columns @ solution - target).sum())
+            if error < best_error * (1 - 1e-9):
+                best, best_error = np.zeros(n_columns), error
+                best[used] = solution / scale[used]
+    return [float(value) for value in best]

@@ -1,91 +1,129 @@
-"""What a computed step changes in its requests, but for ending them."""
+"""Placed steps and their commit: appending tokens and moving requests on, short of ending them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from reference_engine.state.batch import Row, StepBatch
 from reference_engine.state.kv import KvPool
-from reference_engine.state.queues import Roster
+from reference_engine.state.plan import Plan
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request
+from reference_engine.state.steps import Level, StepRecord
 
-Due = list[tuple[Request, int]]  # tokens, already appended, that may be the last of their request
+# Appended tokens that are the first of their request, or may be its last.
+Milestones = list[tuple[Request, int]]
 
 
-def book(batch: StepBatch, tokens: Sequence[int], roster: Roster, kv: KvPool) -> tuple[Due, int]:
-    """Append tokens and publish full blocks; (the due ones, prompt tokens computed)."""
+class PlannedStep(NamedTuple):
+    """A plan after placement, ready to be executed: the batch, and the numbers of its `StepRecord`
+    that are fixed by now. `placed_s` is the instant at which planning ended."""
+
+    plan: Plan
+    batch: StepBatch
+    t_s: float
+    plan_s: float
+    placed_s: float
+    n_running: int
+    n_waiting: int
+    kv_used_blocks: int
+    n_preempted: int
+    policy: str
+    causes: tuple[tuple[str, int], ...]
+
+    def record(
+        self, step: int, level: Level, began_s: float, end_s: float, duration_s: float
+    ) -> StepRecord:
+        batch = self.batch
+        shape = batch.shape()
+        items: tuple[tuple[str, int], ...] = ()
+        if level == "full":
+            items = (
+                *((row.request.id, row.n_tokens) for row in batch.rows),
+                *((request.id, 1) for request in batch.decodes),
+            )
+        return StepRecord(
+            step=step,
+            t_s=self.t_s,
+            began_s=began_s,
+            end_s=end_s,
+            duration_s=duration_s,
+            plan_s=self.plan_s,
+            n_prefill_tokens=shape.prefill_tokens,
+            prefill_attention=shape.prefill_attention,
+            n_decode=shape.n_decode,
+            context_tokens=batch.context_tokens,
+            n_running=self.n_running,
+            n_waiting=self.n_waiting,
+            kv_used_blocks=self.kv_used_blocks,
+            padding_tokens=batch.padding.prefill_tokens + batch.padding.decode_rows,
+            n_preempted=self.n_preempted,
+            policy=self.policy,
+            action=self.plan.action,
+            group=self.plan.group,
+            items=items,
+            causes=self.causes,
+        )
+
+
+def append_tokens(
+    batch: StepBatch, tokens: Sequence[int], queues: Queues, kv: KvPool
+) -> tuple[Milestones, int]:
+    """Append the sampled tokens to their requests, publish full blocks and move requests between
+    prefilling and decoding. Returns the milestones and the number of prompt tokens
+    computed."""
     n_sampled = batch.n_tokens - len(batch.decodes)
     assert len(tokens) == batch.n_tokens, f"{len(tokens)} tokens for {batch.n_tokens} rows"
-    due, n_prompt = _book_rows(batch.rows, tokens, roster, kv)
-    late = _book_decodes(batch.decodes, tokens[n_sampled:] if n_sampled else tokens, roster)
-    n_prompt += sum(request.n_computed <= request.n_prompt for request, _ in late)
-    return due + late, n_prompt
+    milestones, n_prompt = _append_to_rows(batch.rows, tokens, queues, kv)
+    decoded = tokens[n_sampled:] if n_sampled else tokens
+    decode_milestones = _append_to_decodes(batch.decodes, decoded, queues)
+    n_prompt += sum(request.n_computed <= request.n_prompt for request, _ in decode_milestones)
+    milestones += decode_milestones
+    for request, _ in milestones:
+        queues.advance(request)
+    return milestones, n_prompt
 
 
-UNKNOWN = -1  # stands for a token that is being computed
-
-
-def fill(batch: StepBatch, tokens: Sequence[int], due: Due) -> Due:
-    """Put the tokens of a step that was booked with `UNKNOWN` ones in their places. Returns what
-    booking the real ones would have returned: `due` with its tokens, and whoever stops by one."""
-    requests = [row.request for row in batch.rows if row.samples]
-    requests += batch.decodes
-    is_due = {request for request, _ in due}
-    filled: Due = []
-    for request, token in zip(requests, tokens, strict=True):
-        assert request.tokens[-1] == UNKNOWN, f"{request.id}: its token is known already"
-        request.tokens[-1] = token
-        if token in request.stop_ids or request in is_due:
-            filled.append((request, token))
-    return filled
-
-
-def seat(request: Request, roster: Roster) -> None:
-    """Put a running request where it belongs after its tokens were booked."""
-    if request.n_computed >= request.n_most:
-        roster.land(request)
-    elif request.id in roster.decoding:
-        roster.measure(request)
-    elif len(request.tokens) - request.n_computed == 1:
-        roster.decode(request)
-
-
-def _book_rows(
-    rows: Sequence[Row], tokens: Sequence[int], roster: Roster, kv: KvPool
-) -> tuple[Due, int]:
-    due: Due = []
+def _append_to_rows(
+    rows: Sequence[Row], tokens: Sequence[int], queues: Queues, kv: KvPool
+) -> tuple[Milestones, int]:
+    milestones: Milestones = []
     n_prompt = 0
     sampled = iter(tokens)
     for request, start, n_tokens, samples in rows:
         request.n_computed += n_tokens
         n_prompt += min(max(request.n_prompt - start, 0), n_tokens)
         kv.publish(request)
-        if request.id in roster.decoding:
-            roster.context_tokens += n_tokens
+        if request.id in queues.decoding:
+            queues.context_tokens += n_tokens
         if samples:
             token = next(sampled)
             request.tokens.append(token)
-            due.append((request, token))
+            milestones.append((request, token))
         else:
-            seat(request, roster)
-    return due, n_prompt
+            queues.advance(request)
+    return milestones, n_prompt
 
 
-def _book_decodes(decodes: Sequence[Request], tokens: Sequence[int], roster: Roster) -> Due:
-    """One more token each. Nearly all only append it, so that is all the first loop does."""
-    roster.context_tokens += len(decodes)
-    special: Due = []
+def _append_to_decodes(
+    decodes: Sequence[Request], tokens: Sequence[int], queues: Queues
+) -> Milestones:
+    """Append a token to each request. The first loop runs for every decode of every step, so it
+    only appends and compares; the rare cases are handled after it."""
+    queues.context_tokens += len(decodes)
+    rare: Milestones = []
     for request, token in zip(decodes, tokens, strict=True):
         n = request.n_computed = request.n_computed + 1
         request.tokens.append(token)
         if n == request._n_milestone or token in request.stop_ids:
-            special.append((request, token))
-    due: Due = []
-    for entry in special:
+            rare.append((request, token))
+    milestones: Milestones = []
+    for entry in rare:
         request, token = entry
         is_last = request.n_computed == request._n_last or token in request.stop_ids
         if is_last or request.first_token_s is None:
-            due.append(entry)
+            milestones.append(entry)
         else:
-            roster.measure(request)  # only its room is used up
-    return due
+            queues.set_milestone(request)  # only its blocks are full
+    return milestones

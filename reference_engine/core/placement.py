@@ -1,7 +1,7 @@
-"""Who gets a slot and KV blocks: carries a plan out up to the computation.
+"""Placement of a checked plan: sequence slots and KV blocks for the requests of a step.
 
-Running requests are served before admissions, and a step that had to preempt admits nobody. The
-first admitted request is never preempted for another's memory, so something can always finish.
+Running requests are served before admissions, and a step that had to preempt admits none. The
+first admitted request is never preempted for another's memory, so a request can always finish.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from reference_engine.policies.base import Policy
-from reference_engine.state.batch import Copy, Row
-from reference_engine.state.cost_model import StepShape
-from reference_engine.state.kv import KvPool
+from reference_engine.state.batch import Copy, Row, StepBatch
+from reference_engine.state.cost_model import Padding, StepShape
 from reference_engine.state.plan import Cause, How, Item, Plan, View, Why
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.swap import HostPool
 
@@ -22,24 +21,18 @@ NO_BLOCKS = Cause(Why.no_kv_blocks)
 
 
 class Preempted(NamedTuple):
-    """A request that had to go, and for whom."""
+    """A preempted request, and the id of the request it makes room for."""
 
     request: Request
     by: str
 
 
 class Placement:
-    """One plan being carried out; what came of it is in its fields."""
+    """Places a plan when constructed; its fields hold the outcome. `left_out` are the items of
+    the plan that were not admitted."""
 
     def __init__(
-        self,
-        plan: Plan,
-        policy: Policy,
-        view: View,
-        roster: Roster,
-        kv: KvPool,
-        host: HostPool,
-        preempt: How,
+        self, plan: Plan, policy: Policy, view: View, queues: Queues, host: HostPool, preempt: How
     ) -> None:
         self.rows: dict[str, Row] = {}
         self.decodes: Sequence[Request] = ()
@@ -47,99 +40,105 @@ class Placement:
         self.preempted: list[Preempted] = []
         self.admitted: list[Request] = []
         self.left_out: list[tuple[str, Cause]] = []
-        self._policy, self._view = policy, view
-        self._roster, self._kv, self._host, self._how = roster, kv, host, preempt
-        self._carry_out(plan)
-
-    def _carry_out(self, plan: Plan) -> None:
-        roster = self._roster
+        self._policy, self._view, self._queues = policy, view, queues
+        self._kv, self._host, self._how = view.kv, host, preempt
         for request_id, how, by in plan.preempt:
-            self._preempt(roster.running[request_id], by, how)
+            self._preempt(queues.running[request_id], by, how)
         admissions = []
         for item in plan.items:
-            if item.request_id in roster.waiting:
+            if item.request_id in queues.waiting:
                 admissions.append(item)
             else:
                 self._run(item)
         if plan.decode_all:
             self._decode(plan)
         for item in admissions:
-            if self.preempted or not self._start(item):
+            if self.preempted or not self._admit(item):
                 self.left_out.append((item.request_id, NO_BLOCKS))
 
+    def batch(self, padding: Padding) -> StepBatch:
+        queues, decodes = self._queues, self.decodes
+        if len(decodes) == len(queues.decoding):
+            context_tokens = queues.context_tokens
+        else:
+            context_tokens = sum(request.n_computed for request in decodes)
+        rows, copies = tuple(self.rows.values()), tuple(self.copies)
+        return StepBatch(rows, decodes, padding, copies, context_tokens)
+
     def _run(self, item: Item) -> None:
-        """Give a running request its tokens, at the expense of others if need be."""
-        request = self._roster.running.get(item.request_id)
-        if request is None:  # made room for an item before it
+        """Give a running request room for its tokens, preempting others if need be."""
+        request = self._queues.running.get(item.request_id)
+        if request is None:  # preempted for an earlier item
             return
-        if self._kv.grow(request, item.n_tokens) or self._make_room(request, item.n_tokens):
-            self._roster.widen(request)
+        if self._grow(request, item.n_tokens):
             self.rows[request.id] = _row(request, item.n_tokens)
 
     def _decode(self, plan: Plan) -> None:
-        """One token for the decoding requests that are not named."""
-        roster = self._roster
-        unnamed = {item.request_id for item in plan.items}.union(plan.hold)
-        is_everybody = unnamed.isdisjoint(roster.decoding)
-        if is_everybody and self._kv.extend(roster.cramped.values()):
-            roster.widen_all()
+        """Give room for a token to every decoding request that the plan does not name."""
+        queues = self._queues
+        named = {item.request_id for item in plan.items}.union(plan.hold)
+        is_all = named.isdisjoint(queues.decoding)
+        if is_all and self._kv.extend(queues.out_of_room.values()):
+            queues.room_added_to_all()
         else:
-            for request in list(roster.cramped.values()):
-                # Growing one may preempt another that is still on this list.
-                if request.id in unnamed or request.id not in roster.decoding:
-                    continue
-                if self._kv.grow(request, 1) or self._make_room(request, 1):
-                    roster.widen(request)
-        if is_everybody:
-            self.decodes = list(roster.decoding.values())
+            for request in list(queues.out_of_room.values()):
+                # Growing a request may have preempted another that is still on this list.
+                if request.id not in named and request.id in queues.decoding:
+                    self._grow(request, 1)
+        if is_all:
+            self.decodes = list(queues.decoding.values())
         else:
-            self.decodes = [r for key, r in roster.decoding.items() if key not in unnamed]
+            self.decodes = [r for key, r in queues.decoding.items() if key not in named]
 
-    def _start(self, item: Item) -> bool:
-        request = self._roster.waiting[item.request_id]
+    def _admit(self, item: Item) -> bool:
+        request = self._queues.waiting[item.request_id]
         if not self._kv.admit(request, item.n_tokens, min(item.reserve_tokens, request.n_most)):
             return False
         if request.n_swapped:
             self.copies += self._host.swap_in(request, request.n_published)
-        self._roster.start(request)
+        self._queues.start(request)
         request.state = State.running
         self.admitted.append(request)
         self.rows[request.id] = _row(request, item.n_tokens)
         return True
 
-    def _make_room(self, request: Request, n_tokens: int) -> bool:
-        """Preempt until the request can grow; False when it had to go itself.
+    def _grow(self, request: Request, n_tokens: int) -> bool:
+        """Give a running request room for `n_tokens`, preempting until it has it; False when it
+        had to be preempted itself.
 
-        The policy's victims go first. After them it is last in, first out: a request may only
-        displace those admitted after it, itself at last. The first admitted can thus always
-        finish, which is the progress guarantee.
+        The policy's victims go first. After them the last admitted goes first: a request displaces
+        only those admitted after it, and last of all itself. So the first admitted request can
+        always finish, which guarantees progress.
         """
+        if self._kv.grow(request, n_tokens):
+            self._queues.room_added(request)
+            return True
         for victim in self._victims(request, n_tokens):
             self._preempt(victim, request.id, How.auto)
             self.rows.pop(victim.id, None)
             if victim is request:
                 return False
             if self._kv.grow(request, n_tokens):
+                self._queues.room_added(request)
                 return True
         raise AssertionError(f"{request.id} was not among the victims for its own blocks")
 
     def _victims(self, request: Request, n_tokens: int) -> Iterator[Request]:
-        running = self._roster.running
+        running = self._queues.running
         need_blocks = self._kv.missing(request, n_tokens) - self._kv.n_free
         for request_id in self._policy.victims(self._view, request, need_blocks):
             victim = running.get(request_id)
-            if victim is not None and victim is not request and self._may_lose(victim):
+            # `running` is in order of admission, and its first request is never displaced.
+            is_first = victim is next(iter(running.values()))
+            if victim is not None and victim is not request and not is_first:
                 yield victim
         while True:
             yield running[next(reversed(running))]
 
-    def _may_lose(self, victim: Request) -> bool:
-        return victim is not next(iter(self._roster.running.values()))
-
     def _preempt(self, request: Request, by: str, how: How) -> None:
-        """Back to the head of the queue without blocks."""
-        self._roster.requeue(request)
-        if self._swaps(request, how):
+        """Put a running request back at the head of the queue, without blocks."""
+        self._queues.requeue(request)
+        if self._is_swapped(request, how):
             n_blocks = self._kv.blocks_for(request.n_computed)
             self.copies += self._host.swap_out(request, n_blocks)
             request.state = State.swapped
@@ -149,9 +148,9 @@ class Placement:
         request.n_preemptions += 1
         self.preempted.append(Preempted(request, by))
 
-    def _swaps(self, request: Request, how: How) -> bool:
-        """Whether its KV goes to host memory; `auto` by what is cheaper, copying it out and in
-        again or computing it again."""
+    def _is_swapped(self, request: Request, how: How) -> bool:
+        """Whether the KV of a preempted request goes to host memory. `auto` compares the cost of
+        copying it out and in with the cost of computing it again."""
         n_tokens, host = request.n_computed, self._host
         n_blocks = self._kv.blocks_for(n_tokens)
         how = self._how if how is How.auto else how

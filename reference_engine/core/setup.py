@@ -1,4 +1,4 @@
-"""What an engine is, besides what it is asked: enough to build its like and get like decisions."""
+"""The setup of an engine: enough to build another engine that makes the same decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from loadgen.clock import Clock
 from loadgen.errors import UsageError
 from reference_engine.core.core import EngineState
-from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
@@ -20,16 +20,17 @@ from reference_engine.state.swap import HostPool
 
 
 class NotReplayable(UsageError):
-    """A log that does not hold all that a replay needs."""
+    """A log without the data that a replay needs."""
 
 
-MakePolicy = Callable[[Mapping[str, Any]], Policy]  # from {"kind": …, **knobs}
+MakePolicy = Callable[[Mapping[str, Any]], Policy]  # from {"kind": …, **parameters}
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`cost` and `half_life` (of the length predictor) are None where the engine had one of
-    another kind, which cannot be written down; `half_life` 0 is no predictor at all."""
+    """The parameters of an engine, as logged in its `start` event. `cost` and `half_life` (of the
+    length predictor) are None for a cost model or predictor of another kind, which cannot be
+    logged; `half_life` 0 is the predictor `MaxTokens`."""
 
     policy: Mapping[str, Any]
     limits: Limits
@@ -64,28 +65,23 @@ class Setup:
 
     @classmethod
     def read(cls, detail: Mapping[str, Any]) -> Setup:
-        """Of a `start` event."""
-        cost = detail["cost"]
+        """The setup in the detail of a `start` event."""
+        limits, preempt = Limits(**detail["limits"]), How(detail["preempt"])
+        setup, cost = {**detail, "limits": limits, "preempt": preempt}, detail["cost"]
         if cost is not None:
-            cost = StepCost(**{**cost, "graph_rows": tuple(cost["graph_rows"])})
-        return cls(
-            **{
-                **detail,
-                "limits": Limits(**detail["limits"]),
-                "preempt": How(detail["preempt"]),
-                "cost": cost,
-            }
-        )
+            setup["cost"] = StepCost(**{**cost, "graph_rows": tuple(cost["graph_rows"])})
+        return cls(**setup)
 
     def event(self, now_s: float) -> StepEvent:
-        """The event that a log begins with."""
+        """The `start` event, with which a log begins."""
         return StepEvent(now_s, 0, "start", asdict(self))
 
     def build(self, clock: Clock, log: StepLog, make_policy: MakePolicy) -> EngineState:
-        """An engine like it, with nothing in it. Raises NotReplayable where that cannot be."""
+        """Build an empty engine with this setup. Raises NotReplayable where `cost` or `half_life`
+        is None."""
         if self.cost is None or self.half_life is None:
-            what = "cost model" if self.cost is None else "length predictor"
-            raise NotReplayable(f"the engine had a {what} of its own kind, which no log describes")
+            part = "cost model" if self.cost is None else "length predictor"
+            raise NotReplayable(f"the engine had a {part} of its own kind, which no log describes")
         predictor = MaxTokens() if not self.half_life else QuantilePredictor(self.half_life)
         return EngineState(
             self.limits,
@@ -100,11 +96,6 @@ class Setup:
             async_depth=self.async_depth,
             is_strict=self.is_strict,
         )
-
-
-def registered(description: Mapping[str, Any]) -> Policy:
-    """The batching mode of a description. Raises UnknownKind for one that is not loaded."""
-    return POLICIES.build(description)
 
 
 def _half_life(predictor: Predictor) -> float | None:

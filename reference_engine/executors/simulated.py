@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.state.batch import StepBatch, StepResult
-from reference_engine.state.cost_model import CostModel, machine
+from reference_engine.state.cost_model import CostModel, model_on_hardware
 from reference_engine.state.model_config import KvDtype
 
 TOKEN = ord("x")
@@ -30,7 +30,7 @@ class SimulatedExecutor(ExecutorKind):
     kv_dtype: KvDtype = "auto"
 
     def build(self, site: Site) -> Executor:
-        simulated = machine(site.model, self.hardware, self.kv_dtype)
+        simulated = model_on_hardware(site.model, self.hardware, self.kv_dtype)
         caps = Caps(site.n_host_blocks, copy_s=simulated.copy_token_s * site.block_tokens)
         return Simulated(simulated.cost, site.pause, caps)
 

@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from reference_engine.policies.budgets import Budget, WhenOver, mapping_of_text
 from reference_engine.policies.step_budget import TokenBudgetPolicy, admit_in_order
 from reference_engine.policies.tenancy import Tenancy
-from reference_engine.state.admission import AdmissionError
-from reference_engine.state.plan import Cause, Plan, View, Why
+from reference_engine.state.plan import AdmissionError, Cause, Plan, View, Why
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
 

@@ -15,11 +15,10 @@ from reference_engine.policy_testing.watched_policy import (
     watched_request_type,
 )
 from reference_engine.simulator import Simulator
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.plan import Limits
+from reference_engine.state.plan import AdmissionError, Limits
 from reference_engine.state.sequence import Request
-from reference_engine.state.step_tokens import StepTokens
 
 _CHECK_EVERY = 16  # steps between two checks of the engine's invariants, which are slow
 _COST = StepCost(

@@ -24,9 +24,9 @@ from reference_engine.executors.base import Executor, Launching
 from reference_engine.metrics.metrics import DepartureRate, EngineMetrics
 from reference_engine.serving.active_request import ActiveRequest
 from reference_engine.serving.streams import Sink, StreamDelta
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.batch import StepTokens
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_tokens import StepTokens
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class EngineThread:
         events = step(self._state, self._executor, self._publish)
         self._publish()  # in case the executor did not call it during the step
         self._unpublished = events
-        if self._n_stopping or not self._is_launching or not self._state.is_ahead:
+        if self._n_stopping or not self._is_launching or self._state.ahead is None:
             self._publish()
 
     def _publish(self) -> None:
@@ -197,5 +197,5 @@ class EngineThread:
         self._n_stopping -= live is not None and live.may_stop
 
     def _on_finish(self, request: Request) -> None:
-        self._metrics.on_finish(request, self._state.books.accounts.get(request.id))
+        self._metrics.on_finish(request, self._state.accounting.accounts.get(request.id))
         self.departures.add(self._clock.now_s())

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
-from reference_engine.state.admission import AdmissionError, check_admission
 from reference_engine.state.kv import KvPool
-from reference_engine.state.plan import Limits
+from reference_engine.state.plan import AdmissionError, Limits, check_admission
 from reference_engine.state.sequence import Request, Sampling
 from reference_engine.state.tokenizer import Tokenizer
 

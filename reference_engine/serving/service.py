@@ -102,7 +102,7 @@ class Service:
 
     @property
     def n_running(self) -> int:
-        return len(self._state.roster.running)
+        return len(self._state.queues.running)
 
     @property
     def n_waiting(self) -> int:

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 
 from reference_engine.serving.wire.response import Chosen, TokenUsage
 from reference_engine.serving.wire.wire_errors import WireError
-from reference_engine.state.forecast import StartForecast
-from reference_engine.state.sequence import Request
+from reference_engine.state.sequence import Request, StartForecast
 
 
 class StreamDelta(NamedTuple):

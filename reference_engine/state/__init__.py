@@ -1,1 +1,1 @@
-"""The engine's bookkeeping as plain data: requests, KV blocks, queues, plans, costs."""
+"""Plain data of the engine: requests, KV blocks, queues, plans and step costs."""

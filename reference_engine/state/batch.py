@@ -1,18 +1,21 @@
-"""One step's work for an executor, and what came of it."""
+"""Data of a step: the work for an executor, its result, and the tokens for the clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 from reference_engine.state.cost_model import NO_PADDING, Padding, StepShape
-from reference_engine.state.sequence import Request
+from reference_engine.state.sequence import Request, State
 
 
 class Row(NamedTuple):
-    """Compute tokens `start … start + n_tokens` of a request, whose blocks have room for them;
-    `samples` when that reaches its last known token, so that the next one is wanted."""
+    """Tokens `start … start + n_tokens` of a request, to be computed into blocks that have room
+    for them. `samples` is true when this reaches the request's last token, so that the next is
+    sampled."""
 
     request: Request
     start: int
@@ -21,7 +24,7 @@ class Row(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """One block of KV to host memory (`is_out`) or back."""
+    """A copy of a block of KV to host memory (`is_out`) or back."""
 
     block: int
     host_block: int
@@ -29,13 +32,12 @@ class Copy(NamedTuple):
 
 
 class StepBatch(NamedTuple):
-    """One step, to be worked off in this order: `copies`, then everything else at once. An
-    executor reads the requests and never writes to them.
+    """The work of a step: first the `copies`, then everything else at once. Executors read the
+    requests and never write to them.
 
-    `rows` are pieces of prompts (or of recomputation); `decodes` compute one token each, the one
-    at position `request.n_computed`, and want the next. `context_tokens` is Σ n_computed of
-    `decodes`. `padding` is work to be done for nobody.
-    """
+    `rows` are pieces of prompts (or of recomputation). Each of `decodes` computes a single token,
+    at position `request.n_computed`, and samples the next. `context_tokens` is Σ n_computed of
+    `decodes`. `padding` is work without a request."""
 
     rows: tuple[Row, ...] = ()
     decodes: Sequence[Request] = ()
@@ -45,37 +47,39 @@ class StepBatch(NamedTuple):
 
     @property
     def has_work(self) -> bool:
-        return bool(
-            self.rows
-            or self.decodes
-            or self.copies
-            or self.padding.prefill_tokens
-            or self.padding.decode_rows
-        )
+        padding = self.padding.prefill_tokens or self.padding.decode_rows
+        return bool(self.rows or self.decodes or self.copies or padding)
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the step answers."""
+        """How many tokens the step samples."""
         return sum(row.samples for row in self.rows) + len(self.decodes)
 
     @property
     def main_prompt(self) -> Request | None:
-        """Whose prompt (or recomputation) is more than half of the step's tokens; None where they
-        are decoded, or of many prompts. A single row beyond its prompt is a decode, too."""
+        """The request whose prompt (or recomputation) is more than half of the step's tokens; None
+        where most tokens are decoded or no prompt is that long."""
         row = max(self.rows, key=lambda row: row.n_tokens, default=None)
+        # A row of a single token beyond the prompt is a decode, too.
         if row is None or (row.n_tokens == 1 and row.start >= row.request.n_prompt):
             return None
         n_tokens = sum(row.n_tokens for row in self.rows) + len(self.decodes)
         return row.request if 2 * row.n_tokens > n_tokens else None
 
     def all_rows(self) -> Iterator[Row]:
-        """Rows and decodes alike, in the order in which tokens are answered."""
+        """Rows and decodes alike, in the order of the sampled tokens."""
         yield from self.rows
         for request in self.decodes:
             yield Row(request, request.n_computed, 1, True)
 
+    def sampled_requests(self) -> list[Request]:
+        """The requests that get a token, in the order of the sampled tokens."""
+        requests = [row.request for row in self.rows if row.samples]
+        requests += self.decodes
+        return requests
+
     def shape(self) -> StepShape:
-        """What the step's duration depends on."""
+        """The counts that the step's duration depends on."""
         prefill_tokens, prefill_attention = 0, 0.0
         for _, start, n_tokens, _ in self.rows:
             prefill_tokens += n_tokens
@@ -93,10 +97,55 @@ class StepBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The sampled tokens: one per row with `samples`, in the order of the rows, then one per
-    decode. `logprobs` is as long as `tokens`, or None when nobody asked. `duration_s` is how long
-    the step took, or None to let the engine's clock tell."""
+    """The sampled tokens: those of the rows with `samples`, in the order of the rows, then those of
+    the decodes. `logprobs` has the same length, or is None when no request wants any. `duration_s`
+    is None where the engine's clock measures the step."""
 
     tokens: Sequence[int] = ()
     logprobs: Sequence[float] | None = None
     duration_s: float | None = None
+
+
+class TokenEvent(NamedTuple):
+    """A new token of a request. `finish` is set on the last, `logprob` (natural) if the request
+    wants it."""
+
+    request: Request
+    token: int
+    finish: State | None
+    logprob: float | None = None
+
+
+# Half the price of calling the class (benchmarks/step_overhead.py).
+_EVENT = partial(tuple.__new__, TokenEvent)
+
+
+class StepTokens(Iterable[TokenEvent]):
+    """The new tokens of a step as columns: `requests` and their `tokens`. `ends` maps the requests
+    that got their last token to their final state. Events are built while iterating;
+    code on the hot path reads the columns."""
+
+    __slots__ = ("ends", "logprobs", "requests", "tokens")
+
+    def __init__(
+        self,
+        requests: Sequence[Request] = (),
+        tokens: Sequence[int] = (),
+        ends: Mapping[Request, State] | None = None,
+        logprobs: Sequence[float] | None = None,
+    ) -> None:
+        self.requests, self.tokens, self.logprobs = requests, tokens, logprobs
+        self.ends: Mapping[Request, State] = ends or {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        finishes = map(self.ends.get, self.requests) if self.ends else repeat(None)
+        logprobs: Iterator[float | None] = repeat(None)
+        if self.logprobs is not None:
+            logprobs = (
+                logprob if request.sampling.logprobs else None
+                for request, logprob in zip(self.requests, self.logprobs, strict=True)
+            )
+        return map(_EVENT, zip(self.requests, self.tokens, finishes, logprobs, strict=False))

@@ -1,9 +1,9 @@
-"""What a step costs: a few counts in, seconds out. One object prices plans for policies, prices
-requests before they are sent, and moves the simulator's clock.
+"""The cost of a step in seconds, from a few counts. Policies use it to price plans, admission to
+price requests, and the simulator to advance its clock.
 
 A step reads all weights once, however many tokens share them, and multiplies every token with them;
 the longer of the two counts (a smooth maximum). Attention reads the KV of every decoding request
-and multiplies each prompt token with the tokens before it. What is left is overhead.
+and multiplies each prompt token with the tokens before it. The rest is overhead.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple, Protocol
 from loadgen.errors import UsageError, nearest
 from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 
-_BYTES = 2  # of a weight, and of a KV number unless it is told otherwise: bfloat16
+_BYTES = 2  # of a weight, and of a KV number with kv_dtype "auto": bfloat16
 _KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator
-_CPU_KV_BYTES, _CPU_KV_TOKENS = 1 << 30, 65_536  # what `serve` takes by default
+_CPU_KV_BYTES, _CPU_KV_TOKENS = 1 << 30, 65_536  # the defaults of `serve`
 
 
 class Padding(NamedTuple):
-    """Work computed for nobody: prompt tokens that fill a batch up to its longest row, decode rows
-    whose request is over, and the KV (tokens) that such rows and fillers read."""
+    """Computed work without a request: prompt tokens that fill a batch up to its longest row,
+    decode rows of requests that are over, and the KV (tokens) that both read."""
 
     prefill_tokens: int = 0
     decode_rows: int = 0
@@ -35,11 +35,11 @@ NO_PADDING = Padding()
 
 
 class StepShape(NamedTuple):
-    """A step in counts.
+    """The counts of a step.
 
-    `n_seqs` requests take part, `n_decode` of them with one token; `context_tokens` is the KV those
-    read. The others compute `prefill_tokens` of their prompts, and `prefill_attention` is
-    Σ n·(c + n/2) over their chunks of n tokens after c (tokens²).
+    `n_seqs` requests take part. `n_decode` of them compute a single token each and read
+    `context_tokens` of KV. The others compute `prefill_tokens` of their prompts, and
+    `prefill_attention` is Σ n·(c + n/2) over their chunks of n tokens after c (tokens²).
     """
 
     n_seqs: int = 0
@@ -51,21 +51,22 @@ class StepShape(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Prices a step, in seconds; pure, so that equal shapes cost the same for ever."""
+    """Estimates the seconds of a step; pure: equal shapes always cost the same."""
 
     def estimate(self, shape: StepShape) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Linear in the counts but for the floor under the tokens. All in seconds, all ≥ 0:
+    """A cost that is linear in the counts, except for the floor under the tokens. All coefficients
+    are in seconds and ≥ 0:
 
     t = step_s + seq_s·n_seqs + added_token_s·T + (weights_s^p + M^p)^(1/p)
         + context_token_s·context_tokens + prefill_attention_s·prefill_attention
     M = token_s·T + head_s·n_seqs
 
-    T counts prompt tokens, decoding rows and padding; p = `sharpness`. Without `weights_s` that is
-    a plain linear model. A step that only decodes is rounded up to the next of `graph_rows`, the
+    T counts prompt tokens, decoding rows and padding; p = `sharpness`. Without `weights_s` the
+    model is plainly linear. A step that only decodes is rounded up to the next of `graph_rows`, the
     batch sizes for which a graph was captured (none: no rounding). An empty step costs nothing.
     """
 
@@ -112,12 +113,12 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """An accelerator, or `n` of them working as one (tensor parallel).
+    """An accelerator, or `n` of them working together (tensor parallel).
 
-    Ceilings are per device: `bandwidth` (bytes/s), `flops` (1/s, bfloat16), `memory_bytes`; each
-    `eta` is the share of one that its kernels reach. `layer_s` passes in every layer whatever the
-    batch, `step_s` in every step; `allreduce_s` and `allreduce_bytes_per_s` only with n > 1;
-    `link_bytes_per_s` is to host memory.
+    Ceilings are per device: `bandwidth` (bytes/s), `flops` (1/s, bfloat16), `memory_bytes`. Each
+    `eta` is the share of a ceiling that kernels reach. `layer_s` is spent in every layer whatever
+    the batch, `step_s` in every step; `allreduce_s` and `allreduce_bytes_per_s` apply with n > 1;
+    `link_bytes_per_s` is the link to host memory.
     """
 
     name: str
@@ -138,11 +139,12 @@ class Hardware:
 
 
 # eta_bandwidth, eta_flops and layer_s come from the linear operators in Vidur's profiles
-# (MLSys'24): one pair of eta and layer_s each reproduces the effective bandwidth of 7B, 8B and 70B
+# (MLSys'24): an eta and a layer_s per device reproduce the effective bandwidth of 7B, 8B and 70B
 # shards at tensor parallel 1 to 8 within 4 % (tests/reference_engine/test_cost_model.py). The
-# H200's ceilings were measured, a copy and a large product, and carry the H100's kernels: .88 and
-# .72 of the datasheet are .98 and .90 of those. What attention reaches and the overhead of a step
-# are assumed, and so is the link (PCIe 5, 4). The all-reduce is that of four H100s.
+# H200's ceilings were measured (a copy, a large product). Its kernels are assumed to be as good as
+# the H100's: .88 and .72 of the datasheet are .98 and .90 of the measured ceilings. The etas of
+# attention, the overhead of a step and the link (PCIe 5, 4) are assumed. The all-reduce is that of
+# four H100s.
 HARDWARE: Mapping[str, Hardware] = {
     "h200": Hardware("h200", 4.3e12, 790e12, 141e9, 0.98, 0.90, 19e-6),
     "h100": Hardware("h100", 3.35e12, 989e12, 80e9, 0.88, 0.72, 19e-6),
@@ -172,31 +174,32 @@ CPU_COSTS: Mapping[str, StepCost] = {
         prefill_attention_s=234e-9,
     ),
 }
-"""The bundled engine in float32 on one core, fitted by `benchmarks/fit_cpu_cost.py`."""
+"""Costs of the bundled engine in float32 on 1 core, fitted by `benchmarks/fit_cpu_cost.py`."""
 GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
 """Batch sizes with a captured graph, as nano-vllm and vLLM choose them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOnHardware:
-    """A model on some hardware: what its steps cost, how many tokens of KV it has, and how long one
-    token's KV takes to host memory or back."""
+    """A model on some hardware: the cost of its steps, its KV memory in tokens, and the seconds for
+    copying a token's KV to host memory or back."""
 
     cost: StepCost
     kv_tokens: int
     copy_token_s: float
 
 
-def machine(source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto") -> ModelOnHardware:
-    """A model on `h200`, on `4xh200` (four of them), or on `cpu`, the bundled engine's own.
-
-    Raises UsageError for hardware that is not known, or too small for the model.
-    """
+def model_on_hardware(
+    source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto"
+) -> ModelOnHardware:
+    """A model on an accelerator (`h200`), on several (`4xh200`), or on `cpu`, with the costs
+    measured for the bundled engine. Raises UsageError for unknown hardware, or hardware that is too
+    small for the model."""
     if hardware == CPU:
         if kv_dtype != "auto":
             raise UsageError(
-                f"kv_dtype: '{kv_dtype}' was never measured on a cpu; name an accelerator: "
-                f"{', '.join(HARDWARE)}"
+                f"kv_dtype: no costs of '{kv_dtype}' were measured on a cpu; choose an "
+                f"accelerator: {', '.join(HARDWARE)}"
             )
         return _measured(source)
     chosen = find_hardware(hardware)
@@ -208,18 +211,18 @@ def machine(source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto") -> M
 
 
 def find_hardware(text: str) -> Hardware:
-    """`h200`, or `4xh200` for four of them. Raises UsageError with the nearest name."""
+    """Parse `h200`, or `4xh200` for four of them. Raises UsageError with the nearest name."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+)", text.strip().lower())
     name = match[2] if match else text
     if match is None or name not in HARDWARE:
-        known = nearest(name, [*HARDWARE, CPU])
-        raise UsageError(f"hardware: unknown '{text}'; {known}; several: 4xh200")
+        hint = nearest(name, [*HARDWARE, CPU])
+        raise UsageError(f"hardware: unknown '{text}'; {hint}; for four of them write 4xh200")
     return replace(HARDWARE[name], n=int(match[1] or 1))
 
 
 def step_cost(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto") -> StepCost:
     """The cost of a model's steps on some hardware, in bfloat16. With KV in 8 bits decode attention
-    reads fewer bytes, at the same share of the bandwidth; what it costs to scale is left out.
+    reads fewer bytes at the same share of the bandwidth; the cost of scaling them is left out.
 
     Source: the usual roofline per operator (Williams, Waterman & Patterson, CACM 52(4), 2009), with
     Vidur's split of a step.
@@ -237,7 +240,7 @@ def step_cost(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto"
         seq_s=hardware.seq_s,
         added_token_s=reduce_s * activation_bytes / hardware.allreduce_bytes_per_s,
         weights_s=weight_bytes(model) / (bandwidth * hardware.eta_bandwidth),
-        token_s=2 * _block_params(model) / linear_flops,
+        token_s=2 * model.n_matrix_params / linear_flops,
         head_s=2 * _head_params(model) / linear_flops,
         context_token_s=model.kv_bytes_per_token(_BYTES, kv_dtype)
         / (bandwidth * hardware.eta_decode_attention),
@@ -247,15 +250,15 @@ def step_cost(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto"
 
 
 def roofline_s(model: ModelConfig, hardware: Hardware, shape: StepShape) -> float:
-    """The least time a step can take: all bytes at full bandwidth, or all arithmetic at full rate,
-    whichever is longer. No overhead, no padding; nothing real is as fast."""
+    """The least time (s) that a step can take: all bytes at full bandwidth, or all arithmetic at
+    full rate, whichever is longer. No overhead and no padding, so real steps are slower."""
     n_tokens = shape.prefill_tokens + shape.n_decode
     if not n_tokens:
         return 0.0
     n_bytes = weight_bytes(model) + model.kv_bytes_per_token(_BYTES) * shape.context_tokens
     n_pairs = shape.context_tokens + shape.prefill_attention
     n_flops = (
-        2 * _block_params(model) * n_tokens
+        2 * model.n_matrix_params * n_tokens
         + 2 * _head_params(model) * shape.n_seqs
         + 4 * model.n_layers * model.n_heads * model.head_dim * n_pairs
     )
@@ -263,20 +266,20 @@ def roofline_s(model: ModelConfig, hardware: Hardware, shape: StepShape) -> floa
 
 
 def weight_bytes(model: ModelConfig) -> float:
-    """What a step reads of the weights: every block and the output layer, but not the input
-    embedding, of which it needs a few rows."""
-    return _BYTES * (_block_params(model) + _head_params(model))
+    """Bytes of the weights that a step reads: every block and the output layer, but not the input
+    embedding, of which it reads a few rows."""
+    return _BYTES * (model.n_matrix_params + _head_params(model))
 
 
 def kv_tokens(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto") -> int:
-    """Tokens of KV that fit beside the weights. Raises UsageError where not even the weights do."""
+    """Tokens of KV that fit next to the weights. Raises UsageError where the weights do not fit."""
     room = hardware.n * hardware.memory_bytes * _KV_SHARE - _BYTES * model.n_params
     n_tokens = int(room // model.kv_bytes_per_token(_BYTES, kv_dtype))
     if n_tokens < 1:
         raise UsageError(
             f"hardware: {_BYTES * model.n_params / 1e9:.0f} GB of weights do not fit into "
             f"{hardware.n} × {hardware.memory_bytes / 1e9:.0f} GB of {hardware.name}; "
-            f"name more of them, e.g. {2 * hardware.n}x{hardware.name}"
+            f"use more of them, e.g. {2 * hardware.n}x{hardware.name}"
         )
     return n_tokens
 
@@ -284,16 +287,11 @@ def kv_tokens(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto"
 def _measured(source: ModelSource) -> ModelOnHardware:
     if source.name not in CPU_COSTS:
         raise UsageError(
-            f"hardware: '{source.name}' was never measured on a cpu "
-            f"(measured: {', '.join(CPU_COSTS)}); name an accelerator: {', '.join(HARDWARE)}"
+            f"hardware: no costs of '{source.name}' were measured on a cpu (measured: "
+            f"{', '.join(CPU_COSTS)}); choose an accelerator: {', '.join(HARDWARE)}"
         )
     n_tokens = _CPU_KV_BYTES // source.config.kv_bytes_per_token()
     return ModelOnHardware(CPU_COSTS[source.name], min(_CPU_KV_TOKENS, n_tokens), 0.0)
-
-
-def _block_params(model: ModelConfig) -> int:
-    attention = model.d_model * model.head_dim * (2 * model.n_heads + 2 * model.n_kv_heads)
-    return model.n_layers * (attention + 3 * model.d_model * model.d_ffn)
 
 
 def _head_params(model: ModelConfig) -> int:

@@ -3,27 +3,26 @@
 A block is either owned (reference count ≥ 1) or on the free list. A free block may still hold the
 KV of a full, hashed block; it is then a prefix-cache entry until it is taken for something else.
 
-    free list, next to be taken first:  [no content …] [cached, least recently freed … most recent]
+    free list, next taken first:  [blank, latest first …] [cached, least recently freed … most]
 
 The hash of block i covers everything before it: h_i = blake2b(h_{i-1} ‖ tokens_i), h_{-1} =
-blake2b(tenant), so equal hashes mean equal prefixes, and tenants never share (a hit is visible as
-a shorter TTFT, so sharing would tell one tenant what another asked).
+blake2b(tenant), so equal hashes mean equal prefixes. Tenants never share blocks: a hit shows as a
+shorter TTFT, from which a tenant could infer that another tenant sent the same prompt.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
-from reference_engine.state.free_list import FreeList
 from reference_engine.state.sequence import Request
 
 BLOCK_TOKENS = 16
-CHECKED = 256  # blocks between two looks up: some 50 µs
-_RUN = 8  # blocks at once; see decision 53
-_PLENTY = 16  # times as many free as are taken by all
+BLOCKS_PER_CHECK = 256  # between two `yield`s of a check: some 50 µs
+_RUN = 8  # most blocks given to a growing answer at once; see decision 53
+_PLENTY = 16  # free blocks for each block taken that way
 _HASH_BYTES = 16
 _EMPTY = blake2b(digest_size=_HASH_BYTES)
 
@@ -34,8 +33,8 @@ class KvPool:
     def __init__(
         self, n_blocks: int, block_tokens: int = BLOCK_TOKENS, prefix_cache: bool = True
     ) -> None:
-        assert n_blocks > 0, f"a pool needs at least one block, got {n_blocks}"
-        assert block_tokens > 0, f"a block holds at least one token, got {block_tokens}"
+        assert n_blocks > 0, f"a pool needs at least 1 block, got {n_blocks}"
+        assert block_tokens > 0, f"a block holds at least 1 token, got {block_tokens}"
         self.n_blocks, self.block_tokens, self.prefix_cache = n_blocks, block_tokens, prefix_cache
         self._references = [0] * n_blocks
         self._free = FreeList(n_blocks)
@@ -62,28 +61,28 @@ class KvPool:
         return self.blocks_for(n_over) if n_over > 0 else 0
 
     def missing_to_admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> int:
-        """As `missing`, for a request outside that wants room for `reserve_tokens` in total:
-        cached blocks nobody owns leave the free list too.
+        """As `missing`, for a request that holds no blocks yet and reserves room for
+        `reserve_tokens` in total. Cached blocks without an owner leave the free list, too.
 
-        A request that had to go before comes back only with room for all it was: let in for the
-        next piece of it, it could be sent away again and again without ever getting a token.
+        A preempted request comes back only with room for all tokens it had: admitted for the next
+        piece only, it could be preempted again and again without ever getting a token.
         """
         hits = self._hits(request)
-        reserve_tokens = max(reserve_tokens, self._least(request))
+        reserve_tokens = max(reserve_tokens, self._least_room(request))
         idle = sum(1 for block in hits if self._references[block] == 0)
         n_room = max(self._available(request, hits) + n_tokens, reserve_tokens)
         return self.blocks_for(n_room) - len(hits) + idle
 
     def cached_tokens(self, request: Request) -> int:
-        """Tokens of a request outside the pool that need no computing: they are in the prefix
-        cache or in host memory. At least one token is always left to compute: without it there
+        """Tokens that a request without blocks need not compute, because they are in the prefix
+        cache or in host memory. A token at least is always left to compute: without it there
         would be no logits to sample from."""
         return self._available(request, self._hits(request))
 
     def admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> bool:
-        """Give an outside request its cached prefix, room for what is swapped out, for `n_tokens`
-        after that, and for `reserve_tokens` in total; False, and nothing changed, when there is
-        no room."""
+        """Give a request without blocks its cached prefix, room for its swapped-out tokens and
+        `n_tokens` after them, and room for `reserve_tokens` in total. False, and nothing changed,
+        when there is no room."""
         assert not request.blocks, f"{request.id} already holds {len(request.blocks)} blocks"
         if self.missing_to_admit(request, n_tokens, reserve_tokens) > self.n_free:
             return False
@@ -96,13 +95,13 @@ class KvPool:
         request.n_published = len(hits)
         request.n_room = len(hits) * self.block_tokens
         request.n_computed = self._available(request, hits)
-        n_room = max(reserve_tokens, self._least(request))
-        grown = self.grow(request, max(n_tokens, n_room - request.n_computed))
-        assert grown, f"{request.id}: {n_tokens} tokens were promised room"
+        n_room = max(reserve_tokens, self._least_room(request))
+        has_grown = self.grow(request, max(n_tokens, n_room - request.n_computed))
+        assert has_grown, f"{request.id}: missing_to_admit found room for {n_tokens} tokens"
         return True
 
     def grow(self, request: Request, n_tokens: int) -> bool:
-        """Room for `n_tokens` more computed tokens; False, and nothing changed, when there is
+        """Give room for `n_tokens` more computed tokens. False, and nothing changed, when there is
         none."""
         n_over = request.n_computed + n_tokens - request.n_room
         if n_over <= 0:
@@ -115,9 +114,10 @@ class KvPool:
         return True
 
     def extend(self, requests: Collection[Request]) -> bool:
-        """One more block for each, and where there is plenty a few, as far as its answer may get:
-        taken together they lie together, and an answer is read faster that is not strewn over the
-        memory. False, and nothing changed, when there are too few."""
+        """Give each request another block, or several where there are plenty, but none that its
+        answer can never fill. Blocks taken together lie together, and attention reads an answer
+        faster that is not scattered over the memory. False, and nothing changed, when there are
+        too few."""
         if len(requests) > len(self._free):
             return False
         n_most = min(_RUN, len(self._free) // (_PLENTY * max(1, len(requests))))
@@ -128,8 +128,8 @@ class KvPool:
         return True
 
     def publish(self, request: Request) -> None:
-        """Offer the blocks that became full to the prefix cache. Of two equal blocks the first
-        one computed is the entry."""
+        """Add the blocks that became full to the prefix cache. Of two equal blocks the
+        first computed is the entry."""
         n_full = request.n_computed // self.block_tokens
         if n_full == request.n_published or not self.prefix_cache:
             return
@@ -142,10 +142,10 @@ class KvPool:
         request.n_published = n_full
 
     def free(self, request: Request) -> None:
-        """Take everything back, and publish what was not yet: an answer's blocks are offered all
-        at once, because hashing them one by one while decoding costs three times as much. The
-        tail is freed first, so that it is also evicted first: a prefix is worth more than what
-        follows it."""
+        """Take all blocks of a request back and publish those that are not yet published. An
+        answer's blocks are published here all at once: hashing them singly while decoding costs
+        three times as much. The tail is freed first, so that it is evicted first: a prefix is
+        worth more than the text after it."""
         self.publish(request)
         references, hash_of = self._references, self._hash_of
         full: list[int] = []
@@ -158,8 +158,8 @@ class KvPool:
         request.blocks = []
         request.n_computed = request.n_room = request.n_published = 0
 
-    def forget_prefixes(self) -> int:
-        """Empty the prefix cache: nothing computed so far is found again, by whoever holds it.
+    def clear_prefix_cache(self) -> int:
+        """Empty the prefix cache: no block computed so far is a hit again, owned blocks included.
         Returns how many blocks were in it."""
         n_cached = len(self._hash_of)
         self._block_of.clear()
@@ -168,15 +168,15 @@ class KvPool:
         return n_cached
 
     def check(self, owners: Iterable[Request]) -> None:
-        """Assert that every block is either free or owned exactly as often as `owners` say, and
-        that no request computed more than it has room for."""
+        """Assert that every block is either free or owned exactly as often as `owners` list it, and
+        that no request computed more tokens than it has room for."""
         for _ in self.checks(owners):
             pass
 
     def checks(self, owners: Iterable[Request]) -> Iterator[None]:
-        """As `check`, a piece at a time: between two of them at most one request or CHECKED blocks
-        are looked at. Nothing may change in between; give it up rather than going on then."""
-        owned: Counter[int] = Counter()
+        """As `check`, in pieces: a request or BLOCKS_PER_CHECK blocks between two `yield`s. The
+        pool must not change in between; give the iteration up when it does."""
+        n_owners: Counter[int] = Counter()
         for request in owners:
             assert len(set(request.blocks)) == len(request.blocks), (
                 f"{request.id} has a block twice"
@@ -184,34 +184,36 @@ class KvPool:
             room = len(request.blocks) * self.block_tokens
             assert request.n_room == room, f"{request.id}: {request.n_room} != {room}"
             assert request.n_computed <= room, f"{request.id}: {request.n_computed} in {room}"
-            owned.update(request.blocks)
+            n_owners.update(request.blocks)
             yield
         is_free = bytearray(self.n_blocks)
         for at, block in enumerate(self._free):
             assert not is_free[block], f"block {block} was freed twice"
             is_free[block] = True
-            if at % CHECKED == 0:
+            if at % BLOCKS_PER_CHECK == 0:
                 yield
         for block, references in enumerate(self._references):
-            assert references == owned[block], f"block {block}: {references} != {owned[block]}"
+            assert references == n_owners[block], (
+                f"block {block}: {references} references, {n_owners[block]} owners"
+            )
             assert is_free[block] == (references == 0), f"block {block} leaked or is free and owned"
-            if block % CHECKED == 0:
+            if block % BLOCKS_PER_CHECK == 0:
                 yield
         assert is_free.count(1) == len(self._free), f"{len(self._free)} free by count"
         for at, (key, block) in enumerate(self._block_of.items()):
             assert self._hash_of.get(block) == key, "the prefix index and its inverse disagree"
-            if at % CHECKED == 0:
+            if at % BLOCKS_PER_CHECK == 0:
                 yield
         assert len(self._block_of) == len(self._hash_of), "the inverse of the index has more"
 
-    def _least(self, request: Request) -> int:
+    def _least_room(self, request: Request) -> int:
         return len(request.tokens) if request.n_preemptions else 0
 
     def _available(self, request: Request, hits: Sequence[int]) -> int:
         return max(len(hits) * self.block_tokens, request.n_swapped)
 
     def _take(self, n: int) -> list[int]:
-        """The free blocks least worth keeping; what they held is forgotten."""
+        """Take `n` blocks from the head of the free list, out of the prefix cache, too."""
         references, hash_of, take = self._references, self._hash_of, self._free.take
         taken = [take() for _ in range(n)]
         for block in taken:
@@ -222,32 +224,32 @@ class KvPool:
         return taken
 
     def _hits(self, request: Request) -> list[int]:
-        """Cached blocks of the longest prefix; asked for several times per plan, so remembered
-        until the index changes."""
+        """Cached blocks of the longest prefix. Read several times per plan, so the request keeps
+        them until the index changes."""
         if not self.prefix_cache:
             return []
-        seen, hits = request._hits
-        if seen == self._n_index_changes:
+        n_changes, hits = request._hits
+        if n_changes == self._n_index_changes:
             return hits
         n_usable = (len(request.tokens) - 1) // self.block_tokens
-        # As far as the first miss; long prompts make this loop worth having in C.
-        found = list(map(self._block_of.get, self._chain(request, n_usable)[:n_usable]))
-        if None in found:
-            del found[found.index(None) :]
-        hits = [block for block in found if block is not None]
+        # Up to the first miss; long prompts make it worth running this loop in C.
+        blocks = list(map(self._block_of.get, self._chain(request, n_usable)[:n_usable]))
+        if None in blocks:
+            del blocks[blocks.index(None) :]
+        hits = [block for block in blocks if block is not None]
         request._hits = (self._n_index_changes, hits)
         return hits
 
     def _chain(self, request: Request, n: int) -> list[bytes]:
-        """Hashes of the first `n` (or more) full blocks; tokens only ever get appended, so they
-        stay valid."""
+        """Hashes of the first `n` (or more) full blocks. They stay valid, because tokens are only
+        ever appended."""
         chain, size = request.chain, self.block_tokens
         if len(chain) < n:
             before = chain[-1] if chain else _salt(request.tenant)
             data = array("I", request.tokens[len(chain) * size : n * size]).tobytes()
             step = len(data) // (n - len(chain))
             for at in range(0, len(data), step):
-                hashed = _EMPTY.copy()  # a quarter cheaper than a new one
+                hashed = _EMPTY.copy()  # a quarter cheaper than a new hash
                 hashed.update(before + data[at : at + step])
                 before = hashed.digest()
                 chain.append(before)
@@ -256,3 +258,55 @@ class KvPool:
 
 def _salt(tenant: str) -> bytes:
     return blake2b(tenant.encode(), digest_size=_HASH_BYTES).digest()
+
+
+class FreeList:
+    """Blocks without an owner, each once, in the order in which they are taken.
+
+    A cached block that is hit again leaves from the middle of its queue. Removing it there would
+    cost a search, so its entry stays and is skipped later; skipped entries are cleared out before
+    they outnumber the rest.
+    """
+
+    def __init__(self, n_blocks: int) -> None:
+        self._blank = deque(range(n_blocks))
+        self._cached: deque[int] = deque()
+        self._n_stale = [0] * n_blocks  # by block: entries of `_cached` to skip, the oldest first
+        self._n_skipped = 0  # Σ of these
+
+    def __len__(self) -> int:
+        return len(self._blank) + len(self._cached) - self._n_skipped
+
+    def give(self, cached: Iterable[int], blank: Iterable[int]) -> None:
+        """Add blocks that have lost their last owner."""
+        self._cached.extend(cached)
+        self._blank.extendleft(blank)
+
+    def take(self) -> int:
+        """Remove and return the first block. Raises IndexError when there is none."""
+        if self._blank:
+            return self._blank.popleft()
+        block = self._cached.popleft()
+        while self._n_skipped and self._n_stale[block]:
+            self._n_stale[block] -= 1
+            self._n_skipped -= 1
+            block = self._cached.popleft()
+        return block
+
+    def reuse(self, block: int) -> None:
+        """Remove a cached block, which has an owner again."""
+        self._n_stale[block] += 1
+        self._n_skipped += 1
+        if 2 * self._n_skipped > len(self._cached) + 64:
+            self._cached = deque(list(self)[len(self._blank) :])
+            self._n_stale = [0] * len(self._n_stale)
+            self._n_skipped = 0
+
+    def __iter__(self) -> Iterator[int]:
+        stale = list(self._n_stale)
+        yield from self._blank
+        for block in self._cached:
+            if stale[block]:
+                stale[block] -= 1
+            else:
+                yield block

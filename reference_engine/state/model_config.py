@@ -1,4 +1,4 @@
-"""The shape of a Llama block, as numbers: read from a Hugging Face `config.json` or named in the
+"""The shape of a Llama model in numbers, read from a Hugging Face `config.json` or taken from the
 zoo. Imports no torch."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Literal
 from loadgen.errors import UsageError, nearest
 
 KvDtype = Literal["auto", "fp8", "int8"]
-"""What KV is kept in: the model's own numbers, e4m3, or integers."""
-_SCALE_BYTES = 4  # of one token and head, keys or values, where KV is kept in 8 bits
+"""The number format of KV: the model's own, e4m3, or integers."""
+_SCALE_BYTES = 4  # for each token and head, of keys and of values, with KV in 8 bits
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's stretching of the low rotary frequencies; all dimensionless but
+    """Llama 3's stretching of the low rotary frequencies. All dimensionless except
     `original_context` (tokens)."""
 
     factor: float
@@ -29,7 +29,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything the forward pass needs to know. `head_dim` need not be `d_model / n_heads`."""
+    """The parameters of the forward pass. `head_dim` need not be `d_model / n_heads`."""
 
     n_layers: int
     d_model: int
@@ -49,18 +49,23 @@ class ModelConfig:
 
     @property
     def n_params(self) -> int:
-        attention = self.d_model * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
+        vectors = 2 * self.d_model  # of a block: its norms and biases
         if self.qkv_bias:
-            attention += self.head_dim * (self.n_heads + 2 * self.n_kv_heads)
+            vectors += self.head_dim * (self.n_heads + 2 * self.n_kv_heads)
         if self.qk_norm:
-            attention += 2 * self.head_dim
-        block = attention + 3 * self.d_model * self.d_ffn + 2 * self.d_model
+            vectors += 2 * self.head_dim
         embeddings = self.vocab_size * self.d_model * (1 if self.tied else 2)
-        return self.n_layers * block + embeddings + self.d_model
+        return self.n_matrix_params + self.n_layers * vectors + embeddings + self.d_model
+
+    @property
+    def n_matrix_params(self) -> int:
+        """Parameters of the matrices of all blocks, which every token is multiplied with."""
+        attention = self.d_model * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
+        return self.n_layers * (attention + 3 * self.d_model * self.d_ffn)
 
     def kv_bytes_per_token(self, bytes_per_number: int = 4, kv_dtype: KvDtype = "auto") -> int:
-        """`bytes_per_number` is of the model's own; 8-bit numbers take one, and a scale with each
-        vector."""
+        """Bytes of a token's KV in all layers. `bytes_per_number` applies to "auto"; numbers in
+        8 bits take a byte each, and a scale with each vector."""
         own = self.head_dim * bytes_per_number
         vector_bytes = own if kv_dtype == "auto" else self.head_dim + _SCALE_BYTES
         return 2 * self.n_layers * self.n_kv_heads * vector_bytes
@@ -68,14 +73,14 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model to serve: its name, its shape, and where its weights are (`None`: random)."""
+    """A model to serve: its name, its shape, and the directory of its weights (None: random)."""
 
     name: str
     config: ModelConfig
     directory: Path | None = None
 
 
-_ARCHITECTURES: dict[str, frozenset[str]] = {  # name: what its attention has besides Llama's
+_ARCHITECTURES: dict[str, frozenset[str]] = {  # name: what its attention adds to Llama's
     "LlamaForCausalLM": frozenset(),
     "Qwen2ForCausalLM": frozenset({"qkv_bias"}),
     "Qwen3ForCausalLM": frozenset({"qk_norm"}),
@@ -83,7 +88,7 @@ _ARCHITECTURES: dict[str, frozenset[str]] = {  # name: what its attention has be
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The config of a local Hugging Face directory. Raises UsageError naming file and key."""
+    """Read a local `config.json` of Hugging Face. Raises UsageError naming the file and the key."""
     try:
         return config_from(json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -97,8 +102,9 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def config_from(data: Mapping[str, Any]) -> ModelConfig:
-    """A config from the keys transformers writes, v4 (`rope_theta`, `rope_scaling`) and v5
-    (`rope_parameters`). Raises KeyError, or UsageError for what this engine cannot compute."""
+    """Build a config from the keys that transformers writes, v4 (`rope_theta`, `rope_scaling`) and
+    v5 (`rope_parameters`). Raises KeyError for a missing key, and UsageError for a model that this
+    engine cannot compute."""
     architecture = (data.get("architectures") or ["none"])[0]
     if architecture not in _ARCHITECTURES:
         hint = nearest(architecture, _ARCHITECTURES)

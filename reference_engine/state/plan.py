@@ -1,7 +1,7 @@
-"""What a policy sees and what it may answer: `View` in, `Plan` out, and the check in between.
+"""The contract of batching policies: a `View` of the engine in, a `Plan` out, and its check.
 
-A policy proposes, the core disposes. A plan is only "these requests get so many tokens in this
-step"; decoding is one token, a chunk of a prompt is several, and nothing else is special.
+A policy proposes, the core disposes. A plan only sets how many tokens each request gets in the
+next step: 1 for a decode, several for a piece of a prompt. Nothing else is special.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from loadgen.errors import SlobenchError
 from reference_engine.state.cost_model import NO_PADDING, CostModel, Padding, StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.predictor import MaxTokens, Predictor
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request
 
 
 class Why(StrEnum):
-    """Why a waiting request was not scheduled; the value completes "waited: 0.2 s …"."""
+    """Reasons for which a waiting request was not scheduled. The name is the key in logs and
+    metrics, the value the label that users read; `explain` adds the preposition."""
 
     step_in_flight = "step in flight"
     no_token_budget = "token budget"
@@ -31,8 +32,8 @@ class Why(StrEnum):
     tenant_budget = "tenant's budget"
     bucket_not_ready = "bucket not full"
     window_open = "batching window open"
-    static_group_running = "running batch, whose slowest is"
-    smdp_wait = "policy table says wait"
+    static_group_running = "running batch"
+    smdp_wait = "wait chosen by the policy table"
     preempted_by = "preempted by"
     admission_limit = "admission limit"
     paused_by_operator = "paused by the operator"
@@ -40,10 +41,11 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A reason and, where another request is to blame, its id.
+    """A reason for waiting and, where another request is the cause, its id (`blocker`).
 
-    Causes are equal when these two are, so that waiting is charged to few of them. The rest is
-    detail of the moment: until when (instant, s), and how much there is of how much is wanted.
+    Two causes are equal when these two fields are, so that waiting is charged to few causes. The
+    other fields are details of the moment: the instant (s) until which the request waits, and how
+    much is available of the amount wanted.
     """
 
     why: Why
@@ -53,14 +55,14 @@ class Cause:
     want: float | None = field(default=None, compare=False)
 
     def __hash__(self) -> int:
-        # As the generated one, without two calls into the enumeration's own: causes are looked up
-        # for everybody who waits.
+        # As generated, without two calls into the enumeration: causes are looked up for every
+        # waiting request.
         return hash((self.why._value_, self.blocker))
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine can take in one step and in one request, whatever the policy."""
+    """The largest step and the largest request that the engine accepts, whatever the policy."""
 
     max_num_seqs: int
     max_step_tokens: int
@@ -68,104 +70,96 @@ class Limits:
     vocab_size: int
 
 
+def _no_segments(request_id: str, segment: str) -> None:
+    """`assign` of a view without an engine."""
+
+
+_NO_COST, _NO_HISTORY = StepCost(), MaxTokens()
+
+
+@dataclass(slots=True, eq=False)
 class View:
-    """The engine as a policy sees it: always the present state, and read-only by contract. The
-    one thing a policy may write is which queue segment a request belongs to (`assign`)."""
+    """The engine as a policy sees it: always the present state, and read-only by contract. Only
+    `assign` changes anything: `assign(request_id, segment)` makes the request wait for the cause
+    of that segment (`Plan.segments`) until it is assigned another; "" is the segment of
+    `Plan.rest`.
 
-    __slots__ = (
-        "_roster",
-        "assign",
-        "cost",
-        "is_source_closed",
-        "kv",
-        "limits",
-        "now_s",
-        "predictor",
-    )
+    `is_source_closed` is true when no request will arrive any more; only a simulator sets it.
+    """
 
-    def __init__(
-        self,
-        now_s: float,
-        roster: Roster,
-        kv: KvPool,
-        limits: Limits,
-        cost: CostModel | None = None,
-        predictor: Predictor | None = None,
-        assign: Callable[[str, str], None] | None = None,
-    ) -> None:
-        self.now_s = now_s
-        self.kv, self.limits, self._roster = kv, limits, roster
-        self.cost: CostModel = cost or StepCost()
-        self.predictor: Predictor = predictor or MaxTokens()
-        # True when nothing will arrive any more; a live server never knows.
-        self.is_source_closed = False
-        # assign(request_id, segment): from now on the request waits for the segment's cause
-        # (`Plan.segments`), until it is assigned another; "" is the segment of `Plan.rest`.
-        self.assign: Callable[[str, str], None] = assign or _nowhere
+    now_s: float
+    _queues: Queues
+    kv: KvPool
+    limits: Limits
+    cost: CostModel = _NO_COST
+    predictor: Predictor = _NO_HISTORY
+    assign: Callable[[str, str], None] = _no_segments
+    is_source_closed: bool = False
 
     @property
     def waiting(self) -> Collection[Request]:
-        """The queue in its order, preempted requests at the head; without those of paused
+        """The queue in its order, preempted requests at its head, without requests of paused
         tenants."""
-        return self._roster.waiting.values()
+        return self._queues.waiting.values()
 
     @property
     def running(self) -> Collection[Request]:
-        """All that hold blocks and a sequence slot, in order of admission."""
-        return self._roster.running.values()
+        """All requests that hold blocks and a sequence slot, in order of admission."""
+        return self._queues.running.values()
 
     @property
     def decoding(self) -> Collection[Request]:
-        """The running ones with one token left to compute, in the order in which they got
-        there."""
-        return self._roster.decoding.values()
+        """The running requests with a single token left to compute, in the order in which they
+        reached that point."""
+        return self._queues.decoding.values()
 
     @property
     def prefilling(self) -> Collection[Request]:
-        """The running ones with more than one token left to compute, in order of admission."""
-        return self._roster.prefilling.values()
+        """The running requests with several tokens left to compute, in order of admission."""
+        return self._queues.prefilling.values()
 
     @property
     def decode_context_tokens(self) -> int:
-        """Tokens in KV that one step of all decoding requests reads."""
-        return self._roster.context_tokens
+        """Tokens in KV that a step of all decoding requests reads."""
+        return self._queues.context_tokens
 
     @property
     def decode_blocks(self) -> int:
-        """Free blocks that one step of all decoding requests takes."""
-        return len(self._roster.cramped)
+        """Free blocks that a step of all decoding requests takes."""
+        return len(self._queues.out_of_room)
 
     @property
     def is_ending(self) -> bool:
         """Whether running requests end with the step in flight (only when planning ahead)."""
-        return bool(self._roster.landing)
+        return bool(self._queues.ending)
 
     def find(self, request_id: str) -> Request | None:
-        """The request, wherever it is; None when it is over."""
-        return self._roster.find(request_id)
+        """The request, running or waiting; None when it is over."""
+        return self._queues.find(request_id)
 
     def is_waiting(self, request_id: str) -> bool:
-        """Whether it is in `waiting`."""
-        return request_id in self._roster.waiting
+        """Whether the request is in `waiting`."""
+        return request_id in self._queues.waiting
 
     def is_running(self, request_id: str) -> bool:
-        return request_id in self._roster.running
+        return request_id in self._queues.running
 
     def is_decoding(self, request_id: str) -> bool:
-        return request_id in self._roster.decoding
+        return request_id in self._queues.decoding
 
     def to_compute(self, request: Request) -> int:
-        """Tokens the request can use in this step: for a waiting one, those after its cached
-        prefix or after what is swapped out; 0 for a running one whose end is already due."""
+        """Tokens that the request can use in this step. For a waiting request these are the tokens
+        after its cached prefix or its swapped-out tokens; 0 for a running request whose last token
+        is already being computed."""
         if request.blocks:
-            is_landing = request.id in self._roster.landing
-            return 0 if is_landing else len(request.tokens) - request.n_computed
+            is_ending = request.id in self._queues.ending
+            return 0 if is_ending else len(request.tokens) - request.n_computed
         return len(request.tokens) - self.kv.cached_tokens(request)
 
 
 class Item(NamedTuple):
-    """`n_tokens` of a request in this step. With an admission, `reserve_tokens` asks for KV room
-    for so many tokens in total, prompt and output; 0 asks for this step's only."""
+    """`n_tokens` of a request in this step. When it admits the request, `reserve_tokens` takes KV
+    room for that many tokens in total, prompt and output; 0 takes room for this step only."""
 
     request_id: str
     n_tokens: int
@@ -173,7 +167,7 @@ class Item(NamedTuple):
 
 
 class How(StrEnum):
-    """What becomes of a preempted request's KV; `auto` takes the cheaper."""
+    """The fate of a preempted request's KV; `auto` chooses the cheaper."""
 
     recompute = "recompute"
     swap = "swap"
@@ -189,14 +183,14 @@ class Preemption(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One step. With `decode_all` every decoding request that is not in `items`, `preempt` or
-    `hold` gets its one token; other running requests that are not named keep their blocks and
+    """A step. With `decode_all` every decoding request that is not in `items`, `preempt` or
+    `hold` gets its token. Other running requests that are not named keep their blocks and
     skip the step.
 
-    `causes` names why single waiting requests are left out, `segments` why all others of a queue
-    segment are, `rest` why all others. `wait_until_s` is deliberate idling: the core asks again
-    then, or when something arrives. `group` and `action` are for the step log; `padding` is work
-    the step computes for nobody.
+    `causes` gives the cause of single waiting requests that are left out, `segments` the cause of
+    all others of a queue segment, `rest` that of all others. `wait_until_s` is deliberate idling:
+    the core plans again then, or when a request arrives. `group` and `action` are for the step
+    log; `padding` is work of the step without a request.
     """
 
     items: tuple[Item, ...] = ()
@@ -213,7 +207,8 @@ class Plan(NamedTuple):
 
 
 class PlanError(SlobenchError):
-    """A policy proposed what the engine cannot do; a bug in the policy, never in a request."""
+    """A policy proposed a plan that the engine cannot carry out: a bug in the policy, never in a
+    request."""
 
 
 class UnknownRequest(PlanError):
@@ -225,7 +220,7 @@ class DuplicateItem(PlanError):
 
 
 class BadTokenCount(PlanError):
-    """An item asks for no token, or for more than the request has left."""
+    """An item has no token, or more than the request has left."""
 
 
 class OverLimit(PlanError):
@@ -233,7 +228,35 @@ class OverLimit(PlanError):
 
 
 class NoProgress(PlanError):
-    """Requests wait or run, and the plan neither schedules one nor names a later instant."""
+    """Requests wait or run, and the plan neither schedules any nor names a later instant."""
+
+
+class AdmissionError(SlobenchError):
+    """A refused request; `code` is the OpenAI error code. Without `retry_after_s` the request
+    could not run even alone (a 400); with it, it may be sent again after that time (a 429)."""
+
+    def __init__(self, message: str, code: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code, self.retry_after_s = code, retry_after_s
+
+
+def check_admission(n_prompt: int, max_tokens: int, limits: Limits, kv: KvPool) -> None:
+    """Raises AdmissionError for a request that would not fit an empty engine. Reads only values
+    that never change, so any thread may call it."""
+    n_tokens = n_prompt + max_tokens
+    if n_tokens > limits.max_model_len:
+        raise AdmissionError(
+            f"{n_prompt} prompt tokens and {max_tokens} to generate make {n_tokens}; "
+            f"the context here is {limits.max_model_len} tokens: shorten the prompt or max_tokens",
+            "context_length_exceeded",
+        )
+    n_blocks = kv.blocks_for(n_tokens - 1)
+    if n_blocks > kv.n_blocks:
+        raise AdmissionError(
+            f"{n_prompt} prompt tokens and {max_tokens} to generate need {n_blocks} KV blocks of "
+            f"{kv.block_tokens} tokens; there are {kv.n_blocks}: start with more kv_blocks",
+            "kv_capacity_exceeded",
+        )
 
 
 def check_plan(plan: Plan, view: View) -> Plan:
@@ -242,18 +265,18 @@ def check_plan(plan: Plan, view: View) -> Plan:
 
     Raises a `PlanError` that names the request and the numbers.
     """
-    seen = _check_unscheduled(plan, view)
+    named = _check_unscheduled(plan, view)
     n_decode = 0
     if plan.decode_all:
-        n_decode = len(view.decoding) - sum(map(view.is_decoding, seen))
+        n_decode = len(view.decoding) - sum(map(view.is_decoding, named))
     n_tokens, n_admitted = 0, 0
     for item in plan.items:
         request_id, n_item, reserve_tokens = item
         request = view.find(request_id)
         most = 0 if request is None else view.to_compute(request)
-        if request is None or request_id in seen or not 1 <= n_item <= most or reserve_tokens < 0:
-            raise _item_error(item, request is not None, request_id in seen, most)
-        seen.add(request_id)
+        if request is None or request_id in named or not 1 <= n_item <= most or reserve_tokens < 0:
+            raise _item_error(item, request is not None, request_id in named, most)
+        named.add(request_id)
         n_tokens += n_item
         if view.is_waiting(request_id):
             n_admitted += 1
@@ -273,20 +296,20 @@ def check_plan(plan: Plan, view: View) -> Plan:
 
 
 def _check_unscheduled(plan: Plan, view: View) -> set[str]:
-    """The ids a plan preempts or holds."""
-    seen = {preemption.request_id for preemption in plan.preempt}
-    if len(seen) < len(plan.preempt):
+    """The ids that a plan preempts or holds."""
+    named = {preemption.request_id for preemption in plan.preempt}
+    if len(named) < len(plan.preempt):
         ids = ", ".join(preemption.request_id for preemption in plan.preempt)
         raise DuplicateItem(f"plan preempts a request twice: {ids}")
-    for verb, ids_of in (("preempts", tuple(seen)), ("holds", plan.hold)):
+    for verb, ids_of in (("preempts", tuple(named)), ("holds", plan.hold)):
         for request_id in ids_of:
             if not view.is_running(request_id):
                 raise UnknownRequest(f"plan {verb} '{request_id}', which is not running")
     for request_id in plan.hold:
-        if request_id in seen:
+        if request_id in named:
             raise DuplicateItem(f"plan holds '{request_id}' and names it again")
-        seen.add(request_id)
-    return seen
+        named.add(request_id)
+    return named
 
 
 def _check_wait(plan: Plan, view: View) -> None:
@@ -299,16 +322,12 @@ def _check_wait(plan: Plan, view: View) -> None:
         )
 
 
-def _item_error(item: Item, is_known: bool, is_seen: bool, most: int) -> PlanError:
+def _item_error(item: Item, exists: bool, is_named: bool, most: int) -> PlanError:
     name = item.request_id
-    if not is_known:
+    if not exists:
         return UnknownRequest(f"plan schedules '{name}', which neither waits nor runs")
-    if is_seen:
+    if is_named:
         return DuplicateItem(f"plan names '{name}' twice")
     if item.reserve_tokens < 0:
         return BadTokenCount(f"plan reserves {item.reserve_tokens} tokens for '{name}'")
     return BadTokenCount(f"plan gives '{name}' {item.n_tokens} tokens, it can use 1-{most}")
-
-
-def _nowhere(request_id: str, segment: str) -> None:
-    """A view on its own keeps no segments."""

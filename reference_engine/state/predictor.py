@@ -1,4 +1,4 @@
-"""What is said about an answer's length, and the simplest thing to say."""
+"""Predictors of the length of answers, and the simplest of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from reference_engine.state.sequence import Request
 
 
 class LengthDist(NamedTuple):
-    """Output tokens still to come, at least 1: mean, median and the length 9 of 10 stay within."""
+    """Output tokens still to come, at least 1: mean, median and 90th percentile."""
 
     mean: float
     q50: float
@@ -27,7 +27,8 @@ class Predictor(Protocol):
 
 
 class MaxTokens:
-    """Every request uses all it may: the baseline, and what an engine without history assumes."""
+    """Predicts that every answer is as long as its `max_tokens`: the baseline, and the assumption
+    of an engine without history."""
 
     def predict(self, request: Request) -> LengthDist:
         left = float(max(1, request.max_tokens - request.n_output))

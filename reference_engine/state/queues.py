@@ -1,7 +1,7 @@
-"""Who waits and who runs, and in which order: the one place that moves requests about.
+"""The queue and the running batch, in their order: the only place that moves requests.
 
-The running ones are also kept split into those that decode (one known token left to compute) and
-those that still read their prompt, with the sums that would otherwise cost a loop per step.
+Running requests are also kept split into those that decode (a single token left to compute) and
+those that still read their prompt, with sums that would otherwise cost a loop in every step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator
 from reference_engine.state.sequence import Request
 
 
-class Roster:
-    """Requests by id. `waiting` is the queue (preempted ones at its head), `running` is in order
-    of admission, `decoding` and `prefilling` split it. `held` are waiting ones whose tenant is
-    paused; `landing` are running ones whose last token is computed but not yet known (only while
-    a step is planned ahead)."""
+class Queues:
+    """Requests by id.
+
+    `waiting` is the queue, preempted requests at its head; `held` are waiting requests of paused
+    tenants. `running` is in order of admission and split into `decoding`, `prefilling` and
+    `ending`: requests with their last token being computed (only while a step is planned ahead).
+    `out_of_room` are the decoding requests whose next token needs a new block."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -24,10 +26,10 @@ class Roster:
         self.running: dict[str, Request] = {}
         self.decoding: dict[str, Request] = {}
         self.prefilling: dict[str, Request] = {}
-        self.landing: dict[str, Request] = {}
-        self.cramped: dict[str, Request] = {}  # decoding, and the next token needs a block
-        self.queued_tokens = 0  # Σ tokens of the waiting ones
-        self.context_tokens = 0  # Σ n_computed of the decoding ones
+        self.ending: dict[str, Request] = {}
+        self.out_of_room: dict[str, Request] = {}
+        self.queued_tokens = 0  # Σ tokens of `waiting`
+        self.context_tokens = 0  # Σ n_computed of `decoding`
 
     def find(self, request_id: str) -> Request | None:
         return (
@@ -42,72 +44,77 @@ class Roster:
         yield from self.held.values()
 
     def enter(self, request: Request) -> None:
-        """To the end of the queue."""
+        """Add a request at the end of the queue."""
         self.waiting[request.id] = request
         self.queued_tokens += len(request.tokens)
 
     def start(self, request: Request) -> None:
-        """From the queue into the batch."""
+        """Move a request from the queue into the batch."""
         self._leave_queue(request)
         self.running[request.id] = request
         self.prefilling[request.id] = request
 
+    def advance(self, request: Request) -> None:
+        """Move a running request on after tokens of it were computed."""
+        if request.n_computed >= request.n_most:
+            self._stop_decoding(request)
+            self.prefilling.pop(request.id, None)
+            self.ending[request.id] = request
+        elif request.id in self.decoding:
+            self.set_milestone(request)
+        elif len(request.tokens) - request.n_computed == 1:
+            self.decode(request)
+
     def decode(self, request: Request) -> None:
-        """One known token is left to compute: from now on a step gives it one token."""
+        """Move a request with a single token left to compute to `decoding`."""
         del self.prefilling[request.id]
         self.decoding[request.id] = request
         self.context_tokens += request.n_computed
-        self.measure(request)
+        self.set_milestone(request)
 
-    def measure(self, request: Request) -> None:
-        """Set the next point at which a decoding request needs more than one token appended."""
+    def set_milestone(self, request: Request) -> None:
+        """Set the `n_computed` at which a decoding request next needs more than an appended
+        token."""
         n = request.n_computed
         if n == request.n_room:
-            self.cramped[request.id] = request
+            self.out_of_room[request.id] = request
         elif request.first_token_s is None:
             request._n_milestone = n + 1
         else:
             request._n_milestone = min(request.n_room, request._n_last)
 
-    def land(self, request: Request) -> None:
-        """Nothing is left to compute."""
-        self._undecode(request)
-        self.prefilling.pop(request.id, None)
-        self.landing[request.id] = request
+    def room_added(self, request: Request) -> None:
+        """Update a running request that was given blocks."""
+        if self.out_of_room.pop(request.id, None) is not None:
+            self.set_milestone(request)
 
-    def widen(self, request: Request) -> None:
-        """A decoding request was given room."""
-        if self.cramped.pop(request.id, None) is not None:
-            self.measure(request)
-
-    def widen_all(self) -> None:
-        """All cramped ones were given room."""
-        cramped = list(self.cramped.values())
-        self.cramped.clear()
-        for request in cramped:
-            self.measure(request)
+    def room_added_to_all(self) -> None:
+        """Update all of `out_of_room`, after each was given blocks."""
+        requests = list(self.out_of_room.values())
+        self.out_of_room.clear()
+        for request in requests:
+            self.set_milestone(request)
 
     def requeue(self, request: Request) -> None:
-        """From the batch to the head of the queue."""
-        self._stop(request)
+        """Move a running request to the head of the queue."""
+        self._leave_batch(request)
         self.enter(request)
         self.waiting.move_to_end(request.id, last=False)
 
     def remove(self, request: Request) -> None:
-        """Out, from wherever it is."""
         if request.id in self.running:
-            self._stop(request)
+            self._leave_batch(request)
         elif self.held.pop(request.id, None) is None:
             self._leave_queue(request)
 
     def hold(self, request: Request) -> None:
-        """A waiting request is kept from the policy."""
+        """Move a waiting request to `held`."""
         self._leave_queue(request)
         self.held[request.id] = request
 
     def release(self, requests: Iterable[Request]) -> None:
-        """Held requests return to where they would be: those that ran before at the head, the
-        others by arrival."""
+        """Return held requests to their places in the queue: those that ran before to its head,
+        the others in order of arrival."""
         for request in requests:
             del self.held[request.id]
             self.enter(request)
@@ -118,27 +125,29 @@ class Roster:
         del self.waiting[request.id]
         self.queued_tokens -= len(request.tokens)
 
-    def _stop(self, request: Request) -> None:
+    def _leave_batch(self, request: Request) -> None:
         del self.running[request.id]
         self.prefilling.pop(request.id, None)
-        self.landing.pop(request.id, None)
-        self._undecode(request)
+        self.ending.pop(request.id, None)
+        self._stop_decoding(request)
 
-    def _undecode(self, request: Request) -> None:
+    def _stop_decoding(self, request: Request) -> None:
         if self.decoding.pop(request.id, None) is not None:
             self.context_tokens -= request.n_computed
-            self.cramped.pop(request.id, None)
+            self.out_of_room.pop(request.id, None)
 
     def check(self) -> None:
         """Assert that the parts agree."""
-        assert not self.landing, f"landing between steps: {', '.join(self.landing)}"
+        assert not self.ending, f"ending between steps: {', '.join(self.ending)}"
         assert self.decoding.keys() | self.prefilling.keys() == self.running.keys()
         assert not self.decoding.keys() & self.prefilling.keys()
         for request in self.prefilling.values():
-            assert request.n_remaining >= 1, f"{request.id} reads with nothing left"
+            assert request.n_remaining >= 1, f"{request.id} is prefilling with nothing left"
         for request in self.decoding.values():
             assert request.n_remaining == 1, f"{request.id} decodes with {request.n_remaining} left"
-            is_cramped = request.n_computed == request.n_room
-            assert (request.id in self.cramped) == is_cramped, f"{request.id}: room {is_cramped}"
+            has_no_room = request.n_computed == request.n_room
+            assert (request.id in self.out_of_room) == has_no_room, (
+                f"{request.id}: computed {request.n_computed} tokens, room for {request.n_room}"
+            )
         assert self.queued_tokens == sum(r.n_tokens for r in self.waiting.values())
         assert self.context_tokens == sum(r.n_computed for r in self.decoding.values())

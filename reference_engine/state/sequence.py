@@ -1,15 +1,15 @@
-"""One request inside the engine: what was asked, how far it is, and which KV blocks are its own.
+"""A request inside the engine: its parameters, its progress, and the KV blocks it holds.
 
     waiting ─plan─▶ running ─▶ finished_stop | finished_length
        ▲               │
        ├── preempted ◀─┤   KV given up, computed again
        └── swapped ◀───┘   KV kept in host memory
     any of them ─cancel─▶ finished_abort
-    rejected: never entered (it could not fit even an empty engine)
+    rejected: never entered, because it would not fit an empty engine or the policy refused it
 
-There are no prefill and decode phases: a request has `n_tokens` known tokens, `n_computed` of them
-in KV, and each step computes some of the difference. Computing the last known token samples the
-next one. Chunking, prefix hits and recomputation after a preemption all follow from that.
+There are no prefill and decode phases: a request has `n_tokens` tokens so far, `n_computed` of
+them in KV, and each step computes some of the difference. Computing the last token samples the
+next. Chunking, prefix hits and recomputation after a preemption all follow from that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-
-from reference_engine.state.forecast import StartForecast
+from typing import NamedTuple
 
 
 class State(Enum):
@@ -45,15 +44,25 @@ _OVER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut
-    nothing. Equal seeds give equal tokens, whatever else is in the batch. `logprobs` asks for the
-    log-probability of each chosen token."""
+    """Sampling parameters. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut nothing. Equal
+    seeds give equal tokens, whatever else is in the batch. `logprobs` returns the log-probability
+    of each sampled token."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     logprobs: bool = False
+
+
+class StartForecast(NamedTuple):
+    """The forecast of a request's start, made when it arrives: `tokens_ahead` prompt tokens will be
+    computed first, at `tokens_per_s`, so it starts at the instant `start_s` (engine's clock). None
+    where there is no rate yet."""
+
+    tokens_ahead: int
+    tokens_per_s: float | None
+    start_s: float | None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +73,8 @@ class Request:
     `tpot_slo_s` are durations, `deadline_s` an instant. `tokens` is the prompt followed by the
     output; `chain` the hashes of its full blocks (see `kv`).
 
-    `oracle_output_tokens` is for simulation: the request stops after so many tokens. No policy or
-    predictor may read it.
+    `oracle_output_tokens` is for simulation: the request stops after that many tokens. No policy
+    or predictor may read it.
     """
 
     id: str
@@ -90,19 +99,19 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     n_room: int = 0  # tokens that `blocks` can hold
     chain: list[bytes] = field(default_factory=list)
-    n_published: int = 0  # leading blocks already offered to the prefix cache
+    n_published: int = 0  # leading blocks already handed to the prefix cache
     host_blocks: list[int] = field(default_factory=list)
-    n_swapped: int = 0  # tokens whose KV is in `host_blocks`
+    n_swapped: int = 0  # tokens with KV in `host_blocks`
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     arrival: int = 0  # number in the order of arrival
-    forecast: StartForecast | None = None  # said at arrival
-    n_displaced: int = 0  # requests that came earlier and were let in later, counted per jump
-    displaced_s: float = 0.0  # what that cost them, summed
-    pushed_back_s: float = 0.0  # what others' jumps cost this one
-    # `n_computed` of a decoding request at which something other than one more token happens: its
-    # room is used up, or the answer is as long as it may get (`_n_last`).
+    forecast: StartForecast | None = None  # made at arrival
+    n_displaced: int = 0  # earlier arrivals that it was admitted before, counted per jump
+    displaced_s: float = 0.0  # the wait that this added to them, summed
+    pushed_back_s: float = 0.0  # the wait that others' jumps added to it
+    # `n_computed` at which a decoding request needs more than an appended token: its blocks are
+    # full, or its answer has its full length (`_n_last`).
     _n_milestone: int = 0
     _n_last: int = field(init=False)
     _hits: tuple[int, list[int]] = (-1, [])  # see `kv`
@@ -124,7 +133,7 @@ class Request:
 
     @property
     def n_remaining(self) -> int:
-        """Known tokens not in KV yet; 1 while decoding."""
+        """Tokens not in KV yet; 1 while decoding."""
         return len(self.tokens) - self.n_computed
 
     @property
@@ -133,11 +142,11 @@ class Request:
 
     @property
     def n_most(self) -> int:
-        """The most tokens that can ever be in KV: the last generated one is never computed."""
+        """The most tokens that can ever be in KV: the last token is never computed."""
         return self.n_prompt + self.max_tokens - 1
 
-    def verdict_on(self, token: int) -> State | None:
-        """The finished state that `token`, already appended, brings; `None` to go on."""
+    def finish_after(self, token: int) -> State | None:
+        """The final state after `token`, which is appended already; None to go on."""
         n_output = len(self.tokens) - self.n_prompt
         if token in self.stop_ids and n_output > self.min_tokens:
             return State.finished_stop
@@ -146,5 +155,5 @@ class Request:
         return State.finished_stop if len(self.tokens) > self._n_last else None
 
     def banned_ids(self) -> Iterable[int]:
-        """Token ids the next sample must avoid: stop ids before `min_tokens` are out."""
+        """Token ids that the next sample must avoid: stop ids until there are `min_tokens`."""
         return self.stop_ids if self.n_output < self.min_tokens else ()

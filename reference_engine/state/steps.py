@@ -1,5 +1,5 @@
-"""What is kept of each step and of each event between steps; trace, calibration data and the
-simulator's regression input at once."""
+"""Records of steps and events: the trace, the data for fitting step costs, and the input of a
+replay."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from reference_engine.state.sequence import Request
 
 Level = Literal["sizes", "full"]
 
-_KEPT = 4096
+_N_RECENT = 4096  # steps, and as many events, that stay in memory
+# The parameters of a request, which is all that a policy may read of it.
+ARRIVAL_FIELDS = (
+    *("n_prompt", "max_tokens", "min_tokens", "priority", "arrived_s"),
+    *("ttft_slo_s", "tpot_slo_s", "deadline_s"),
+)
 
 
 class StepRecord(NamedTuple):
-    """One step. Instants (s) on the engine's clock: `t_s` as of which it was planned, `began_s`
-    when its computation began, `end_s` when its tokens were booked. Durations (s): `plan_s` of
-    planning and bookkeeping, `duration_s` of computing.
+    """A step. Instants (s) on the engine's clock: `t_s` as of which it was planned (for a step
+    planned ahead, the beginning of the step before), `began_s` when computing began, `end_s` when
+    its tokens were committed. Durations (s): `plan_s` of planning and bookkeeping, `duration_s` of
+    computing.
 
-    `n_prefill_tokens` counts every token that is not a decode's (recomputed ones too) and
-    `prefill_attention` is Σ n·(c + n/2) over pieces of n tokens after c (tokens²);
-    `context_tokens` is Σ tokens in KV of the decoding rows, `n_running`, `n_waiting` and
-    `kv_used_blocks` are as of the end of the plan. `causes` counts the requests left waiting by
-    reason, `items` is (id, tokens) of each row and filled at level "full" only.
+    `n_prefill_tokens` counts every token that is not a decode's, recomputed ones included, and
+    `prefill_attention` is Σ n·(c + n/2) over pieces of n tokens after c (tokens²).
+    `context_tokens` is Σ tokens in KV of the decoding rows. `n_running`, `n_waiting` and
+    `kv_used_blocks` are as of the end of planning. `causes` counts the waiting requests by reason.
+    `items` is (id, tokens) of each row, at level "full" only.
     """
 
     step: int
@@ -50,10 +56,10 @@ class StepRecord(NamedTuple):
 
 
 class StepEvent(NamedTuple):
-    """Something that happened before step number `step`: `start` (what the engine is: its
-    `setup`), `arrival`, `finish`, `cancel`, `reject`, `jump` (let in before others that came
-    earlier), `rejected_plan` or an intervention. `actor` is who did it, `detail` its numbers; an
-    end is `ended_by` a `step`'s token or a `call` (a stop string, a client that left)."""
+    """An event before step number `step`. Kinds: `start` (with the engine's `Setup`), `arrival`,
+    `finish`, `cancel`, `reject`, `jump` (admitted before earlier arrivals), `rejected_plan`, and
+    the interventions. `actor` is the operator, `detail` holds the numbers. The detail `ended_by` of
+    an end is `step` (by a token) or `call` (by a stop string or a client that left)."""
 
     t_s: float
     step: int
@@ -64,56 +70,43 @@ class StepEvent(NamedTuple):
     actor: str = ""
 
 
-def told(kind: str, request: Request, level: Level) -> dict[str, object]:
-    """What an event says of its request: at its arrival and refusal what it asks, which is all a
-    policy may read; later what became of it. At level "full" with the ids of the prompt, of the
-    answer and of stop tokens, so that ends and prefix hits can be replayed."""
+def event_detail(kind: str, request: Request, level: Level) -> dict[str, object]:
+    """The detail of a request's event: its parameters at arrival and refusal, its outcome later.
+    Level "full" adds the token ids of the prompt, the answer and the stop tokens, so that ends and
+    prefix hits can be replayed."""
+    detail: dict[str, object]
     if kind not in ("arrival", "reject"):
-        became: dict[str, object] = {
-            "state": request.state.name,
-            "n_output": request.n_output,
-            "n_cached": request.n_cached,
-            "n_preemptions": request.n_preemptions,
-        }
-        return became | {"output": request.output} if level == "full" else became
-    asked: dict[str, object] = {
-        "n_prompt": request.n_prompt,
-        "max_tokens": request.max_tokens,
-        "min_tokens": request.min_tokens,
-        "priority": request.priority,
-        "arrived_s": request.arrived_s,
-        "ttft_slo_s": request.ttft_slo_s,
-        "tpot_slo_s": request.tpot_slo_s,
-        "deadline_s": request.deadline_s,
-    }
-    if level != "full":
-        return asked
-    return asked | {
-        "tokens": request.tokens[: request.n_prompt],
-        "stop_ids": sorted(request.stop_ids),
-        "oracle_output_tokens": request.oracle_output_tokens,
-    }
+        detail = {"state": request.state.name}
+        for name in ("n_output", "n_cached", "n_preemptions"):
+            detail[name] = getattr(request, name)
+        return detail | {"output": request.output} if level == "full" else detail
+    detail = {name: getattr(request, name) for name in ARRIVAL_FIELDS}
+    if level == "full":
+        detail["tokens"] = request.tokens[: request.n_prompt]
+        detail["stop_ids"] = sorted(request.stop_ids)
+        detail["oracle_output_tokens"] = request.oracle_output_tokens
+    return detail
 
 
-def _ignore(entry: object) -> None:
-    """Nobody listens."""
+def _no_listener(entry: object) -> None:
+    pass
 
 
 @dataclass(slots=True)
 class StepLog:
-    """The most recent steps and events, each also handed to a listener as it happens."""
+    """The most recent steps and events. Each is also passed to a listener as it happens."""
 
     level: Level = "sizes"
-    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    events: deque[StepEvent] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    on_step: Callable[[StepRecord], None] = _ignore
-    on_event: Callable[[StepEvent], None] = _ignore
+    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_N_RECENT))
+    events: deque[StepEvent] = field(default_factory=lambda: deque(maxlen=_N_RECENT))
+    on_step: Callable[[StepRecord], None] = _no_listener
+    on_event: Callable[[StepEvent], None] = _no_listener
 
-    def add(self, record: StepRecord) -> None:
+    def add_step(self, record: StepRecord) -> None:
         self.steps.append(record)
         self.on_step(record)
 
-    def note(self, event: StepEvent) -> None:
+    def add_event(self, event: StepEvent) -> None:
         self.events.append(event)
         self.on_event(event)
 

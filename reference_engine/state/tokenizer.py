@@ -1,8 +1,8 @@
-"""Text to token ids and back, one token at a time.
+"""Tokenizers: text to token ids at once, and ids to text token by token.
 
-ByteTokenizer       a byte is a token; for random weights and directories without tokenizer.json
-  with Printable    every id is one printable character, so each token is exactly one delta
-  with Utf8Stream   ids below 256 are bytes; incomplete characters are held back
+ByteTokenizer         a byte is a token; for random weights and directories without tokenizer.json
+  with Printable      an id is a printable character, so each token is exactly 1 delta
+  with Utf8Stream     ids below 256 are bytes; incomplete characters are held back
 HuggingFaceTokenizer  a local directory's tokenizer.json, through the `tokenizers` package
 """
 
@@ -23,17 +23,17 @@ Messages = Sequence[tuple[str, str]]  # (role, content)
 
 
 class Detokenizer(Protocol):
-    """The text of one stream. Whatever is pushed and flushed adds up to the whole text."""
+    """The text of a stream: the returned pieces add up to the whole text."""
 
     def push(self, token: int) -> str:
-        """Text that is certain after this token; may be empty."""
+        """Add a token and return the text that is certain by now; may be empty."""
 
     def flush(self) -> str:
-        """What was still held back, at the end of the stream."""
+        """Return the text still held back, at the end of the stream."""
 
 
 class Tokenizer(Protocol):
-    """`encode` and `render` return at least one id: a model cannot start from nothing."""
+    """`encode` and `render` return at least one id, because a model cannot start without any."""
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def render(self, messages: Messages) -> list[int]:
-        """The ids of a chat, ready for the assistant's turn."""
+        """The ids of a chat, up to the start of the assistant's answer."""
 
     def detokenizer(self) -> Detokenizer: ...
 
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """UTF-8 bytes as ids 0-255. No special token is added, so n bytes are n tokens.
 
-    The chat template is one line per message and the opening of the assistant's:
+    The chat template is a line for each message and the beginning of the assistant's line:
     `user: <content>\\nassistant: `.
     """
 
@@ -59,19 +59,18 @@ class ByteTokenizer:
         self._printable = printable
 
     def encode(self, text: str) -> list[int]:
-        # Lone surrogates are valid JSON and no valid UTF-8; they become '?' like any editor's.
+        # Lone surrogates are valid JSON but not valid UTF-8; they become '?', as in editors.
         return list(text.encode("utf-8", errors="replace")) or [BOS_ID]
 
     def render(self, messages: Messages) -> list[int]:
-        lines = [f"{role}: {content}\n" for role, content in messages]
-        return self.encode("".join(lines) + "assistant: ")
+        return self.encode(_plain_chat(messages))
 
     def detokenizer(self) -> Detokenizer:
         return Printable() if self._printable else Utf8Stream()
 
 
 class Printable:
-    """One printable ASCII character per id: itself where it is one, else 32 + id mod 95."""
+    """A printable ASCII character per id: the id itself if it is printable, else 32 + id mod 95."""
 
     def push(self, token: int) -> str:
         return chr(token if 32 <= token < 127 else 32 + token % 95)
@@ -81,8 +80,8 @@ class Printable:
 
 
 class Utf8Stream:
-    """Bytes to text as they come; an incomplete character waits for its end, an impossible one
-    becomes U+FFFD. Ids above 255 have no text."""
+    """Bytes to text as they come. An incomplete character is held back until it is complete, an
+    invalid character becomes U+FFFD. Ids above 255 have no text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -95,8 +94,8 @@ class Utf8Stream:
 
 
 class HuggingFaceTokenizer:
-    """A local `tokenizer.json`, with the chat template of `chat_template.jinja` or
-    `tokenizer_config.json` if there is one.
+    """The tokenizer of a local `tokenizer.json`, with the chat template of `chat_template.jinja` or
+    `tokenizer_config.json`, if any.
 
     Raises MissingDependency without the `tokenizers` package.
     """
@@ -119,8 +118,7 @@ class HuggingFaceTokenizer:
 
     def render(self, messages: Messages) -> list[int]:
         if self._template is None:
-            lines = [f"{role}: {content}\n" for role, content in messages]
-            return self.encode("".join(lines) + "assistant: ")
+            return self.encode(_plain_chat(messages))
         text = self._template.render(
             messages=[{"role": role, "content": content} for role, content in messages],
             add_generation_prompt=True,
@@ -133,8 +131,8 @@ class HuggingFaceTokenizer:
 
 
 class _WindowStream:
-    """Decodes a window of the last tokens twice, with and without the newest: what a token adds
-    can depend on the one before it (leading spaces, characters split over tokens)."""
+    """Decodes a window of the last tokens with and without the newest, because a token's text can
+    depend on the token before it (leading spaces, characters split over tokens)."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -146,7 +144,7 @@ class _WindowStream:
         before, now = self._decode(self._ids[: self._shown]), self._decode(self._ids)
         if now.endswith("\ufffd") or len(now) <= len(before):
             return ""
-        # Keep the tokens just shown as context for the next one, forget what came before them.
+        # The tokens just shown stay as context for the next token; those before them go.
         self._ids = self._ids[self._shown :]
         self._shown = len(self._ids)
         return now[len(before) :]
@@ -163,16 +161,20 @@ class _WindowStream:
 def load_tokenizer(
     directory: Path | None, printable: bool, eos_ids: frozenset[int] = frozenset()
 ) -> Tokenizer:
-    """The tokenizer of a local directory that has one, else bytes; `eos_ids` come from the model's
-    config."""
+    """The tokenizer of a local directory if it is there, else bytes. `eos_ids` come from the
+    model's config."""
     if directory is not None and (directory / "tokenizer.json").is_file():
         return HuggingFaceTokenizer(directory, eos_ids)
     return ByteTokenizer(printable)
 
 
+def _plain_chat(messages: Messages) -> str:
+    return "".join(f"{role}: {content}\n" for role, content in messages) + "assistant: "
+
+
 def _chat_template(directory: Path) -> tuple[dict[str, str], Any]:
-    """The special tokens by name, and the compiled template or None. Templates are programs from
-    the model's author, hence the sandbox."""
+    """The special tokens by name, and the compiled template or None. A template is a program by
+    the model's author, so it runs in a sandbox."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -1,1 +1,1 @@
-"""One record per step and per event: in memory, in files, and replayed."""
+"""The engine's log: written to files, read back, and replayed."""

@@ -1,11 +1,10 @@
-"""A log of steps and events, replayed: does the same engine, asked the same at the same instants,
-decide the same?
+"""Replay of a log of steps and events: does the same engine make the same decisions again?
 
-What came from outside is repeated (arrivals, cancels, stop strings, what an operator did), each
-before the step it preceded, and so are the instants, the durations and the tokens of the steps.
-Everything else is decided anew by the same core and the same policies, and compared with the log:
-who got how many tokens in each step, who waited for what, who was preempted, let in before others,
-finished. A policy that looks at a clock, at chance or at the order of a set decides differently.
+The inputs are repeated: arrivals, cancels, stop strings and interventions, each before the step it
+preceded, and the instants, durations and sampled tokens of the steps. Everything else is decided
+again by the same core and the same policies, and compared with the log: the tokens that each
+request got in each step, the causes of waiting, preemptions, jumps and ends. A policy that reads a
+clock, draws random numbers or depends on the order of a set decides differently.
 """
 
 from __future__ import annotations
@@ -15,45 +14,49 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
-from reference_engine.core.setup import MakePolicy, NotReplayable, Setup, registered
+from reference_engine.core.core import step
+from reference_engine.core.setup import MakePolicy, NotReplayable, Setup
 from reference_engine.executors.base import Caps
-from reference_engine.state.admission import AdmissionError
+from reference_engine.policies.base import POLICIES
 from reference_engine.state.batch import StepBatch, StepResult
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.steps import StepEvent, StepLog, StepRecord
+from reference_engine.state.steps import ARRIVAL_FIELDS, StepEvent, StepLog, StepRecord
 
-_NOT_DECIDED = ("plan_s",)  # how long planning took is the machine's doing
-_UNKNOWN_TOKEN = 0  # of an answer whose end is not in the log
+_NOT_DECIDED = ("plan_s",)  # how long planning took depends on the machine
+_FILLER_TOKEN = 0  # in answers that have no end in the log
+_CONSEQUENCES = ("jump", "rejected_plan")  # events that follow from the engine's own decisions
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLog:
-    """All steps and events of an engine, both in the order in which they happened, on the clock of
-    the engine. Needs level "full" and a `start` to be replayed."""
+    """All steps and events of an engine, each in the order in which they happened, on the engine's
+    clock. A replay needs level "full" and a `start` event."""
 
     steps: Sequence[StepRecord]
     events: Sequence[StepEvent]
 
     @property
     def setup(self) -> Setup:
-        """What the engine was. Raises NotReplayable where the log does not say."""
+        """The engine's setup. Raises NotReplayable where the log has no `start` event."""
         start = next((event for event in self.events if event.kind == "start"), None)
         if start is None:
             raise NotReplayable(
-                "the engine's log does not say what engine it was (it was written before replays "
-                "were known); measure again with this version"
+                "the engine's log has no 'start' event with the engine's setup (it was written by "
+                "a version without replays); measure again with this version"
             )
         return Setup.read(start.detail)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """The first thing that was decided otherwise: `where` names the step or the event, `what` its
-    field, `was` is the log's value and `became` the replay's."""
+    """The first decision that differed: `where` is the step or the event, `what` the field, `was`
+    the log's value and `became` the replay's."""
 
     where: str
     what: str
@@ -66,9 +69,9 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a replay: steps and decisions (requests scheduled in steps, and events that
-    followed from them) that were the same, and the first that was not. `n_open` requests had no
-    end in the log; `accounts` are of those that had, in the order of their ends."""
+    """The outcome of a replay: the number of steps and decisions (requests scheduled in steps, and
+    events that follow from them) up to the first difference, if any. `n_open` requests have no end
+    in the log; `accounts` are those of the others, in the order of their ends."""
 
     n_steps: int
     n_decisions: int
@@ -85,31 +88,31 @@ class Replay:
         return f"identical: {same}" if self.is_identical else f"{self.difference} (after {same})"
 
 
-def replay(log: EngineLog, make_policy: MakePolicy = registered) -> Replay:
-    """Replay a log. `make_policy` builds modes from their description; a changed one shows what it
-    would have decided first of all differently. Raises NotReplayable, or UnknownKind for a mode
+def replay(log: EngineLog, make_policy: MakePolicy = POLICIES.build) -> Replay:
+    """Replay a log. `make_policy` builds batching modes from their descriptions; with a changed
+    mode the difference is its first other decision. Raises NotReplayable, or UnknownKind for a mode
     that is not loaded."""
     setup = log.setup
     if any(event.kind == "arrival" and "tokens" not in event.detail for event in log.events):
         raise NotReplayable(
-            "the engine's log was written with log_level=sizes, which says nothing of who was "
-            "scheduled; a replay needs log_level=full"
+            "the engine's log was written with log_level=sizes, which leaves out the requests in "
+            "each step; a replay needs log_level=full"
         )
     if log.steps and log.steps[0].step:
         raise NotReplayable(
-            f"the engine's log begins at step {log.steps[0].step}: it served other runs before, "
-            "and what it remembered of them is not in it; replay the first of them"
+            f"the engine's log begins at step {log.steps[0].step}: the engine served other runs "
+            "before, and their effects on it are not in this log; replay the first of these runs"
         )
     return _Replay(log, setup, make_policy).run()
 
 
-class _Instants:
-    """A clock that shows the instants of a log: each once, the last one until there are others."""
+class _RecordedClock:
+    """A clock that returns the instants of a log: each once, the last until others are set."""
 
     def __init__(self) -> None:
         self._instants: deque[float] = deque((0.0,))
 
-    def show(self, *instants_s: float) -> None:
+    def set(self, *instants_s: float) -> None:
         self._instants = deque(instants_s)
 
     def now_s(self) -> float:
@@ -117,44 +120,44 @@ class _Instants:
 
 
 class _RecordedExecutor:
-    """An executor that answers what was answered, and took as long as it took."""
+    """An executor that returns the tokens and the durations of a log."""
 
     caps = Caps()
 
-    def __init__(self, answers: Mapping[str, Sequence[int]]) -> None:
-        self.answers = dict(answers)
+    def __init__(self) -> None:
+        self.answers: dict[str, Sequence[int]] = {}
         self.duration_s: float | None = None
 
     def execute(self, batch: StepBatch) -> StepResult:
-        tokens = [self._next(row.request) for row in batch.all_rows() if row.samples]
+        tokens = [self._next(request) for request in batch.sampled_requests()]
         return StepResult(tokens, duration_s=self.duration_s)
 
     def _next(self, request: Request) -> int:
         answer, n_output = self.answers[request.id], request.n_output
-        return answer[n_output] if n_output < len(answer) else _UNKNOWN_TOKEN
+        return answer[n_output] if n_output < len(answer) else _FILLER_TOKEN
 
 
 class _Replay:
     def __init__(self, log: EngineLog, setup: Setup, make_policy: MakePolicy) -> None:
         self._log, self._make_policy = log, make_policy
-        self._clock, self._executor = _Instants(), _RecordedExecutor({})
+        self._clock, self._executor = _RecordedClock(), _RecordedExecutor()
         self._events: list[StepEvent] = []
         self._steps: list[StepRecord] = []
         self._accounts: list[Account] = []
-        kept = StepLog("full", on_step=self._steps.append, on_event=self._note)
-        self._state = setup.build(self._clock, kept, make_policy)
+        replayed = StepLog("full", on_step=self._steps.append, on_event=self._add_event)
+        self._state = setup.build(self._clock, replayed, make_policy)
         self._answers = _answers(log.events)
         self._inputs = deque(event for event in log.events if _is_input(event))
         self._n_same_steps = self._n_same_events = self._n_decisions = 0
 
     def run(self) -> Replay:
-        difference = next((found for found in self._play() if found is not None), None)
+        difference = next((result for result in self._play() if result is not None), None)
         kinds = Counter(event.kind for event in self._log.events)
         n_open = kinds["arrival"] - kinds["finish"] - kinds["cancel"]
         accounts = tuple(self._accounts)
         return Replay(self._n_same_steps, self._n_decisions, n_open, difference, accounts)
 
-    def _note(self, event: StepEvent) -> None:
+    def _add_event(self, event: StepEvent) -> None:
         self._events.append(event)
         if event.kind in ("finish", "cancel"):
             account = self._state.explain(event.request_id)
@@ -162,7 +165,7 @@ class _Replay:
             self._accounts.append(account)
 
     def _play(self) -> Iterator[ReplayDifference | None]:
-        """One look after each thing that happened."""
+        """Repeat the log, with a comparison after each input and each step."""
         for record in self._log.steps:
             while self._inputs and self._inputs[0].step <= record.step:
                 yield self._repeat(self._inputs.popleft())
@@ -170,162 +173,123 @@ class _Replay:
         while self._inputs:
             yield self._repeat(self._inputs.popleft())
         if len(self._events) < len(self._log.events):
-            yield _missing(self._log.events[len(self._events)])
+            event = self._log.events[len(self._events)]
+            yield ReplayDifference(_name(event), "it", "there", "not there")
 
     def _repeat(self, event: StepEvent) -> ReplayDifference | None:
-        self._clock.show(event.t_s)
-        _REPEAT[event.kind](self, event)
+        self._clock.set(event.t_s)
+        state, detail = self._state, dict[str, Any](event.detail)
+        by = (event.actor, str(detail.get("reason", "")))
+        match event.kind:
+            case "start":
+                state.log.add_event(Setup.of(state).event(event.t_s))
+            case "arrival" | "reject":
+                self._arrive(event)
+            case "finish" | "cancel":
+                state.end(event.request_id, State[detail["state"]])
+            case "switch_policy":
+                interventions.switch_policy(state, self._make_policy(detail["after"]), *by)
+            case "pause_tenant":
+                interventions.pause(state, event.tenant, *by)
+            case "resume_tenant":
+                interventions.resume(state, event.tenant, *by)
+            case "reprioritise":
+                interventions.reprioritise(state, event.request_id, int(detail["after"]), *by)
+            case "reset_prefix_cache":
+                interventions.reset_prefix_cache(state, *by)
         return self._compare_events()
 
+    def _arrive(self, event: StepEvent) -> None:
+        request = _request(event)
+        if event.kind == "arrival":
+            answers = self._answers[request.id]
+            self._executor.answers[request.id] = answers.popleft() if answers else ()
+        with suppress(AdmissionError):  # its `reject` event is compared
+            self._state.admit(request)
+
     def _step(self, record: StepRecord) -> ReplayDifference | None:
-        state, where = self._state, f"step {record.step}"
-        if not state.has_work:
+        where = f"step {record.step}"
+        if not self._state.has_work:
             return ReplayDifference(where, "work", "some", "none")
-        self._clock.show(record.t_s)
-        planned = state.next_step()
-        # The core looks at the clock when a step begins; every later look is at its end.
-        self._clock.show(record.began_s, record.end_s)
+        # The instants at which the core reads its clock in a step; see `EngineState`.
+        instants_s = (record.began_s, record.end_s)
+        is_planned = self._state.ahead is not None
+        self._clock.set(*instants_s if is_planned else (record.t_s, *instants_s))
         self._executor.duration_s = record.duration_s
-        state.carry_out(planned, self._executor)
-        became = self._steps[-1]
-        for field in StepRecord._fields:
-            was, is_now = getattr(record, field), getattr(became, field)
-            if field not in _NOT_DECIDED and was != is_now:
-                return ReplayDifference(where, *_narrowed(field, was, is_now))
+        step(self._state, self._executor)
+        difference = _first_difference(where, record, self._steps[-1], _NOT_DECIDED)
+        if difference is not None:
+            return difference
         self._n_same_steps += 1
         self._n_decisions += len(record.items)
         return self._compare_events()
 
     def _compare_events(self) -> ReplayDifference | None:
-        recorded = self._log.events
         for n in range(self._n_same_events, len(self._events)):
             became = self._events[n]
-            if n >= len(recorded):
+            if n >= len(self._log.events):
                 return ReplayDifference(_name(became), "it", "not there", "there")
-            was = recorded[n]
-            for field in StepEvent._fields:
-                before, after = (_plain(getattr(event, field)) for event in (was, became))
-                if before != after:
-                    return ReplayDifference(_name(was), *_narrowed(field, before, after))
+            was = self._log.events[n]
+            # As JSON returns it, which is how a log on disk holds it.
+            became = became._replace(detail=json.loads(json.dumps(became.detail)))
+            difference = _first_difference(_name(was), was, became)
+            if difference is not None:
+                return difference
             self._n_same_events += 1
             self._n_decisions += not _is_input(was)
         return None
 
-    # --- what came from outside
-
-    def _start(self, event: StepEvent) -> None:
-        self._state.log.note(Setup.of(self._state).event(self._clock.now_s()))
-
-    def _arrive(self, event: StepEvent) -> None:
-        request = _request(event)
-        if event.kind == "arrival":
-            waiting = self._answers[request.id]
-            self._executor.answers[request.id] = waiting.popleft() if waiting else ()
-        with suppress(AdmissionError):  # a refusal is an event, too, and compared
-            self._state.admit(request)
-
-    def _end(self, event: StepEvent) -> None:
-        self._state.end(event.request_id, State[str(event.detail["state"])])
-
-    def _switch(self, event: StepEvent) -> None:
-        policy = self._make_policy(_mapping(event.detail["after"]))
-        interventions.switch_policy(self._state, policy, event.actor, str(event.detail["reason"]))
-
-    def _pause(self, event: StepEvent) -> None:
-        interventions.pause(self._state, event.tenant, event.actor, str(event.detail["reason"]))
-
-    def _resume(self, event: StepEvent) -> None:
-        interventions.resume(self._state, event.tenant, event.actor, str(event.detail["reason"]))
-
-    def _reprioritise(self, event: StepEvent) -> None:
-        priority = event.detail["after"]
-        assert isinstance(priority, int), f"a priority is a number, got {priority!r}"
-        reason = str(event.detail["reason"])
-        interventions.reprioritise(self._state, event.request_id, priority, event.actor, reason)
-
-    def _forget(self, event: StepEvent) -> None:
-        interventions.reset_prefix_cache(self._state, event.actor, str(event.detail["reason"]))
-
-
-_REPEAT = {
-    "start": _Replay._start,
-    "arrival": _Replay._arrive,
-    "reject": _Replay._arrive,
-    "cancel": _Replay._end,
-    "finish": _Replay._end,
-    "switch_policy": _Replay._switch,
-    "pause_tenant": _Replay._pause,
-    "resume_tenant": _Replay._resume,
-    "reprioritise": _Replay._reprioritise,
-    "reset_prefix_cache": _Replay._forget,
-}
-
 
 def _is_input(event: StepEvent) -> bool:
-    """Whether it came from outside, and did not follow from what the engine did."""
+    """Whether the event came from outside the engine."""
     if event.kind in ("finish", "cancel"):
         return event.detail.get("ended_by") == "call"
-    return event.kind in _REPEAT
+    return event.kind not in _CONSEQUENCES
 
 
 def _answers(events: Sequence[StepEvent]) -> defaultdict[str, deque[list[int]]]:
-    """The answers of each id, in the order in which requests of that id arrived: an id may be used
-    again after its end."""
+    """The answers by request id, in the order in which requests of that id arrived: an id may be
+    used again after its end."""
     answers: defaultdict[str, deque[list[int]]] = defaultdict(deque)
     for event in events:
         if event.kind in ("finish", "cancel"):
-            output = event.detail.get("output", ())
-            assert isinstance(output, Sequence), f"an answer is a list of ids, got {output!r}"
-            answers[event.request_id].append(list(output))
+            detail: Mapping[str, Any] = event.detail
+            answers[event.request_id].append(list(detail.get("output", ())))
     return answers
 
 
 def _request(event: StepEvent) -> Request:
-    asked: Mapping[str, Any] = event.detail
-    return Request(
-        id=event.request_id,
-        tokens=list(asked["tokens"]),
-        max_tokens=asked["max_tokens"],
-        arrived_s=asked["arrived_s"],
-        min_tokens=asked["min_tokens"],
-        stop_ids=frozenset(asked["stop_ids"]),
-        tenant=event.tenant,
-        priority=asked["priority"],
-        ttft_slo_s=asked["ttft_slo_s"],
-        tpot_slo_s=asked["tpot_slo_s"],
-        deadline_s=asked["deadline_s"],
-        oracle_output_tokens=asked["oracle_output_tokens"],
-    )
+    detail = dict[str, Any](event.detail)
+    names = (*ARRIVAL_FIELDS, "oracle_output_tokens")
+    parameters = {name: detail[name] for name in names if name != "n_prompt"}
+    stop_ids, tokens = frozenset(detail["stop_ids"]), list(detail["tokens"])
+    return Request(event.request_id, tokens, stop_ids=stop_ids, tenant=event.tenant, **parameters)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    assert isinstance(value, Mapping), f"a mode is described by a mapping, got {value!r}"
-    return value
-
-
-def _plain(value: object) -> Any:
-    """As JSON would give it back: what a log on disk holds."""
-    return json.loads(json.dumps(value))
+def _first_difference(
+    where: str, was: Any, became: Any, ignored: Sequence[str] = ()
+) -> ReplayDifference | None:
+    """The first field in which two records differ, and of a field that is a mapping or a sequence
+    the first key or entry."""
+    for field in was._fields:
+        before, after = getattr(was, field), getattr(became, field)
+        if field not in ignored and before != after:
+            return ReplayDifference(where, *_narrowed(field, before, after))
+    return None
 
 
 def _narrowed(field: str, was: Any, became: Any) -> tuple[str, object, object]:
-    """The first key or entry in which two values of a field differ."""
     if isinstance(was, Mapping) and isinstance(became, Mapping):
         for key in [*was, *became]:
             if was.get(key) != became.get(key):
                 return f"{field}.{key}", was.get(key), became.get(key)
     if isinstance(was, list | tuple) and isinstance(became, list | tuple):
-        for i in range(max(len(was), len(became))):
-            one, other = (entry[i] if i < len(entry) else None for entry in (was, became))
-            if one != other:
-                return f"{field}[{i}]", one, other
+        for i, (before, after) in enumerate(zip_longest(was, became)):
+            if before != after:
+                return f"{field}[{i}]", before, after
     return field, was, became
 
 
 def _name(event: StepEvent) -> str:
-    whom = f" of {event.request_id or event.tenant}" if event.request_id or event.tenant else ""
-    return f"{event.kind}{whom} before step {event.step}"
-
-
-def _missing(event: StepEvent) -> ReplayDifference:
-    return ReplayDifference(_name(event), "it", "there", "not there")
+    subject = event.request_id or event.tenant
+    return f"{event.kind}{subject and f' of {subject}'} before step {event.step}"

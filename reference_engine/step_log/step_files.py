@@ -1,13 +1,12 @@
-"""Every step and every event of an engine as two Parquet files.
+"""The steps and events of an engine as two Parquet files, written and read.
 
     engine_steps.parquet    one row per step (see `steps.StepRecord`)
     engine_events.parquet   arrivals, cancels, finishes, interventions, with the step they precede
 
-The engine thread appends to a list; a thread of its own turns lists into row groups. A file gets
-its name when it is complete, so what can be seen can be read. Times are seconds on the engine's
-clock, whose epoch (CLOCK_MONOTONIC, ns) is in the files' metadata as `epoch_monotonic_ns`, beside
-the number of their `schema`. A copy on another clock says by how much it was shifted
-(`clock_shift_s`). See `log_files` for reading.
+The engine thread appends to a list; a thread per file turns full lists into row groups. A file gets
+its name when it is complete, so every visible file can be read. Times are seconds on the engine's
+clock. The files' metadata hold the clock's epoch (`epoch_monotonic_ns`, CLOCK_MONOTONIC, ns) and
+the number of their `schema`; a copy on another clock also holds its shift (`clock_shift_s`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import json
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,14 +25,17 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
+from loadgen.errors import UsageError
 from reference_engine.state.steps import StepEvent, StepRecord
+from reference_engine.step_log.log_replay import EngineLog
 
 log = logging.getLogger(__name__)
 
-EPOCH_KEY, SCHEMA_KEY = "epoch_monotonic_ns", "schema"
-SCHEMA = 2  # 1 had neither `began_s`, `end_s`, `prefill_attention` nor what a replay needs
+EPOCH_KEY, SCHEMA_KEY, SHIFT_KEY = "epoch_monotonic_ns", "schema", "clock_shift_s"
+SCHEMA = 2  # 1 lacked `began_s`, `end_s`, `prefill_attention` and the inputs of a replay
 STEPS, EVENTS = "engine_steps.parquet", "engine_events.parquet"
 _ROWS = 4096  # per row group
+_INSTANTS = ("t_s", "began_s", "end_s")
 
 _COUNTS = pa.list_(pa.struct([("reason", pa.string()), ("requests", pa.int32())]))
 _ITEMS = pa.list_(pa.struct([("request_id", pa.string()), ("tokens", pa.int32())]))
@@ -77,18 +79,13 @@ Entry = TypeVar("Entry")
 
 
 class StepFiles:
-    """Files in `directory` while an engine runs; `close` completes them."""
+    """Log files in `directory`, filled by `on_step` and `on_event`; `close` completes them."""
 
     def __init__(self, directory: Path, epoch_ns: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._steps = _File(directory / STEPS, STEP_SCHEMA, epoch_ns, _step_rows)
-        self._events = _File(directory / EVENTS, EVENT_SCHEMA, epoch_ns, _event_rows)
-
-    def on_step(self, record: StepRecord) -> None:
-        self._steps.add(record)
-
-    def on_event(self, event: StepEvent) -> None:
-        self._events.add(event)
+        self._steps = _File(directory / STEPS, STEP_SCHEMA, epoch_ns, _step_row)
+        self._events = _File(directory / EVENTS, EVENT_SCHEMA, epoch_ns, _event_row)
+        self.on_step, self.on_event = self._steps.add, self._events.add
 
     def close(self) -> None:
         self._steps.close()
@@ -96,18 +93,14 @@ class StepFiles:
 
 
 class _File(Generic[Entry]):
-    """Entries in, row groups out, written by a thread that ends with `close`."""
+    """One Parquet file, written by a thread of its own until `close`."""
 
     def __init__(
-        self,
-        path: Path,
-        schema: pa.Schema,
-        epoch_ns: int,
-        rows: Callable[[Sequence[Entry]], list[dict[str, Any]]],
+        self, path: Path, schema: pa.Schema, epoch_ns: int, row: Callable[[Entry], dict[str, Any]]
     ) -> None:
         self._path, self._partial = path, path.with_suffix(".partial")
         self._schema = schema.with_metadata({EPOCH_KEY: str(epoch_ns), SCHEMA_KEY: str(SCHEMA)})
-        self._rows = rows
+        self._row = row
         self._entries: list[Entry] = []
         self._full: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()
         self._is_broken = False
@@ -131,30 +124,71 @@ class _File(Generic[Entry]):
             with pq.ParquetWriter(self._partial, self._schema) as writer:
                 while (entries := self._full.get()) is not None:
                     if entries:
-                        writer.write_table(_table(self._rows(entries), self._schema))
+                        writer.write_table(_table(list(map(self._row, entries)), self._schema))
             self._partial.rename(self._path)
         except Exception:  # the thread's boundary: a full disk must not end the serving
             self._is_broken = True
-            log.exception("%s is not written any more", self._path)
+            log.exception("%s is incomplete: writing it failed", self._path)
 
 
 def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Through JSON lines, parsed without the interpreter's lock. Building arrays of lists would
-    import pandas for half a second, beside an engine that wants the interpreter."""
+    # By way of JSON lines, which pyarrow parses without the interpreter's lock. Building arrays of
+    # lists would import pandas for half a second, while the engine thread needs the interpreter.
     lines = io.BytesIO(msgspec.json.Encoder().encode_lines(rows))
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
     return pj.read_json(lines, pj.ReadOptions(use_threads=False), options).cast(schema)
 
 
-def _step_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    rows = []
-    for record in records:
-        row = record._asdict()
-        row["items"] = [{"request_id": name, "tokens": n} for name, n in record.items]
-        row["causes"] = [{"reason": name, "requests": n} for name, n in record.causes]
-        rows.append(row)
+def _step_row(record: StepRecord) -> dict[str, Any]:
+    items = [{"request_id": name, "tokens": n} for name, n in record.items]
+    causes = [{"reason": name, "requests": n} for name, n in record.causes]
+    return record._asdict() | {"items": items, "causes": causes}
+
+
+def _event_row(event: StepEvent) -> dict[str, Any]:
+    return event._asdict() | {"detail": json.dumps(dict(event.detail))}
+
+
+def read_log(directory: Path) -> EngineLog:
+    """Read the steps and events of an engine's `--log-dir` or of a run's directory, on the engine's
+    clock. Raises UsageError for missing files or files of another schema."""
+    steps, events = (_rows(directory / name) for name in (STEPS, EVENTS))
+    return EngineLog([_step(row) for row in steps], [_event(row) for row in events])
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: not found; the bundled engine writes it when it ends: "
+            "slobench run SCENARIO --target reference --engine log_level=full"
+        )
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    metadata = table.schema.metadata or {}
+    version = int(metadata.get(SCHEMA_KEY.encode(), b"1"))
+    if version != SCHEMA:
+        raise UsageError(
+            f"{path}: written with schema {version}, this version reads {SCHEMA}; measure again"
+        )
+    rows: list[dict[str, Any]] = table.to_pylist()
+    shift_s = float(metadata.get(SHIFT_KEY.encode(), b"0"))
+    if shift_s:
+        # The engine's clock counts whole nanoseconds, so rounding restores its instants exactly.
+        for row in rows:
+            for key in _INSTANTS:
+                if key in row:
+                    row[key] = round((row[key] - shift_s) * 1_000_000_000) * 1e-9
     return rows
 
 
-def _event_rows(events: Sequence[StepEvent]) -> list[dict[str, Any]]:
-    return [{**event._asdict(), "detail": json.dumps(dict(event.detail))} for event in events]
+def _step(row: dict[str, Any]) -> StepRecord:
+    items = tuple((item["request_id"], item["tokens"]) for item in row["items"])
+    causes = tuple((cause["reason"], cause["requests"]) for cause in row["causes"])
+    return StepRecord(**{**row, "items": items, "causes": causes})
+
+
+def _event(row: dict[str, Any]) -> StepEvent:
+    fields = {name: row[name] for name in StepEvent._fields}  # a run's table has the `row`, too
+    return StepEvent(**{**fields, "detail": json.loads(row["detail"])})

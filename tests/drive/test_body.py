@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.body import Body
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.decode import Body
+from loadgen.drive.transport import Exchange
 
 DATA = st.one_of(
     st.binary(min_size=1, max_size=40),

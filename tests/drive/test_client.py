@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadgen.drive.body import Body
 from loadgen.drive.client import Client, Connection
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.decode import Body
+from loadgen.drive.transport import Exchange
 from loadgen.records import Status
 from loadgen.timer import NoAlarm
 from targets.dialer import Dialer
@@ -208,7 +208,7 @@ def test_a_trailer_changes_nothing(run):
     [
         ((HEAD, chunk(b"data: tok")), "in the middle of the response"),
         ((HEAD, b"40\r\nshort"), "in the middle of the response"),
-        ((b"",), "without an answer"),
+        ((b"",), "without a response"),
         ((b"SSH-2.0-OpenSSH_9.2\r\n",), "not HTTP/1.1"),
         ((HEAD, b"zz\r\n"), "not HTTP/1.1"),
         ((b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",), "protocols"),

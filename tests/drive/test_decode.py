@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.drive.decode import decode, quick_status
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.transport import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions

@@ -192,7 +192,7 @@ def test_rows_that_time_out_together_are_not_handed_each_others_slot():
     ).run()  # fmt: skip
     assert world.statuses() == [Status.timeout, Status.timeout, Status.timeout, Status.ok]
     assert set(world.sent) == {0, 3}
-    assert "never got a slot" in world.outcome[2][1]
+    assert "no free slot" in world.outcome[2][1]
 
 
 def test_a_child_is_released_after_its_last_parent_and_its_think_time():
@@ -212,6 +212,20 @@ def test_a_failed_parent_leaves_its_descendants_unreleased_with_the_cause():
     assert world.statuses() == [Status.http_error, Status.not_released, Status.not_released]
     assert "request 0" in world.outcome[1][1]
     assert "request 1" in world.outcome[2][1]
+
+
+def test_a_follow_up_due_exactly_at_the_end_of_the_window_is_not_released():
+    """Both parents end at 4.0 s: a follow-up may be released before 5.0 s, not at it."""
+    nan = float("nan")
+    world = World(
+        [0.0, 0.0, nan, nan],
+        [4.0, 4.0, 0.5, 0.5],
+        edges=[(2, 0), (3, 1)],
+        think_s=[0.0, 0.0, 0.875, 1.0],
+        horizon_s=5.0,
+    ).run()
+    assert world.releases == {0: 0.0, 1: 0.0, 2: 4.875}
+    assert world.statuses() == [Status.ok, Status.ok, Status.ok, Status.not_released]
 
 
 def test_nothing_hangs_past_the_drain():
@@ -237,7 +251,7 @@ def test_stopping_sends_nobody_who_waits_for_a_slot():
     world.resume()
     assert world.statuses() == [Status.ok, Status.cancelled, Status.cancelled]
     assert set(world.sent) == {0}
-    assert world.outcome[2][1:] == ("never got a slot before the interrupt", 2.0)
+    assert world.outcome[2][1:] == ("no free slot before the interrupt", 2.0)
 
 
 def test_a_second_stop_shortens_the_drain():

@@ -11,9 +11,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.backlog import MOST_LOOKS, ReceiveBacklog, unread_bytes
 from loadgen.drive.client import Client
-from loadgen.drive.loop_probe import LoopProbe
+from loadgen.drive.loop_probe import MOST_SOCKETS, LoopProbe, ReceiveBacklog, unread_bytes
 from loadgen.records import Status
 from loadgen.timer import make_quiet_timer
 from targets.dialer import Dialer
@@ -155,7 +154,7 @@ def test_the_mean_wait_is_the_mean_number_waiting_over_the_reads_per_second():
     for turn in range(10):
         if turn % 2:
             pairs[2][1].sendall(b"data: x\n\n")
-        backlog.look()
+        backlog.sample()
         if turn % 2:
             pairs[2][0].recv(100)
     told = backlog.summary(n_reads=20_000, window_s=10.0)
@@ -174,7 +173,7 @@ def test_the_mean_wait_is_the_mean_number_waiting_over_the_reads_per_second():
 
 def test_without_a_connection_in_flight_nothing_is_claimed():
     backlog = ReceiveBacklog(lambda most: (0, ()))
-    backlog.look()
+    backlog.sample()
     assert backlog.summary(n_reads=10, window_s=1.0) is None
 
 
@@ -201,16 +200,16 @@ def test_a_client_names_the_sockets_of_its_requests_in_turn():
         client = Client(
             loop, Dialer(loop, Route("127.0.0.1", port)), looks_like_token=lambda body: False
         )
-        assert client.in_flight(MOST_LOOKS) == (0, [])
+        assert client.in_flight(MOST_SOCKETS) == (0, [])
         await client.open(45)
         for row in range(40):
             client.send(row, b"POST / HTTP/1.1\r\n\r\n")
         await asyncio.wait_for(begun.wait(), 10)
         seen = set()
         for _ in range(3):  # 40 over 16: every third of them
-            n, descriptors = client.in_flight(MOST_LOOKS)
+            n, descriptors = client.in_flight(MOST_SOCKETS)
             assert n == 40
-            assert len(descriptors) <= MOST_LOOKS
+            assert len(descriptors) <= MOST_SOCKETS
             seen |= set(descriptors)
         client.on_end = lambda exchange: None
         for row in range(40):

@@ -128,7 +128,7 @@ def test_a_promise_of_its_own_is_told_to_a_server_that_schedules_by_it():
     rows = plan(1)
     rows["ttft_slo_s"], rows["e2e_slo_s"] = 0.3, 4.5
     talk = Talk(is_real=False)
-    knows = OpenAIChat(model="m", sends_promises=True)
+    knows = OpenAIChat(model="m", sends_slos=True)
     bodies = [
         said(Payloads(rows, talk.ask, adapter, HEAD, "run").take(0))
         for adapter in (knows, OpenAIChat(model="m"))
@@ -143,9 +143,9 @@ def test_what_a_class_was_promised_is_told_where_a_request_brings_nothing_of_its
     rows["class_id"] = [0, 1, 1]
     rows["ttft_slo_s"][2] = 0.3
     talk = Talk(is_real=False)
-    knows = OpenAIChat(model="m", sends_promises=True)
+    knows = OpenAIChat(model="m", sends_slos=True)
     limits_s = ((None, None, None), (2.0, None, 8.0))
-    made = Payloads(rows, talk.ask, knows, HEAD, "run", promises=limits_s)
+    made = Payloads(rows, talk.ask, knows, HEAD, "run", slo_limits_s=limits_s)
     told = [
         {k: v for k, v in said(made.take(row)).items() if k.endswith("_ms")} for row in range(3)
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.drive.processor_speed import ProcessorSpeed
+from loadgen.drive.loop_probe import ProcessorSpeed
 
 
 def seen(took_us, stalls=(), instants_s=None):
@@ -10,7 +10,7 @@ def seen(took_us, stalls=(), instants_s=None):
     works = iter(took_us)
     speed = ProcessorSpeed(lambda: next(works) * 1e-6)
     for now_s in instants_s or [number * 0.01 for number in range(len(took_us))]:
-        speed.look(now_s)
+        speed.sample(now_s)
     return speed.summary(stalls)
 
 
@@ -55,7 +55,7 @@ def test_two_looks_say_nothing():
 def test_the_work_is_timed_where_nothing_else_is_given():
     speed = ProcessorSpeed()
     for number in range(3):
-        speed.look(number * 0.01)
+        speed.sample(number * 0.01)
     told = speed.summary()
     assert told is not None
     assert 0 < told["usual_s"] < 1e-3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.saturation import Saturation, theil_sen
+from loadgen.drive.stop_rules import Saturation, theil_sen
 
 RATE = 10.0
 
@@ -72,7 +72,7 @@ def test_it_says_what_piled_up():
     found = stopped_at(Saturation(20.0), *queue(3.0, 8, 1, minutes=2))
     assert found is not None
     assert found[1].endswith("(stop_when.saturated 20 s)")
-    assert "wait for their answer" in found[1]
+    assert "are unfinished" in found[1]
     assert "median TTFT" in found[1]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.drive.decode import decode
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.transport import Exchange
 from targets.base import Adapter
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
@@ -126,7 +126,7 @@ def test_running_counts_are_read_without_decoding(codec):
     made = [event("counted", f"t{n}", True, codec.kind, n, n + 3) for n in counts]
     shape = codec.shape(*made[:2])
     assert shape is not None
-    assert shape.counts == 0
+    assert shape.count_index == 0
     assert shape.read(made) == counts
     wrong = [made[0].replace(b": 1,", b": " + other + b",") for other in (b"01", b"1.5", b"1e3")]
     assert shape.read([*wrong, made[0][:-1], made[0] + b" "]) == [None] * 5

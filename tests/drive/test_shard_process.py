@@ -36,7 +36,7 @@ def hand_half_a_task(process):
 
 
 def test_an_early_process_is_given_away_once_and_then_belongs_to_the_taker():
-    with PreforkedShard(is_wanted=True) as early:
+    with PreforkedShard(is_enabled=True) as early:
         process = taken(early)
         assert early.take() is None
     assert str(process.pid) in children()
@@ -46,22 +46,22 @@ def test_an_early_process_is_given_away_once_and_then_belongs_to_the_taker():
 
 def test_an_early_process_that_nobody_took_is_gone():
     before = children()
-    with PreforkedShard(is_wanted=True):
+    with PreforkedShard(is_enabled=True):
         assert len(children() - before) == 1
     assert children() == before
 
 
 def test_none_is_started_that_is_not_wanted():
-    with PreforkedShard(is_wanted=False) as early:
+    with PreforkedShard(is_enabled=False) as early:
         assert early.take() is None
 
 
 def test_what_an_early_process_says_is_kept_where_its_log_belongs(tmp_path):
-    with PreforkedShard(is_wanted=True) as early:
+    with PreforkedShard(is_enabled=True) as early:
         process = taken(early)
         process.keep_log(tmp_path / "logs" / "shard-0.log")
         hand_half_a_task(process)
-        assert process.last_words() == f"exit status 1; {CUT_SHORT}"
+        assert process.exit_report() == f"exit status 1; {CUT_SHORT}"
         process.end()
     assert (tmp_path / "logs" / "shard-0.log").read_text().strip() == CUT_SHORT
 
@@ -70,7 +70,7 @@ def test_a_process_with_a_log_of_its_own_writes_there_at_once(tmp_path):
     log = tmp_path / "logs" / "shard-1.log"
     process = ShardProcess.logging_to(log)
     hand_half_a_task(process)
-    assert process.last_words() == f"exit status 1; {CUT_SHORT}"
+    assert process.exit_report() == f"exit status 1; {CUT_SHORT}"
     assert log.read_text().strip() == CUT_SHORT
     process.end()
 
@@ -84,7 +84,7 @@ def test_the_last_words_are_the_end_of_a_long_log_which_is_kept_whole(tmp_path):
     process.keep_log(tmp_path / "shard-0.log")
     os.write(log_fd, LINES)  # at the offset that both share
     hand_half_a_task(process)
-    last_words = process.last_words()
+    last_words = process.exit_report()
     process.end()
     assert last_words == f"exit status 1; {CUT_SHORT}"
     kept = (tmp_path / "shard-0.log").read_bytes()
@@ -97,7 +97,7 @@ def test_all_processes_end_although_the_log_of_one_cannot_be_kept(tmp_path):
     log = tmp_path / "logs" / "shard-0.log"
 
     def lose_a_log():
-        with PreforkedShard(is_wanted=True) as early, Shards(3, log.parent, early=early):
+        with PreforkedShard(is_enabled=True) as early, Shards(3, log.parent, preforked=early):
             assert len(children() - before) == 3
             log.unlink()
             log.mkdir()
@@ -113,8 +113,8 @@ def test_an_early_process_ends_where_its_log_has_no_place(tmp_path):
     logs.touch()
     with (
         pytest.raises(FileExistsError),
-        PreforkedShard(is_wanted=True) as early,
-        Shards(1, logs, early=early),
+        PreforkedShard(is_enabled=True) as early,
+        Shards(1, logs, preforked=early),
     ):
         pass
     assert children() == before
@@ -131,7 +131,7 @@ def test_processes_that_have_started_lack_nothing_but_their_tasks(tmp_path):
 def test_a_process_that_dies_before_it_has_started_is_told_at_once(tmp_path):
     with Shards(2, tmp_path) as shards:
         os.kill(shards.pids[1], signal.SIGKILL)
-        with pytest.raises(RunInvalid, match="process 1 died at its start: exit status -9"):
+        with pytest.raises(RunInvalid, match="worker 1 died at its start: exit status -9"):
             shards.await_started()
 
 
@@ -153,7 +153,7 @@ def original():
         print(command(process.pid) == command("self"))
         number = int(sys.argv[1])
         os.kill(process.pid, number) if number else process.stdin.close()
-        print(process.last_words())
+        print(process.exit_report())
         process.end()
 
 
@@ -200,7 +200,7 @@ def test_a_process_with_threads_is_not_copied_and_gets_a_new_one():
     with PreforkedShard(forks=True) as early:
         process = taken(early)
         process.stdin.close()
-        assert process.last_words() == "exit status 0; nothing in its log"
+        assert process.exit_report() == "exit status 0; nothing in its log"
         process.end()
 
 

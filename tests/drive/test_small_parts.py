@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadgen.drive.exchange import Exchange
 from loadgen.drive.instrument import waiting_s
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.progress import Progress
 from loadgen.drive.recorder import Ids, ShardRecorder
 from loadgen.drive.stop_rules import ErrorRate
+from loadgen.drive.transport import Exchange
 from loadgen.records import SCHEDULE, Status
 from targets.base import Request
 from targets.openai_chat import OpenAIChat
@@ -179,9 +179,9 @@ def test_a_count_no_server_can_mean_is_unknown(tmp_path):
 def test_rows_nobody_accounted_for_are_lost_with_the_reason(tmp_path):
     recorder = recorder_of(tmp_path, n=2)
     recorder.ended(exchange_of(1, b"no"))
-    rows, _, names = recorder.finish("the load generator broke: X")
+    rows, _, names = recorder.finish("the load generator failed: X")
     assert rows["status"].tolist() == [Status.lost, Status.http_error]
-    assert names.errors[rows["error_id"][0]] == "the load generator broke: X"
+    assert names.errors[rows["error_id"][0]] == "the load generator failed: X"
 
 
 def test_an_echoed_key_is_taken_out_of_what_is_kept(tmp_path):
@@ -219,7 +219,7 @@ def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
     assert (totals.released, totals.in_flight, totals.n_failed, totals.n_ended) == (16, 6, 2, 16)
     first, line, note = out.getvalue().splitlines()
     assert first == "sending 100 requests in 60 s"
-    assert line.startswith("6/60 s · sent 16/100 (2.7/s, asked 4.0/s) · in flight 6")
+    assert line.startswith("6/60 s · sent 16/100 (2.7/s, offered 4.0/s) · in flight 6")
     assert "failed 2" in line
     assert "TTFT p50 100 ms" in line
     assert note == "ending the run: because"

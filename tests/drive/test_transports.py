@@ -14,10 +14,8 @@ import pytest
 import uvloop
 
 from loadgen.drive.aiohttp_client import AiohttpClient, parse_request
-from loadgen.drive.answer import answer_text
-from loadgen.drive.body import Body
 from loadgen.drive.client import Client
-from loadgen.drive.decode import decode
+from loadgen.drive.decode import Body, answer_text, decode
 from loadgen.drive.payloads import HttpHead
 from loadgen.records import Status
 from targets.dialer import Dialer
@@ -401,7 +399,7 @@ def test_new_connections_take_turns_over_the_addresses_of_a_name():
                 kind, asyncio.get_running_loop(), route, lookup=lookup, connections="never"
             )
             ended = await send_all(client, request(), n=6)
-            assert client.known == [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
+            assert client.addresses == [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
             return [e.remote.partition(":")[0] for e in ended]
 
     fast, plain = by_both(scenario)
@@ -439,7 +437,7 @@ def test_localhost_is_both_of_its_addresses():
             route = Route("localhost", port)
             client = make(kind, asyncio.get_running_loop(), route, connections="never")
             ended = await send_all(client, request(), n=4)
-            assert sorted(client.known) == [f"127.0.0.1:{port}", f"[::1]:{port}"]
+            assert sorted(client.addresses) == [f"127.0.0.1:{port}", f"[::1]:{port}"]
             return sorted(e.remote.rpartition(":")[0] for e in ended)
 
     assert by_both(scenario) == (["127.0.0.1"] * 2 + ["[::1]"] * 2,) * 2

@@ -1,4 +1,4 @@
-"""Whose fault the misses of a measured run are, from the command line."""
+"""The causes of the misses of a measured run, from the command line."""
 
 import json
 import re
@@ -9,28 +9,28 @@ pytestmark = pytest.mark.e2e
 FLAGS = ["--rate=20/s", "--input-len=90", "--output-len=4", "--duration=2s"]
 
 
-def test_a_promise_no_engine_could_keep_is_blamed_on_the_requests(cli, tmp_path):
+def test_an_slo_that_no_engine_can_meet_is_attributed_to_the_requests(cli, tmp_path):
     engine = "--engine=device=toy,shape=nano,step_s=0.02,log_level=full"
-    asked = [*FLAGS, "--slo=ttft<=5ms", "--slo=e2e<=30s", *cli.lenient, "--out=run"]
-    result = cli("run", "--target=reference", engine, *asked, cwd=tmp_path)
+    flags = [*FLAGS, "--slo=ttft<=5ms", "--slo=e2e<=30s", *cli.lenient, "--out=run"]
+    result = cli("run", "--target=reference", engine, *flags, cwd=tmp_path)
     assert result.returncode == 1, result.stdout + result.stderr
     result = cli("simulate", "--misses=run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    told = json.loads(cli("simulate", "--misses=run", "--json", cwd=tmp_path).stdout)
-    n = told["n_requests"]
+    printed = json.loads(cli("simulate", "--misses=run", "--json", cwd=tmp_path).stdout)
+    n = printed["n_requests"]
     assert result.stdout.splitlines()[0] == f"{n} of {n} requests missed an SLO"
     assert 20 < n < 70
-    assert {(miss["blame"], miss["promise"]["metric"]) for miss in told["misses"]} == {
+    assert {(miss["blame"], miss["promise"]["metric"]) for miss in printed["misses"]} == {
         ("request", "ttft")
     }
-    for miss in told["misses"]:
-        was_s, promised_s, alone_s = map(float, re.findall(r"([\d.e-]+) s", miss["sentence"]))
-        assert promised_s == 0.005
+    for miss in printed["misses"]:
+        was_s, slo_s, alone_s = map(float, re.findall(r"([\d.e-]+) s", miss["sentence"]))
+        assert slo_s == 0.005
         assert 0.01 < alone_s <= was_s  # a step of 20 ms, as far as a busy machine lets us see it
-        assert miss["sentence"].endswith(f"promised: even alone it takes {alone_s:.3g} s")
+        assert miss["sentence"].endswith(f" s): even alone it takes {alone_s:.3g} s")
 
 
-def test_a_log_without_its_requests_says_what_to_measure(cli, tmp_path):
+def test_misses_of_a_log_without_requests_name_the_needed_log_level(cli, tmp_path):
     engine = "--engine=device=toy,shape=nano"
     cli("run", "--target=reference", engine, *FLAGS, *cli.lenient, "--out=run", cwd=tmp_path)
     result = cli("simulate", "--misses=run", cwd=tmp_path)

@@ -41,7 +41,7 @@ def measured(cli, tmp_path, truth_cache):
 def instants(run, log):
     """Rows that ended well, what the log has of them, and the run's epoch, s."""
     rows = run.request_rows[run.request_rows["status"] == Status.ok]
-    return rows, log.of(rows["request_id"]), run.manifest.epoch_s
+    return rows, log.rows_of(rows["request_id"]), run.manifest.epoch_s
 
 
 def assert_causal(run, log):
@@ -97,7 +97,7 @@ def test_failures_of_every_kind_are_the_servers_own_count(measured, burst):
         reset=0.1, refuse=0.1, seed=3,
     )  # fmt: skip
     rows = run.request_rows
-    seen = log.of(rows["request_id"][rows["status"] != Status.connect_error])
+    seen = log.rows_of(rows["request_id"][rows["status"] != Status.connect_error])
     status = rows["status"][rows["status"] != Status.connect_error]
     expected = {
         "ok": Status.ok, "503": Status.http_error, "429": Status.http_error,

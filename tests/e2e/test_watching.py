@@ -37,6 +37,7 @@ def test_prometheus_reads_a_run_while_it_goes_on(cli, tmp_path):
     of_class = (("class", "default"),)
     n = sample["slobench_requests_total"][OK]
     assert sample["slobench_ttft_seconds_count"][of_class] == n
+    assert sample["slobench_slo_met_total"][of_class] == n
     assert sample["slobench_promises_kept_total"][of_class] == n
     assert sample["slobench_itl_seconds_count"][of_class] == 15 * n
     assert 0.02 * n <= sample["slobench_ttft_seconds_sum"][of_class] < 5 * n
@@ -83,7 +84,7 @@ def test_a_collector_is_told_what_the_rows_say(cli, tmp_path):
     [
         (["--otlp=localhost:4318"], "--otlp localhost:4318: expected an address such as"),
         (["--metrics-port=0", "--target=sim"], "the simulator runs in virtual time"),
-        (["--metrics-port=0", "--metrics-host=192.0.2.1"], "192.0.2.1:0 cannot be had"),
+        (["--metrics-port=0", "--metrics-host=192.0.2.1"], "cannot listen on 192.0.2.1:0"),
     ],
 )
 def test_what_cannot_be_watched_is_a_line_and_exit_code_2(cli, tmp_path, words, message):

@@ -1,4 +1,4 @@
-"""What an OpenTelemetry collector receives, decoded by the protocol's own classes."""
+"""The exports that an OpenTelemetry collector receives, decoded by the protocol's own classes."""
 
 import gzip
 import threading
@@ -69,7 +69,7 @@ def attributes(point):
     return {one.key: one.value.string_value or one.value.int_value for one in point.attributes}
 
 
-def test_a_collector_receives_every_series_with_the_conventions_names():
+def test_a_collector_receives_every_series_by_its_name_in_the_conventions():
     notes: list[str] = []
     with Collector() as collector, otlp_export(watched(), collector.url, notes.append):
         pass
@@ -109,21 +109,21 @@ def test_a_collector_receives_every_series_with_the_conventions_names():
     assert attributes(resource)["slobench.run"] == "evening-1"
 
 
-def test_it_is_sent_again_and_again_and_a_last_time():
+def test_metrics_are_sent_repeatedly_and_once_at_the_end():
     with Collector() as collector, otlp_export(watched(), collector.url, print, every_s=0.01):
         assert collector.twice.wait(30)
         n_before = len(collector.received)
     assert len(collector.received) > n_before >= 2
 
 
-def test_a_collector_that_refuses_is_noted_and_nothing_else():
+def test_refused_exports_are_counted_in_one_note():
     notes: list[str] = []
     with Collector(status=400) as collector, otlp_export(watched(), collector.url, notes.append):
         pass
-    assert notes == ["OpenTelemetry: 1 of 1 exports were not accepted"]
+    assert notes == ["OpenTelemetry: 1 of 1 exports failed"]
 
 
-def test_where_metrics_go():
+def test_the_path_for_metrics_is_added_where_the_address_has_none():
     assert metrics_url("http://localhost:4318") == "http://localhost:4318/v1/metrics"
     assert metrics_url("https://c.example/") == "https://c.example/v1/metrics"
     assert metrics_url("http://c/otlp/v1/metrics") == "http://c/otlp/v1/metrics"

@@ -1,4 +1,4 @@
-"""What others read of a run while it goes on: the tallies, and each way to read them."""
+"""Live metrics of a run: the counters and histograms, and each way to export them."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.drive.live_sample import FINE_BOUNDS_S
+from loadgen.drive.live_sample import FINE_BOUNDS_S, SecondsHistogram
 from loadgen.errors import UsageError
 from loadgen.live.grafana import dashboard
-from loadgen.live.live_series import INFO, INFO_LABELS, SERIES, SecondsHistogram
+from loadgen.live.live_series import INFO, INFO_LABELS, OLD_NAMES, SERIES
 from loadgen.live.prometheus import prometheus_endpoint
 from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.live.watching import Watch, one_endpoint, watching
@@ -24,10 +24,10 @@ from loadgen.records import Status
 from tests.runs import schedule_rows
 
 ROOT = Path(__file__).parents[2]
-PROMISES = [parse_slo(text) for text in ("ttft <= 150ms", "tpot <= 20ms")]
+SLOS = [parse_slo(text) for text in ("ttft <= 150ms", "tpot <= 20ms")]
 
 
-def about(promises=PROMISES):
+def labels(slos=SLOS):
     return RunLabels(
         run="evening-1",
         scenario="evening",
@@ -35,7 +35,7 @@ def about(promises=PROMISES):
         model='tiny "llama"',
         api="chat",
         classes=("chat", "rag"),
-        promises={"chat": promises, "rag": []},
+        slos={"chat": slos, "rag": []},
         horizon_s=10.0,
     )
 
@@ -53,10 +53,10 @@ def beat(now_s=5.0, released=4, sent=4, in_flight=1, waiting=0, ended=(), gaps=(
     return {"now_s": now_s, **totals, "ended": list(ended), "gaps": list(gaps)}
 
 
-def watched(**asked):
-    """Two shards and four ended requests: one kept its promises, one was slow, one failed, and
-    one of another class, which was promised nothing."""
-    made = WatchedRun(about(**asked), schedule_rows(np.arange(20) / 2))
+def watched(**options):
+    """Two shards and four finished requests: one met its SLOs, one was slow, one failed, and one
+    is of another class, which has no SLO."""
+    made = WatchedRun(labels(**options), schedule_rows(np.arange(20) / 2))
     lines = [ended(), ended(ttft=0.2), ended(status=Status.timeout, ttft=None), ended(class_id=1)]
     counts = [0] * (len(FINE_BOUNDS_S) + 1)
     counts[3] = 20
@@ -69,13 +69,15 @@ def values(made):
     return {reading.series.name: reading.values for reading in made.read()}
 
 
-def test_the_tallies_add_up_over_shards_and_classes():
+def test_the_values_add_up_over_shards_and_classes():
     found = values(watched())
     assert list(found) == list(SERIES)
     requests = found["slobench_requests_total"]
     assert (requests["chat", "ok"], requests["chat", "timeout"], requests["rag", "ok"]) == (2, 1, 1)
     assert sum(requests.values()) == 4
-    assert found["slobench_promises_kept_total"] == {("chat",): 1, ("rag",): 1}
+    assert found["slobench_slo_met_total"] == {("chat",): 1, ("rag",): 1}
+    old_name = found["slobench_promises_kept_total"]
+    assert old_name == found["slobench_slo_met_total"]
     assert found["slobench_sent_total"] == {(): 7}
     assert found["slobench_scheduled_total"] == {(): 11}  # 0, 0.5, …, 5 s
     assert found["slobench_asked_rate_per_second"] == {(): 2.0}
@@ -93,7 +95,7 @@ def test_the_tallies_add_up_over_shards_and_classes():
 
 
 @pytest.mark.parametrize(
-    ("promise", "is_kept"),
+    ("slo", "is_met"),
     [
         ("ttft_from_send <= 99.5ms", True),
         ("ttft_from_send <= 98ms", False),
@@ -106,26 +108,26 @@ def test_the_tallies_add_up_over_shards_and_classes():
         ("close <= 300ms", True),
     ],
 )
-def test_every_promise_that_can_be_made_is_judged(promise, is_kept):
-    made = WatchedRun(about(promises=[parse_slo(promise)]), schedule_rows([0.0]))
+def test_an_slo_on_any_per_request_metric_is_evaluated(slo, is_met):
+    made = WatchedRun(labels(slos=[parse_slo(slo)]), schedule_rows([0.0]))
     made.take(0, beat(ended=[ended()]))
-    assert values(made)["slobench_promises_kept_total"]["chat",] == is_kept
+    assert values(made)["slobench_slo_met_total"]["chat",] == is_met
 
 
-def test_a_single_token_keeps_a_promise_about_later_ones():
-    made = WatchedRun(about(), schedule_rows([0.0]))
+def test_a_single_token_meets_an_slo_on_later_tokens():
+    made = WatchedRun(labels(), schedule_rows([0.0]))
     made.take(0, beat(ended=[ended(tpot=None, n=1)]))
-    assert values(made)["slobench_promises_kept_total"]["chat",] == 1
+    assert values(made)["slobench_slo_met_total"]["chat",] == 1
 
 
 @given(st.lists(st.floats(0, 100), max_size=40), st.lists(st.floats(0.001, 90), min_size=1))
-def test_a_tally_counts_what_is_at_most_each_bound(added, bounds):
-    tally = SecondsHistogram(tuple(sorted(set(bounds))))
+def test_a_histogram_counts_values_at_or_below_each_bound(added, bounds):
+    histogram = SecondsHistogram(tuple(sorted(set(bounds))))
     for value in added:
-        tally.add(value)
-    for k, bound in enumerate(tally.bounds):
-        assert sum(tally.counts[: k + 1]) == sum(value <= bound for value in added)
-    assert sum(tally.counts) == len(added)
+        histogram.add(value)
+    for k, bound in enumerate(histogram.bounds_s):
+        assert sum(histogram.counts[: k + 1]) == sum(value <= bound for value in added)
+    assert sum(histogram.counts) == len(added)
 
 
 def scraped(url):
@@ -139,12 +141,12 @@ def scraped(url):
     return found
 
 
-def test_prometheus_reads_it_over_http():
+def test_prometheus_reads_the_metrics_over_http():
     with prometheus_endpoint(watched, "127.0.0.1", 0) as url:
         found = scraped(url)
         busy = int(url.split(":")[2].split("/")[0])
         second = prometheus_endpoint(watched, "127.0.0.1", busy)
-        with pytest.raises(UsageError, match=rf"--metrics-port {busy}: .* cannot be had"):
+        with pytest.raises(UsageError, match=rf"--metrics-port {busy}: cannot listen on"):
             second.__enter__()
     assert found["slobench_sent_total"] == {(): 7}
     of_chat = (("class", "chat"),)
@@ -159,28 +161,30 @@ def test_prometheus_reads_it_over_http():
 
 
 def names_in(query):
-    """Series a PromQL query asks for."""
+    """The series that a PromQL query names."""
     return re.findall(r"\bslobench_\w+", query)
 
 
 def test_every_query_of_the_dashboard_names_a_series_and_labels_that_exist():
-    known = {INFO: set(INFO_LABELS)}
+    label_names = {INFO: set(INFO_LABELS)}
     for name, one in SERIES.items():
         suffixes = ("_bucket", "_sum", "_count") if one.kind == "histogram" else ("",)
-        known |= {name + suffix: set(one.labels) for suffix in suffixes}
+        label_names |= {name + suffix: set(one.labels) for suffix in suffixes}
     board = dashboard()
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked = {name for query in queries for name in names_in(query)}
-    assert asked <= set(known)
-    assert len(asked) >= 12
+    queried = {name for query in queries for name in names_in(query)}
+    assert queried <= set(label_names)
+    assert len(queried) >= 12
+    assert "slobench_slo_met_total" in queried
+    assert not queried & set(OLD_NAMES)
     for query in queries:
         for name, matchers in re.findall(r"(slobench_\w+)\{([^}]*)\}", query):
-            assert set(re.findall(r'(\w+)(?:=~|!=|=)"', matchers)) <= known[name], query
+            assert set(re.findall(r'(\w+)(?:=~|!=|=)"', matchers)) <= label_names[name], query
         assert query.count("(") == query.count(")")
     for variable in board["templating"]["list"]:
         found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"])
         assert found
-        assert found[2] in known[found[1]]
+        assert found[2] in label_names[found[1]]
     json.dumps(board, allow_nan=False)
 
 
@@ -191,7 +195,7 @@ def test_every_series_is_in_the_docs_with_its_meaning():
         assert f"| `{name}` | `{one.otel}` | {one.kind} | {labels} | {one.help} |" in page
 
 
-def test_several_runs_are_read_at_one_address_each_from_its_beginning():
+def test_several_runs_share_one_endpoint_and_each_starts_at_zero():
     lines: list[str] = []
     with one_endpoint(Watch(port=0), lines.append) as each:
         (url,) = (line.removeprefix("metrics: ") for line in lines)
@@ -206,12 +210,12 @@ def test_several_runs_are_read_at_one_address_each_from_its_beginning():
                 one.value for one in families["slobench_requests"].samples
             )
 
-        assert requests_ended() is None  # nothing runs yet
+        assert requests_ended() is None  # no run has started
         assert each.port is None
         with watching(watched(), each, lines.append):
             assert requests_ended() == ("evening-1", 4)
-        assert requests_ended() == ("evening-1", 4)  # until the next one begins
-        second = replace(about(), run="evening-2")
+        assert requests_ended() == ("evening-1", 4)  # until the next run starts
+        second = replace(labels(), run="evening-2")
         with watching(WatchedRun(second, schedule_rows([0.0])), each, lines.append):
             assert requests_ended() == ("evening-2", 0)
     assert len(lines) == 1
@@ -219,7 +223,7 @@ def test_several_runs_are_read_at_one_address_each_from_its_beginning():
         urllib.request.urlopen(url, timeout=30)
 
 
-def test_who_did_not_ask_for_a_port_gets_none():
-    asked = Watch(otlp="http://collector:4318")
-    with one_endpoint(asked, print) as each:
-        assert each is asked
+def test_without_a_port_there_is_no_endpoint():
+    watch = Watch(otlp="http://collector:4318")
+    with one_endpoint(watch, print) as each:
+        assert each is watch

@@ -11,12 +11,12 @@ from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.state.batch import TokenEvent
 from reference_engine.state.cost_model import CostModel
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import How, Limits, Plan
 from reference_engine.state.predictor import Predictor
 from reference_engine.state.sequence import Request, Sampling
-from reference_engine.state.step_tokens import TokenEvent
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 

@@ -123,10 +123,10 @@ def _step(engine: Rig) -> Moment:
     left_out = {*named, *plan.hold, *(entry.request_id for entry in plan.preempt)}
     decoding = view.decoding if plan.decode_all else ()
     shares = {req.id: 1 for req in decoding if req.id not in left_out} | named
-    batch = state.apply(plan)
+    planned = state.place(plan)
     admitted = {req.id for req in waiting if view.is_running(req.id)}
-    result = engine.executor.execute(batch) if batch.has_work else StepResult()
-    wrote = [event.request.id for event in state.commit(plan, batch, result)]
+    result = engine.executor.execute(planned.batch) if planned.batch.has_work else StepResult()
+    wrote = [event.request.id for event in state.commit(planned, result)]
     state.check()
     until_s = state.wait_until_s
     if until_s is not None and engine.clock.now_s() == before_s:

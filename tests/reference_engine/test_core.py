@@ -56,7 +56,7 @@ def test_preempted_requests_return_to_the_head_of_the_queue_in_their_order():
     engine.admit(request("late", prompt_of(4, 5), 2))
     while engine.state.counters.preemptions < 2:
         engine.step()
-    assert list(engine.state.roster.waiting) == ["c", "d", "late"]
+    assert list(engine.state.queues.waiting) == ["c", "d", "late"]
 
 
 def test_what_just_fits_an_empty_engine_is_served():
@@ -171,10 +171,10 @@ def test_a_step_that_had_to_preempt_admits_nobody_even_if_the_plan_says_so():
     engine.step()
     engine.admit(request("late", prompt_of(2, 5), 2))
     engine.step()  # both need a third block: b makes room, and a takes one of its two
-    assert list(engine.state.roster.running) == ["a"]
-    assert list(engine.state.roster.waiting) == ["b", "late"]
+    assert list(engine.state.queues.running) == ["a"]
+    assert list(engine.state.queues.waiting) == ["b", "late"]
     engine.step()
-    assert "late" in engine.state.roster.running
+    assert "late" in engine.state.queues.running
     engine.drain()
 
 

@@ -8,10 +8,9 @@ import pytest
 from pydantic import PrivateAttr
 
 from reference_engine.policies.chunked import Chunked
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.batch import StepResult
 from reference_engine.state.cost_model import Padding
-from reference_engine.state.plan import Cause, Item, Plan, Preemption, Why
+from reference_engine.state.plan import AdmissionError, Cause, Item, Plan, Preemption, Why
 from reference_engine.state.sequence import Sampling, State
 from reference_engine.state.steps import StepLog
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
@@ -44,7 +43,7 @@ def test_decode_all_gives_one_token_to_each_decode_that_is_not_named():
     engine.admit(*(request(name, [1, 2, 3], 21) for name in "abcd"))
     engine.step()
     assert tokens_of(engine.step()) == ["b", "a"]
-    assert engine.state.roster.waiting["d"].state is State.preempted
+    assert engine.state.queues.waiting["d"].state is State.preempted
     assert tokens_of(engine.step()) == ["c"]
     outputs = {event.request.id: event.request.output for event in engine.drain()}
     assert outputs == dict.fromkeys("abcd", toy_output([1, 2, 3], 21))
@@ -54,7 +53,7 @@ def test_a_request_with_one_prompt_token_left_decodes_and_gets_its_first_token()
     engine = rig(token_budget=15, executor_args={"step_s": 1.0})
     engine.admit(req := request("a", range(16), 3))
     assert engine.step() == []
-    assert engine.state.roster.decoding == {"a": req}
+    assert engine.state.queues.decoding == {"a": req}
     engine.drain()
     assert (req.first_token_s, req.finished_s) == (2.0, 4.0)
     assert req.output == toy_output(range(16), 3)
@@ -74,7 +73,7 @@ def test_an_admission_whose_reservation_does_not_fit_waits_for_blocks():
     engine = scripted(Plan((Item("a", 3), Item("b", 3, reserve_tokens=64))), n_blocks=4)
     engine.admit(request("a", [1, 2, 3], 9), b := request("b", [1, 2, 3], 60))
     engine.step()
-    assert list(engine.state.roster.waiting) == ["b"]
+    assert list(engine.state.queues.waiting) == ["b"]
     assert engine.state.log.steps[-1].causes == (("no_kv_blocks", 1),)
     engine.drain()
     assert b.n_output == 60
@@ -94,7 +93,7 @@ def test_the_policys_victims_go_first_but_never_the_first_admitted():
     while not engine.state.counters.preemptions:
         engine.step()
     # b made room for a and c, then c for d; by default d would have gone first.
-    assert list(engine.state.roster.running) == ["a", "d"]
+    assert list(engine.state.queues.running) == ["a", "d"]
     engine.drain()
 
 
@@ -158,7 +157,7 @@ def test_a_policy_names_one_cause_per_queue_segment():
     engine.step()
     assert engine.state.log.steps[-1].causes == (("no_seq_slot", 1), ("bucket_not_ready", 1))
     engine.drain()
-    assert sentence(engine, "short") == "waited 3 s: 3 s sequence slots"
+    assert sentence(engine, "short") == "waited 3 s: 3 s for sequence slots"
     assert sentence(engine, "long") == "waited 4 s: 4 s bucket not full"
     assert engine.policy.explain("long", engine.state.view()) == {"seen": 3}
     assert policy._seen == []  # an engine works with a copy

@@ -15,7 +15,7 @@ from reference_engine.state.cost_model import (
     StepShape,
     find_hardware,
     kv_tokens,
-    machine,
+    model_on_hardware,
     roofline_s,
     step_cost,
 )
@@ -165,7 +165,7 @@ def test_several_devices_are_faster_but_never_in_proportion():
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_kv_in_8_bits_is_shorter_and_read_faster(kv_dtype):
     """Of 128 numbers: 256 bytes in bfloat16, 132 in 8 bits with a scale of 4."""
-    whole, half = (machine(resolve("8b"), "h200", kind) for kind in ("auto", kv_dtype))
+    whole, half = (model_on_hardware(resolve("8b"), "h200", kind) for kind in ("auto", kv_dtype))
     assert half.kv_tokens / whole.kv_tokens == pytest.approx(256 / 132, rel=1e-4)
     assert half.copy_token_s / whole.copy_token_s == pytest.approx(132 / 256)
     # 32 rows at 8 k: 0.262 M tokens of 128 KiB at 0.75 · 4.3 TB/s are 10.65 ms, or 5.49 ms.
@@ -175,8 +175,8 @@ def test_kv_in_8_bits_is_shorter_and_read_faster(kv_dtype):
 
 
 def test_kv_in_8_bits_was_never_measured_on_a_cpu():
-    with pytest.raises(UsageError, match="kv_dtype: 'fp8' was never measured on a cpu"):
-        machine(resolve("nano"), "cpu", "fp8")
+    with pytest.raises(UsageError, match="kv_dtype: no costs of 'fp8' were measured on a cpu"):
+        model_on_hardware(resolve("nano"), "cpu", "fp8")
 
 
 def test_kv_fills_what_the_weights_leave():

@@ -68,16 +68,11 @@ def test_a_jump_is_charged_to_its_tenant_and_told_to_those_it_pushed_back():
     assert first is not None
     assert (third.n_displaced, third.displaced_s, third.pushed_back_s) == (1, 0.5, 0.0)
     assert (first.n_displaced, first.pushed_back_s) == (0, 0.5)
-    assert state.books.tenants["blue"].displaced_s == 0.5
-    assert (state.books.tenants["red"].displaced_s, state.books.tenants["red"].pushed_back_s) == (
-        0.0,
-        0.5,
-    )
-    assert state.books.tenants["red"].wait_s == {"no_token_budget": 2.0}
-    assert (state.books.tenants["red"].n_finished, state.books.tenants["red"].input_tokens) == (
-        2,
-        30,
-    )
+    tenants = state.accounting.tenants
+    assert tenants["blue"].displaced_s == 0.5
+    assert (tenants["red"].displaced_s, tenants["red"].pushed_back_s) == (0.0, 0.5)
+    assert tenants["red"].wait_s == {"no_token_budget": 2.0}
+    assert (tenants["red"].n_finished, tenants["red"].input_tokens) == (2, 30)
 
 
 def test_first_come_first_served_pushes_nobody_back():

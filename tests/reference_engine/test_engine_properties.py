@@ -14,9 +14,8 @@ from pydantic import PrivateAttr
 
 from reference_engine.core import interventions
 from reference_engine.policies.base import Policy
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.plan import Cause, How, Item, Plan, Preemption, Why
+from reference_engine.state.plan import AdmissionError, Cause, How, Item, Plan, Preemption, Why
 from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import request, rig, toy_output
 
@@ -196,7 +195,7 @@ def test_every_request_gets_its_own_tokens_whatever_happens(
             )
         if engine.clock.now_s() == before_s:
             engine.clock.advance(STEP_S)
-        for name in [*state.roster.waiting, *state.roster.held]:
+        for name in [*state.queues.waiting, *state.queues.held]:
             waited_s[name] += engine.clock.now_s() - before_s
         i_step += 1
         assert i_step < 10_000, "no progress"

@@ -47,8 +47,8 @@ def test_the_start_follows_from_the_queue_and_the_shown_rate():
     for _ in range(60):
         work.step()
     result = estimate(work.state, request("r", [99] * 8, 5))
-    waiting = sum(r.n_tokens for r in work.state.roster.waiting.values())
-    reading = sum(r.n_remaining for r in work.state.roster.prefilling.values())
+    waiting = sum(r.n_tokens for r in work.state.queues.waiting.values())
+    reading = sum(r.n_remaining for r in work.state.queues.prefilling.values())
     assert result.tokens_ahead == waiting + reading > 0
     assert result.tokens_per_s is not None
     assert result.start_s == pytest.approx(result.tokens_ahead / result.tokens_per_s)
@@ -66,7 +66,7 @@ def test_the_errors_of_earlier_forecasts_correct_the_next():
     for _ in range(30):
         work.step()
     draft = request("r", [99] * 8, 5)
-    errors = work.state.books.pace.errors
+    errors = work.state.accounting.prompt_rate.errors
     assert isinstance(errors, deque)
     errors.clear()
     plain = estimate(work.state, draft)

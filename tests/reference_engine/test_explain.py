@@ -20,7 +20,7 @@ def test_a_request_that_waits_for_a_slot_is_told_so():
     entry = engine.state.explain("second")
     assert entry is not None
     assert entry.queue_s == 2.0
-    assert entry.sentence() == "waited 2 s: 2 s sequence slots"
+    assert entry.sentence() == "waited 2 s: 2 s for sequence slots"
 
 
 def test_a_request_behind_one_that_needs_kv_blocks_names_it():
@@ -35,7 +35,7 @@ def test_a_request_behind_one_that_needs_kv_blocks_names_it():
     wide, small = engine.state.explain("wide"), engine.state.explain("small")
     assert wide is not None
     assert small is not None
-    assert wide.sentence() == "waited 4 s: 4 s KV blocks"
+    assert wide.sentence() == "waited 4 s: 4 s for KV blocks"
     assert small.sentence() == "waited 4 s: 4 s behind wide (50 prompt tokens)"
 
 
@@ -51,9 +51,10 @@ def test_who_comes_during_a_long_prefill_is_told_whose():
     assert small is not None
     assert later is not None
     assert small.sentence() == (
-        "waited 0.75 s: 0.75 s step in flight, the prompt of big (48 prompt tokens, tenant B)"
+        "waited 0.75 s: 0.75 s for the step in flight, mostly the prompt of big "
+        "(48 prompt tokens, tenant B)"
     )
-    assert later.sentence() == "waited 0.5 s: 0.5 s step in flight"
+    assert later.sentence() == "waited 0.5 s: 0.5 s for the step in flight"
 
 
 def test_who_comes_to_an_idle_engine_waits_for_nobody():
@@ -65,7 +66,7 @@ def test_who_comes_to_an_idle_engine_waits_for_nobody():
     engine.drain()
     late = engine.state.explain("late")
     assert late is not None
-    assert late.sentence() == "waited 0.25 s: 0.25 s step in flight"
+    assert late.sentence() == "waited 0.25 s: 0.25 s for the step in flight"
     assert not late.blockers
 
 
@@ -77,7 +78,7 @@ def test_who_comes_during_many_small_prompts_is_told_of_none():
     engine.drain()
     late = engine.state.explain("late")
     assert late is not None
-    assert late.sentence() == "waited 0.75 s: 0.75 s step in flight"
+    assert late.sentence() == "waited 0.75 s: 0.75 s for the step in flight"
     assert not late.blockers
 
 
@@ -117,7 +118,12 @@ def test_the_sentence_names_blockers_with_their_size_and_tenant():
     )
     entry = _account()._replace(waits=waits, blockers=blockers)
     assert entry.sentence() == (
-        "waited 1.84 s: 1.61 s behind req-17 (16 384 prompt tokens, tenant B), 0.23 s token budget"
+        "waited 1.84 s: 1.61 s behind req-17 (16 384 prompt tokens, tenant B), "
+        "0.23 s for token budget"
+    )
+    group = ((Cause(Why.static_group_running, "req-18"), 2.0),)
+    assert entry._replace(waits=group).sentence() == (
+        "waited 2 s: 2 s for the running batch, which waits for req-18 (12 prompt tokens)"
     )
     others = ((Cause(Why.preempted_by, "req-18"), 2.0), (Cause(Why.behind, "gone"), 1.0))
     entry = entry._replace(waits=others)
@@ -131,7 +137,7 @@ def test_many_causes_are_told_in_short():
     entry = _account()._replace(waits=waits)
     assert entry.sentence() == (
         "waited 40 s: 1 s behind r0, 1 s behind r1, 1 s behind r2, 1 s behind r3, "
-        "36 s 36 other causes"
+        "36 s for 36 other causes"
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from reference_engine.accounting.accounting import PromptReadRate
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.forecast import PromptReadRate, StartForecast
+from reference_engine.state.sequence import StartForecast
 from tests.reference_engine.engine_kit import request, rig
 
 
@@ -55,7 +56,17 @@ def test_a_queue_that_moves_evenly_is_foretold_exactly():
     assert entry.tokens_ahead == 440
     assert entry.predicted_start_s == pytest.approx(24.0)
     assert entry.start_error_s == pytest.approx(0.0)
-    assert engine.state.books.pace.errors[-1] == pytest.approx(0.0)
+    assert engine.state.accounting.prompt_rate.errors[-1] == pytest.approx(0.0)
+
+
+def test_without_a_free_slot_the_requests_own_prompt_is_added_to_the_tokens_ahead():
+    """Each prompt stands for a slot that becomes free, and this request needs one more."""
+    engine = rig(max_num_seqs=1, cost=StepCost(token_s=0.01), executor_args={"step_s": 1.0})
+    engine.admit(request("a", range(50), 5))
+    engine.step()
+    assert engine.state.forecast(10) == pytest.approx((0, 100.0, 1.1))
+    engine.admit(request("b", range(100, 130), 5, arrived_s=1.0))
+    assert engine.state.forecast(10) == pytest.approx((30, 100.0, 1.4))
 
 
 def test_where_slots_are_scarce_the_pace_is_that_of_the_slots():

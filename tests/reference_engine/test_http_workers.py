@@ -313,7 +313,7 @@ def test_a_call_that_raises_is_an_internal_error_of_that_call_alone(caplog):
         came = linked.worker.came
         await until(lambda: isinstance(came[-1], Failed))
         linked.worker.channel.send(Closed(1))
-        n_waiting = await linked.service.between_steps(lambda state: len(state.roster.waiting))
+        n_waiting = await linked.service.between_steps(lambda state: len(state.queues.waiting))
         await linked.service.stop()
         linked.link.close()
         return came[-1], n_waiting, linked.n_lost

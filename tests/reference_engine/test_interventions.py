@@ -7,8 +7,7 @@ import pytest
 from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
-from reference_engine.state.admission import AdmissionError
-from reference_engine.state.plan import Item, NoProgress, Plan
+from reference_engine.state.plan import AdmissionError, Item, NoProgress, Plan
 from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
@@ -46,9 +45,9 @@ def test_a_new_policy_takes_over_without_draining():
     )
     assert SEEN == [("arrival", "a"), ("arrival", "b"), ("arrival", "c")]
     engine.step()
-    assert len(engine.state.roster.running) == 3
+    assert len(engine.state.queues.running) == 3
     engine.drain()
-    assert sentence(engine, "c") == "waited 1 s: 1 s sequence slots"
+    assert sentence(engine, "c") == "waited 1 s: 1 s for sequence slots"
     event = next(e for e in engine.state.log.events if e.kind == "switch_policy")
     assert (event.actor, event.step, event.detail["reason"]) == ("ann", 1, "a test")
     before, after = Chunked(max_num_seqs=2), Watching(max_num_seqs=3)
@@ -95,7 +94,9 @@ def test_a_paused_tenants_requests_wait_for_the_operator():
     assert interventions.resume(state, "red", "ann") == 2
     assert SEEN == [("requeue", "b"), ("arrival", "d")]
     engine.drain()
-    assert sentence(engine, "b") == ("waited 16 s: 15 s paused by the operator, 1 s sequence slots")
+    assert sentence(engine, "b") == (
+        "waited 16 s: 15 s paused by the operator, 1 s for sequence slots"
+    )
     kinds = [(e.kind, e.tenant, e.actor) for e in state.log.events if e.actor]
     assert kinds == [("pause_tenant", "red", "ann"), ("resume_tenant", "red", "ann")]
 
@@ -107,7 +108,7 @@ def test_held_requests_can_be_cancelled_and_preempted_ones_are_held():
     interventions.pause(engine.state, "red")
     while not engine.state.counters.preemptions:
         engine.step()
-    assert list(engine.state.roster.held) == ["b"]
+    assert list(engine.state.queues.held) == ["b"]
     assert engine.state.end("b", State.finished_abort) is not None
     engine.state.check()
     engine.drain()

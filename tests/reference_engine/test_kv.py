@@ -157,7 +157,7 @@ def test_a_reset_forgets_every_prefix_and_takes_nothing_from_who_holds_it():
     gone = resident(pool, request("gone", range(100, 148), 5))
     pool.free(gone)
     assert pool.cached_tokens(again := request("again", range(100, 150), 5)) == 48
-    assert pool.forget_prefixes() == 6
+    assert pool.clear_prefix_cache() == 6
     assert pool.cached_tokens(again) == 0
     assert pool.cached_tokens(request("b", range(50), 5)) == 0
     assert len(a.blocks) == 3
@@ -166,7 +166,7 @@ def test_a_reset_forgets_every_prefix_and_takes_nothing_from_who_holds_it():
     pool.free(a)
     assert pool.n_free == 20
     pool.check([])
-    assert pool.forget_prefixes() == 0
+    assert pool.clear_prefix_cache() == 0
 
 
 def test_where_there_is_plenty_an_answer_grows_by_blocks_that_lie_together():

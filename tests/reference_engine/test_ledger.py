@@ -18,9 +18,9 @@ CAUSES = [BUDGET, SLOT, *(Cause(Why.behind, f"r{i}") for i in range(3))]
 def test_an_interval_is_charged_to_the_cause_given_at_its_beginning():
     ledger = Ledger()
     ledger.enter("a", 1.0)
-    ledger.note(1.5, [("a", Cause(Why.no_kv_blocks))], [], BUDGET)
-    ledger.note(3.5, [], [], SLOT)
-    ledger.note(4.0, [], [], BUDGET)
+    ledger.set_causes(1.5, [("a", Cause(Why.no_kv_blocks))], [], BUDGET)
+    ledger.set_causes(3.5, [], [], SLOT)
+    ledger.set_causes(4.0, [], [], BUDGET)
     ledger.leave("a", 4.25)
     assert ledger.pop("a") == {
         Cause(Why.step_in_flight): 0.5,
@@ -33,7 +33,7 @@ def test_an_interval_is_charged_to_the_cause_given_at_its_beginning():
 def test_waits_of_a_live_request_include_the_open_interval():
     ledger = Ledger()
     ledger.enter("a", 0.0)
-    ledger.note(1.0, [], [], BUDGET)
+    ledger.set_causes(1.0, [], [], BUDGET)
     assert ledger.waits("a", 3.0) == {Cause(Why.step_in_flight): 1.0, BUDGET: 2.0}
     assert ledger.cause("a") == BUDGET
 
@@ -41,8 +41,8 @@ def test_waits_of_a_live_request_include_the_open_interval():
 def test_causes_are_charged_together_whatever_their_details():
     ledger = Ledger()
     ledger.enter("a", 0.0)
-    ledger.note(0.0, [], [], Cause(Why.window_open, until_s=3.0))
-    ledger.note(1.0, [], [], Cause(Why.window_open, until_s=4.0, have=1, want=8))
+    ledger.set_causes(0.0, [], [], Cause(Why.window_open, until_s=3.0))
+    ledger.set_causes(1.0, [], [], Cause(Why.window_open, until_s=4.0, have=1, want=8))
     assert ledger.waits("a", 2.0) == {Cause(Why.window_open): 2.0}
     current = ledger.cause("a")
     assert current is not None
@@ -54,10 +54,10 @@ def test_requests_wait_for_the_cause_of_their_segment():
     for name in ("short", "long", "moved"):
         ledger.enter(name, 0.0)
     ledger.assign("long", "16k", 0.0)
-    ledger.note(0.0, [], [("16k", SLOT)], BUDGET)
+    ledger.set_causes(0.0, [], [("16k", SLOT)], BUDGET)
     ledger.assign("moved", "16k", 1.0)
     assert ledger.counts() == (("no_token_budget", 1), ("no_seq_slot", 2))
-    ledger.note(2.0, [], [], BUDGET)
+    ledger.set_causes(2.0, [], [], BUDGET)
     assert ledger.waits("short", 4.0) == {BUDGET: 4.0}
     assert ledger.waits("long", 4.0) == {SLOT: 2.0, BUDGET: 2.0}
     assert ledger.waits("moved", 4.0) == {BUDGET: 3.0, SLOT: 1.0}
@@ -119,7 +119,7 @@ def test_every_second_is_charged_as_by_a_ledger_that_loops(steps, gaps):
             ledger.assign(subject, detail, now_s)
             scribe.segment[subject] = detail
         elif what == "plan":
-            ledger.note(now_s, subject.items(), detail[0].items(), detail[1])
+            ledger.set_causes(now_s, subject.items(), detail[0].items(), detail[1])
             scribe.plan(subject, detail[0], detail[1])
         scribe.charged.update({name: scribe.charged[name] for name in scribe.cause})
         for name in scribe.cause:
@@ -132,9 +132,9 @@ def test_a_long_memory_is_shortened_without_losing_anything():
     ledger = Ledger()
     ledger.enter("old", 0.0)
     for i in range(5000):
-        ledger.note(float(i), [], [], CAUSES[i % len(CAUSES)])
+        ledger.set_causes(float(i), [], [], CAUSES[i % len(CAUSES)])
         ledger.enter(f"n{i}", float(i))
-        ledger.note(i + 0.25, [], [], BUDGET)
+        ledger.set_causes(i + 0.25, [], [], BUDGET)
         ledger.leave(f"n{i}", i + 0.5)
         ledger.pop(f"n{i}")
         if i == 4000:

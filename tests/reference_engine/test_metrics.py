@@ -254,7 +254,7 @@ def test_unvisited_states_and_forecast_errors_are_counted(tmp_path):
         engine.step()
         n_steps += 1
     metrics.on_step(engine.state.log.steps[-1]._replace(action="prefill_fcfs: starvation"))
-    for entry in engine.state.books.accounts:
+    for entry in engine.state.accounting.accounts.values():
         request_ = request(entry.request_id, [1], 1)
         request_.state = State.finished_length
         metrics.on_finish(request_, entry._replace(start_error_s=-0.25))

@@ -18,7 +18,7 @@ from reference_engine.state.plan import (
     View,
     check_plan,
 )
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import request
 
@@ -30,16 +30,16 @@ def view(
     max_step_tokens: int = 32,
 ) -> View:
     """The running ones have computed all but 1 token if their prompt has 3, else 1 token."""
-    kv, roster = KvPool(64), Roster()
+    kv, queues = KvPool(64), Queues()
     for req in [*running, *waiting]:
-        roster.enter(req)
+        queues.enter(req)
     for req in running:
         assert kv.admit(req, req.n_prompt)
-        roster.start(req)
+        queues.start(req)
         req.n_computed = 2 if req.n_prompt == 3 else 1
         if req.n_remaining == 1:
-            roster.decode(req)
-    return View(0.5, roster, kv, Limits(max_num_seqs, max_step_tokens, 1024, 320))
+            queues.decode(req)
+    return View(0.5, queues, kv, Limits(max_num_seqs, max_step_tokens, 1024, 320))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_slot_is_filled_a_step_after_it_becomes_free():
     assert (b.scheduled_s, b.finished_s) == (2.0, 3.0)
     entry = engine.state.explain("b")
     assert entry is not None
-    assert entry.sentence() == "waited 2 s: 2 s sequence slots"
+    assert entry.sentence() == "waited 2 s: 2 s for sequence slots"
 
 
 def test_a_cancel_between_steps_turns_its_planned_rows_into_padding():
@@ -82,7 +82,7 @@ class Late:
         result = self._inner.execute(batch)
 
         def wait():
-            self.planned.append(self._state._ahead is not None)
+            self.planned.append(self._state.ahead is not None)
             return result
 
         return wait

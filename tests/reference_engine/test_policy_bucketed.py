@@ -217,7 +217,7 @@ def test_a_bucket_waits_until_it_is_full_or_its_oldest_request_is_overdue():
     engine.step()
     engine.clock.advance(1.0 - engine.clock.now_s())
     engine.drain()
-    waits = dict(engine.state.books.accounts.get("p0-20").waits)  # type: ignore[union-attr]
+    waits = dict(engine.state.accounting.accounts.get("p0-20").waits)  # type: ignore[union-attr]
     assert waits[cause] == pytest.approx(1.0)
 
 

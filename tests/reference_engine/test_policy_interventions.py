@@ -11,8 +11,8 @@ import pytest
 from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 

@@ -221,7 +221,7 @@ def test_decode_only_admits_no_request_while_requests_decode(tmp_path):
     engine.admit(*prompts(1, 20, arrived_s=0.01)[1:])
     assert (engine.plan.action, engine.shares) == ("decode_only", {"p0-10": 1})
     engine.drain()
-    account = engine.state.books.accounts.get("p1-20")
+    account = engine.state.accounting.accounts.get("p1-20")
     assert account is not None
     assert dict(account.waits)[Cause(Why.smdp_wait)] == pytest.approx(0.02)
 

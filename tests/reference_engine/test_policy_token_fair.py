@@ -13,8 +13,7 @@ from reference_engine.core import interventions
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.budgets import Budget, TokenBucket, WhenOver
 from reference_engine.policies.token_fair import TokenFair
-from reference_engine.state.admission import AdmissionError
-from reference_engine.state.plan import Cause, Why
+from reference_engine.state.plan import AdmissionError, Cause, Why
 from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request, State
 from tests.reference_engine.engine_kit import Rig, request, rig
@@ -213,7 +212,7 @@ def test_over_budget_a_tenant_waits_while_others_go_on():
     engine = fair(max_num_seqs=8, budgets="a=10/s:30")
     engine.admit(of("a", 0), of("a", 1), of("b", 0), of("b", 1))
     engine.step()
-    assert list(engine.state.roster.running) == ["a0", "b0", "b1"]
+    assert list(engine.state.queues.running) == ["a0", "b0", "b1"]
     ((flow, cause),) = engine.plan.segments
     assert (flow, cause.why) == ("a", Why.tenant_budget)
     while len(engine.state.view().running):
@@ -222,7 +221,7 @@ def test_over_budget_a_tenant_waits_while_others_go_on():
     assert engine.state.wait_until_s == pytest.approx(3.0)
     engine.clock.advance(3.0 - engine.clock.now_s())
     engine.drain()
-    account = engine.state.books.accounts.get("a1")
+    account = engine.state.accounting.accounts.get("a1")
     assert account is not None
     assert dict(account.waits)[Cause(Why.tenant_budget)] == pytest.approx(3.0)
 
@@ -271,7 +270,7 @@ def test_a_class_has_a_budget_of_its_own():
     engine = fair(max_num_seqs=8, budgets="a/1=10/s:30 *=1000/s")
     engine.admit(of("a", 0, priority=1), of("a", 1, priority=1), of("a", 2), of("c", 0))
     engine.step()
-    assert list(engine.state.roster.running) == ["a0", "c0", "a2"]
+    assert list(engine.state.queues.running) == ["a0", "c0", "a2"]
     assert [name for name, _ in engine.plan.segments] == ["a/1"]
     engine.state.end("a1", State.finished_abort)
     engine.drain()

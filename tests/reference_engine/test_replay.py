@@ -17,9 +17,8 @@ from reference_engine.core.setup import NotReplayable, Setup
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.plan import How
+from reference_engine.state.plan import AdmissionError, How
 from reference_engine.state.sequence import State
 from reference_engine.state.steps import StepEvent, StepLog
 from reference_engine.step_log.log_replay import EngineLog, replay
@@ -46,7 +45,7 @@ def logged_rig(mode: str, **options) -> tuple[Rig, StepLog]:
         policy=POLICIES.build({"kind": mode, **KNOBS.get(mode, {})}), log=log, cost=COST,
         predictor=QuantilePredictor(), **options,
     )  # fmt: skip
-    log.note(Setup.of(engine.state).event(engine.clock.now_s()))
+    log.add_event(Setup.of(engine.state).event(engine.clock.now_s()))
     return engine, log
 
 
@@ -65,7 +64,7 @@ def play(engine: Rig, draw: Random, n_requests: int) -> None:
                 ttft_slo_s=draw.choice((None, 0.05, 0.4)), tpot_slo_s=draw.choice((None, 0.02)),
                 deadline_s=draw.choice((None, engine.clock.now_s() + 0.3)),
             )  # fmt: skip
-            if state.roster.find(asked.id) is None:
+            if state.queues.find(asked.id) is None:
                 with suppress(AdmissionError):
                     state.admit(asked)
             n_arrived += 1
@@ -162,7 +161,7 @@ def test_a_policy_that_looks_at_a_clock_of_its_own_is_found():
 
     log = StepLog("full")
     engine = rig(log=log, policy=Clocked())
-    log.note(Setup.of(engine.state).event(0.0))
+    log.add_event(Setup.of(engine.state).event(0.0))
     engine.admit(request("a", [1, 2], 3))
     engine.drain()
     found = replay(recorded(engine, log), lambda description: Clocked())
@@ -187,7 +186,7 @@ def test_a_changed_log_is_told_from_what_would_be_decided():
 
 def test_what_a_replay_cannot_do_is_said():
     log = chunked_log()
-    with pytest.raises(NotReplayable, match="does not say what engine it was"):
+    with pytest.raises(NotReplayable, match="no 'start' event"):
         replay(replace(log, events=log.events[1:]))
     small = [
         event._replace(detail={k: v for k, v in event.detail.items() if k != "tokens"})

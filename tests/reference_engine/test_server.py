@@ -15,7 +15,7 @@ from reference_engine.core import interventions
 from reference_engine.policies.chunked import Chunked
 from reference_engine.serving.build import build
 from reference_engine.serving.serve_options import ServeOptions
-from reference_engine.state.admission import AdmissionError
+from reference_engine.state.plan import AdmissionError
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 

@@ -11,7 +11,7 @@ from reference_engine.serving.engine_thread import EngineThread
 from reference_engine.serving.service import Service
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
-from reference_engine.state.kv import CHECKED
+from reference_engine.state.kv import BLOCKS_PER_CHECK
 from reference_engine.state.sequence import Sampling
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import toy_engine
@@ -228,7 +228,7 @@ def test_a_job_does_not_wait_for_the_engines_self_check():
     for _ in engine.state.checks():
         before, most = len(checked), max(most, len(checked) - before)
     assert len(checked) == 20_000
-    assert most <= CHECKED
+    assert most <= BLOCKS_PER_CHECK
 
 
 class Launched:

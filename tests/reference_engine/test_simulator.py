@@ -14,7 +14,7 @@ from reference_engine.executors.simulated import Simulated
 from reference_engine.model.zoo import SHAPES, resolve
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.simulator import SimulationStuck, Simulator, simulate
-from reference_engine.state.cost_model import HARDWARE, StepCost, machine, roofline_s
+from reference_engine.state.cost_model import HARDWARE, StepCost, model_on_hardware, roofline_s
 from reference_engine.state.kv import KvPool
 from reference_engine.state.model_config import ModelConfig
 from reference_engine.state.plan import Cause, Limits, Plan, Why
@@ -142,7 +142,7 @@ def chat(n=60, seed=1):
 
 
 def test_the_same_requests_make_the_same_steps():
-    cost = machine(resolve("8b"), "h200").cost
+    cost = model_on_hardware(resolve("8b"), "h200").cost
     policy = POLICIES.build({"kind": "chunked", "token_budget": 512})
     first, second = (simulate(chat(), policy, cost, n_blocks=300, level="full") for _ in range(2))
     assert first.steps == second.steps

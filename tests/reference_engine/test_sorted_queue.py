@@ -9,16 +9,16 @@ from reference_engine.policies.ranked import Ranking
 from reference_engine.policies.sorted_queue import ScoredQueue, ScoreSegment, SortedQueue
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits, View
-from reference_engine.state.queues import Roster
+from reference_engine.state.queues import Queues
 from tests.reference_engine.engine_kit import request
 
 
-def queue(n: int) -> tuple[View, Roster]:
+def queue(n: int) -> tuple[View, Queues]:
     """A view in which r0 … r{n-1} wait."""
-    roster = Roster()
+    queues = Queues()
     for k in range(n):
-        roster.waiting[f"r{k}"] = request(f"r{k}", [1], 1)
-    return View(0.0, roster, KvPool(4), Limits(8, 64, 64, 320)), roster
+        queues.waiting[f"r{k}"] = request(f"r{k}", [1], 1)
+    return View(0.0, queues, KvPool(4), Limits(8, 64, 64, 320)), queues
 
 
 moves = st.lists(
@@ -28,17 +28,17 @@ moves = st.lists(
 
 @given(moves)
 def test_a_sorted_queue_walks_like_sorting_all_waiting_requests(moves):
-    view, roster = queue(8)
+    view, queues = queue(8)
     filed, keys = SortedQueue(), {}
     for n_put, (verb, k, key) in enumerate(moves):
         name = f"r{k}"
-        if verb == "put" and name in roster.waiting:
-            filed.put(roster.waiting[name], (float(key),))
+        if verb == "put" and name in queues.waiting:
+            filed.put(queues.waiting[name], (float(key),))
             keys[name] = (float(key), n_put)
         elif verb == "drop":
             assert filed.drop(name) == (keys.pop(name, None) is not None)
         elif verb == "leave" and name in keys:
-            del roster.waiting[name]  # admitted, without a call of the queue
+            del queues.waiting[name]  # admitted, without a call of the queue
             del keys[name]
             assert name not in [req.id for _, req in filed.walk(view)]
         assert [req.id for _, req in filed.walk(view)] == sorted(keys, key=keys.__getitem__)
@@ -46,18 +46,18 @@ def test_a_sorted_queue_walks_like_sorting_all_waiting_requests(moves):
 
 
 def test_of_equal_keys_the_first_filed_comes_first():
-    view, roster = queue(3)
+    view, queues = queue(3)
     filed = SortedQueue()
     for name in ("r2", "r0", "r1"):
-        filed.put(roster.waiting[name], (7.0,))
+        filed.put(queues.waiting[name], (7.0,))
     assert [req.id for _, req in filed.walk(view)] == ["r2", "r0", "r1"]
 
 
 def test_overdue_requests_come_first_in_the_order_of_their_overdue_instants():
-    view, roster = queue(4)
+    view, queues = queue(4)
     ranking = Ranking()
     for name, key, overdue_s in [("r0", 3, 9), ("r1", 2, 5), ("r2", 1, 4), ("r3", 0, 99)]:
-        ranking.put(roster.waiting[name], (float(key),), float(overdue_s))
+        ranking.put(queues.waiting[name], (float(key),), float(overdue_s))
     order = lambda: [req.id for _, req in ranking.waiting(view)]  # noqa: E731  # asked thrice
     assert order() == ["r3", "r2", "r1", "r0"]
     view.now_s = 5.0
@@ -93,9 +93,9 @@ def test_lanes_keep_the_order_of_scores_that_change_slope(curves, instants):
         until_s = float(bends[i]) if i < len(bends) else float("inf")
         return ScoreSegment(score(k, now_s) - slopes[i] * now_s, float(slopes[i]), until_s)
 
-    view, roster = queue(len(curves))
+    view, queues = queue(len(curves))
     lanes = ScoredQueue(segment)
-    for req in roster.waiting.values():
+    for req in queues.waiting.values():
         lanes.put(req, 0.0)
     for t in instants:
         view.now_s = float(t)

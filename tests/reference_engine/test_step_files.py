@@ -67,4 +67,4 @@ def test_a_disk_that_fails_does_not_stop_the_engine(tmp_path, caplog):
     engine.admit(request("a", [1], 4))
     engine.drain()
     files.close()
-    assert "is not written any more" in caplog.text
+    assert "is incomplete: writing it failed" in caplog.text

@@ -50,7 +50,7 @@ class Watched:
 def test_a_swapped_request_goes_on_where_it_was_without_computing_anything_again():
     engine = crowded(n_host_blocks=20, how=How.swap)
     until_preempted(engine)
-    victim = next(iter(engine.state.roster.waiting.values()))
+    victim = next(iter(engine.state.queues.waiting.values()))
     assert victim.state is State.swapped
     assert (victim.n_swapped, len(victim.host_blocks), victim.blocks) == (48, 3, [])
     assert engine.state.view().to_compute(victim) == 1
@@ -71,7 +71,7 @@ def test_without_swapping_the_same_work_is_done_again():
 def test_auto_swaps_where_copying_twice_is_cheaper_than_computing_again(copy_s, is_swapped):
     engine = crowded(copy_s, n_host_blocks=20)
     until_preempted(engine)
-    victim = next(iter(engine.state.roster.waiting.values()))
+    victim = next(iter(engine.state.queues.waiting.values()))
     assert victim.n_swapped == (48 if is_swapped else 0)
     assert victim.state is (State.swapped if is_swapped else State.preempted)
 
@@ -85,7 +85,7 @@ def test_a_full_host_memory_means_computing_again():
 def test_what_the_prefix_cache_still_has_is_not_copied_back():
     engine = crowded(prefix_cache=True, n_host_blocks=20, how=How.swap, max_num_seqs=3)
     until_preempted(engine)
-    victim = next(iter(engine.state.roster.waiting.values()))
+    victim = next(iter(engine.state.queues.waiting.values()))
     engine.state.end("r0", State.finished_abort)
     n_hits = len(engine.state.kv._hits(victim))
     assert n_hits > 0
@@ -99,7 +99,7 @@ def test_what_the_prefix_cache_still_has_is_not_copied_back():
 def test_a_cancelled_swapped_request_leaves_nothing_behind():
     engine = crowded(n_host_blocks=20, how=How.swap)
     until_preempted(engine)
-    victim = next(iter(engine.state.roster.waiting))
+    victim = next(iter(engine.state.queues.waiting))
     assert engine.state.host.n_free == 17
     engine.state.end(victim, State.finished_abort)
     engine.state.check()

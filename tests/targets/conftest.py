@@ -1,4 +1,4 @@
-"""One mock server for the package: tests change what it does per request, through `x-mock`."""
+"""A mock server for the package; a test changes its script for a request by the header `x-mock`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What tests of child processes ask of the machine."""
+"""The state of processes, for tests of child processes."""
 
 import os
 import time
@@ -15,7 +15,7 @@ def is_running(pid):
 
 
 def wait_until(condition, within_s=10.0):
-    """Whether it came true in time; looks again and again without sleeping."""
+    """Whether the condition became true in time; polls without sleeping."""
     end = time.monotonic() + within_s
     while not condition() and time.monotonic() < end:
         os.sched_yield()

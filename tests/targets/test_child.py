@@ -1,4 +1,4 @@
-"""Children are waited for, their ends told in one line, and none outlives its parent."""
+"""Child servers: waited for, reported in a line if they end early, and ended with their parent."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import MissingDependency, TargetError, UsageError
-from targets.child import child_server
+from targets.child import child_server, log_tail
 from tests.targets.processes import is_running, wait_until
 
 
 def install(tmp_path, monkeypatch, code):
-    """A module the child can run, found through PYTHONPATH."""
+    """A module that the child can run, found through PYTHONPATH."""
     (tmp_path / "served_by_test.py").write_text(textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return "served_by_test"
@@ -27,7 +27,7 @@ READY = """
     print("READY http://127.0.0.1:1")
     print("x" * 200_000)
     sys.stderr.write("a warning\\n")
-    print("told", *sys.argv[1:])
+    print("arguments", *sys.argv[1:])
     sys.stdout.flush()
     {then}
 """
@@ -39,8 +39,8 @@ def test_a_child_runs_for_the_length_of_the_block(tmp_path, monkeypatch, capfd):
         assert child.url == "http://127.0.0.1:1"
         assert child.log == tmp_path / "logs" / "thing.log"
         assert is_running(child.pid)
-        told = f"told --a b --parent-pid {os.getpid()}"
-        assert wait_until(lambda: told in child.log.read_text())
+        line = f"arguments --a b --parent-pid {os.getpid()}"
+        assert wait_until(lambda: line in child.log.read_text())
     assert child.exit_code == -signal.SIGTERM
     assert not Path(f"/proc/{child.pid}").exists()
     assert {"warming up", "a warning"} <= set(child.log.read_text().splitlines())
@@ -55,7 +55,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     assert child.exit_code == -signal.SIGKILL
 
 
-def test_what_a_child_started_ends_with_it(tmp_path, monkeypatch):
+def test_processes_that_a_child_started_end_with_it(tmp_path, monkeypatch):
     then = (
         "import subprocess; print('inner', subprocess.Popen(['sleep', '60']).pid); time.sleep(60)"
     )
@@ -110,7 +110,7 @@ def test_an_error_in_the_block_still_reaps_the_child(tmp_path, monkeypatch):
         ("raise KeyError('x')", TargetError, "before it was ready: KeyError: 'x' (log: "),
     ],
 )
-def test_an_early_end_is_told_in_the_childs_own_last_words(
+def test_an_early_end_is_reported_with_the_childs_last_line(
     tmp_path, monkeypatch, code, kind, message
 ):
     module = install(tmp_path, monkeypatch, code)
@@ -133,8 +133,8 @@ def test_a_child_that_never_gets_ready_is_stopped_at_the_deadline(tmp_path, monk
         child_server("thing", module, [], log_dir=tmp_path, ready_timeout_s=0.4, grace_s=1.0),
     ):
         pytest.fail("a silent child was called ready")
-    said = (tmp_path / "thing.log").read_text().split()
-    assert not [pid for pid in said if is_running(int(pid))]
+    pids = (tmp_path / "thing.log").read_text().split()
+    assert not [pid for pid in pids if is_running(int(pid))]
 
 
 PARENT = """
@@ -157,3 +157,10 @@ def test_a_child_ends_when_its_parent_is_killed_outright(tmp_path):
         assert is_running(pid)
         parent.kill()
     assert wait_until(lambda: not is_running(pid))
+
+
+def test_lines_of_a_terminal_that_end_in_a_carriage_return_are_kept(tmp_path):
+    """`docker run -t` writes CRLF; a progress bar overwrites its line after a CR."""
+    log = tmp_path / "server.log"
+    log.write_bytes(b"loading\r\n10 %\r90 %\r\n\r\nCUDA error\r\n")
+    assert log_tail(log) == ["loading", "90 %", "CUDA error"]

@@ -1,4 +1,4 @@
-"""Servers of ours as targets: options in, an endpoint out, one line when it cannot be."""
+"""The engine and the mock as targets: options in, an endpoint out, one line for a failure."""
 
 import json
 from urllib.request import urlopen
@@ -64,9 +64,9 @@ def test_a_mode_of_the_users_own_is_served(tmp_path):
         engine(options, tmp_path, plugins=[plugin]) as served,
         urlopen(f"{served.endpoint.url}/debug/policy") as response,
     ):
-        found = json.load(response)
-    assert (found["mode"], found["knobs"]["fancy"]) == ("mine", 5)
-    assert "mine" in found["modes"]
+        policy = json.load(response)
+    assert (policy["mode"], policy["knobs"]["fancy"]) == ("mine", 5)
+    assert "mine" in policy["modes"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_mode_of_the_users_own_is_served(tmp_path):
         ({"watermark": "2"}, "watermark"),
     ],
 )
-def test_what_the_engine_cannot_serve_is_told_in_its_own_words(tmp_path, options, problem):
+def test_an_option_that_the_engine_cannot_serve_raises_its_last_line(tmp_path, options, problem):
     with pytest.raises(UsageError) as caught:
         engine({"device": "toy", **options}, tmp_path).__enter__()
     assert problem in str(caught.value)

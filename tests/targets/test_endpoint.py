@@ -1,4 +1,4 @@
-"""URLs and target files: what they may be, what a mistake says, and that no secret gets out."""
+"""URLs and target files: valid forms, messages for mistakes, and secrets that stay hidden."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ SECRET = "sk-do-not-show-me"
         ("http+unix://%2Frun%2Fa.sock/base/v1", "http+unix://%2Frun%2Fa.sock/base"),
     ],
 )
-def test_every_way_to_write_a_base_url_means_the_same(text, url):
+def test_every_form_of_a_base_url_yields_the_same_base(text, url):
     assert load_target(text, {}).url == url
     assert load_target(url, {}).url == url
 
@@ -88,7 +88,7 @@ def test_an_address_gives_the_parts_of_a_connection():
         ("missing.yaml", "target file missing.yaml: No such file"),
     ],
 )
-def test_a_wrong_url_is_one_line_that_says_what_is_wrong(text, problem):
+def test_a_wrong_url_is_one_line_with_the_mistake(text, problem):
     with pytest.raises(TargetFileError) as caught:
         load_target(text, {})
     assert problem in str(caught.value)
@@ -103,14 +103,14 @@ def test_a_wrong_url_is_one_line_that_says_what_is_wrong(text, problem):
 @example("unix:a?b#c")
 @example("http+unix://%2F%ff/%20")
 def test_any_text_is_an_address_or_one_line(text):
-    said = ""
+    message = ""
     try:
         address = parse_url(text)
         assert parse_url(address.url) == address
         assert 1 <= address.port <= 65535
     except TargetFileError as error:
-        said = str(error)
-    assert len(said.splitlines()) <= 1
+        message = str(error)
+    assert len(message.splitlines()) <= 1
 
 
 FILE = """\
@@ -125,7 +125,7 @@ labels: {gpu: H100, gpus: 2, engine: vllm, version: "0.11", flags: --enforce-eag
 """
 
 
-def test_a_target_file_says_everything_a_run_needs(tmp_path):
+def test_a_target_file_holds_everything_that_a_run_needs(tmp_path):
     path = tmp_path / "prod.yaml"
     path.write_text(FILE)
     endpoint = load_target(str(path), {"GW_KEY": SECRET})
@@ -234,16 +234,16 @@ def test_a_mistake_in_a_target_file_is_one_line_with_file_line_and_key(text, lin
     assert "\n" not in str(caught.value)
 
 
-def test_every_mistake_of_a_file_is_told_at_once():
+def test_all_mistakes_of_a_file_are_reported_at_once():
     with pytest.raises(TargetFileError) as caught:
         read_target("url: 3\nmodle: x\nconnections: 4\n", "t.yaml", {})
     assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["1", "2", "3"]
 
 
-def test_a_key_in_the_file_is_refused_without_being_repeated():
+def test_a_key_in_the_file_is_rejected_without_being_repeated():
     with pytest.raises(TargetFileError) as caught:
         read_target(f"url: http://h\napi_key: {SECRET}", "t.yaml", {})
-    assert "export it and name its variable in api_key_env" in str(caught.value)
+    assert "export the key and name its variable in api_key_env" in str(caught.value)
     assert SECRET not in str(caught.value)
 
 
@@ -256,14 +256,14 @@ def test_a_value_in_the_wrong_place_is_not_repeated(text):
     assert SECRET not in str(caught.value)
 
 
-def test_a_key_that_no_header_can_carry_is_refused_without_being_repeated():
+def test_a_key_that_no_header_can_carry_is_rejected_without_being_repeated():
     with pytest.raises(TargetFileError) as caught:
         load_target("http://h", {"OPENAI_API_KEY": f"{SECRET}\r\nx-evil: 1"})
     assert "OPENAI_API_KEY" in str(caught.value)
     assert SECRET not in str(caught.value)
 
 
-def test_a_certificate_is_found_beside_the_file(tmp_path):
+def test_a_certificate_is_found_relative_to_the_file(tmp_path):
     (tmp_path / "ca.pem").write_text("-")
     (tmp_path / "t.yaml").write_text("url: https://h\nca_cert: ca.pem\n")
     assert load_target(str(tmp_path / "t.yaml"), {}).ca_cert == tmp_path / "ca.pem"

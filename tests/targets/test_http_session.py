@@ -1,4 +1,4 @@
-"""HTTP for probes: answers in any cut, connections kept and not, and what is no answer."""
+"""The HTTP client: responses in any cut, reused and closed connections, and failures."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ STATED = b"HTTP/1.1 404 No\r\ncontent-length: 3\r\n\r\nwhy"
 
 
 class Wire(asyncio.Transport):
-    """Takes what is written; ends at once when it is aborted."""
+    """Records the bytes written; ends at once if it is aborted."""
 
     def __init__(self):
         super().__init__()
@@ -42,8 +42,8 @@ class Wire(asyncio.Transport):
         pass
 
 
-def told(pieces, *, closes=False):
-    """(status, headers, body, reusable) of the pieces of one answer."""
+def response_of(pieces, *, closes=False):
+    """(status, headers, body, is_reusable) of a response that arrives in these pieces."""
 
     async def run():
         connection = ProbeConnection()
@@ -67,8 +67,8 @@ def cut(data, places):
 
 @settings(max_examples=60)
 @given(st.sets(st.integers(1, len(CHUNKED) - 1), max_size=len(CHUNKED)))
-def test_an_answer_is_the_same_in_whatever_pieces_it_comes(places):
-    status, headers, body, is_reusable = told(cut(CHUNKED, places))
+def test_a_response_does_not_depend_on_the_cuts_between_reads(places):
+    status, headers, body, is_reusable = response_of(cut(CHUNKED, places))
     assert (status, body, is_reusable) == (200, b"hello world", True)
     assert headers["content-type"] == b"text/event-stream; charset=utf-8"
     assert "trailer" not in headers
@@ -76,28 +76,29 @@ def test_an_answer_is_the_same_in_whatever_pieces_it_comes(places):
 
 def test_a_body_of_no_stated_length_ends_with_the_connection():
     head = b"HTTP/1.0 200 OK\r\n\r\n"
-    assert told([head, b"some", b" text"], closes=True) == (200, {}, b"some text", False)
+    assert response_of([head, b"some", b" text"], closes=True) == (200, {}, b"some text", False)
 
 
 @pytest.mark.parametrize("answer", [CHUNKED[:-3], STATED[:-1], b"HTTP/1.1 200 OK\r\n", b""])
-def test_an_answer_that_is_cut_is_no_answer(answer):
+def test_a_cut_response_raises_disconnected(answer):
     with pytest.raises(Disconnected):
-        told([answer] if answer else [], closes=True)
+        response_of([answer] if answer else [], closes=True)
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\na\x01: b\r\n\r\n"])
-def test_what_is_no_http_is_quoted(answer):
+def test_a_response_that_is_not_http_is_quoted(answer):
     with pytest.raises(NotHttp, match=answer[:8].decode()):
-        told([answer])
+        response_of([answer])
 
 
-def test_what_nobody_asked_for_is_no_part_of_an_answer():
-    assert told([STATED + STATED]) == (404, {"content-length": b"3"}, b"why", False)
-    assert told([STATED, STATED]) == (404, {"content-length": b"3"}, b"why", False)
+def test_bytes_without_a_request_are_no_part_of_a_response():
+    assert response_of([STATED + STATED]) == (404, {"content-length": b"3"}, b"why", False)
+    assert response_of([STATED, STATED]) == (404, {"content-length": b"3"}, b"why", False)
 
 
 class Server:
-    """Gives each connection its answers in order, closes it after them, and keeps what it read."""
+    """Answers each connection in order, closes it after the last answer, and records the heads of
+    the requests."""
 
     def __init__(self, *connections):
         self.answers, self.requests = list(connections), []
@@ -123,20 +124,20 @@ class Server:
         return asyncio.run(run())
 
 
-async def ask(session, url, method="GET"):
+async def send(session, url, method="GET"):
     async with session.request(method, f"{url}/a b?c=d", [("x-y", "z")], b"", 5.0) as answer:
         return answer.status, await answer.read(100)
 
 
-def test_a_connection_is_kept_and_says_what_was_asked():
+def test_a_connection_is_reused_and_sends_the_whole_request():
     server = Server([STATED, CHUNKED])
 
     async def talk(session, url):
-        found = [await ask(session, url), await ask(session, url, "POST")]
-        return found, session.n_opened
+        responses = [await send(session, url), await send(session, url, "POST")]
+        return responses, session.n_opened
 
-    found, n_opened = server.run(talk)
-    assert found == [(404, b"why"), (200, b"hello world")]
+    responses, n_opened = server.run(talk)
+    assert responses == [(404, b"why"), (200, b"hello world")]
     assert n_opened == 1
     get, post = server.requests
     assert get.startswith(b"GET /a%20b?c=d HTTP/1.1\r\nhost: 127.0.0.1:")
@@ -145,13 +146,13 @@ def test_a_connection_is_kept_and_says_what_was_asked():
 
 
 @pytest.mark.parametrize(("method", "n_opened"), [("GET", 2), ("POST", None)])
-def test_only_what_changes_nothing_is_asked_again(method, n_opened):
-    """The second request reaches a connection that the server has given up without answering."""
+def test_only_an_idempotent_request_is_sent_again(method, n_opened):
+    """The second request is sent on a connection that the server has closed."""
     server = Server([STATED, b""], [STATED])
 
     async def talk(session, url):
-        await ask(session, url)
-        assert await ask(session, url, method) == (404, b"why")
+        await send(session, url)
+        assert await send(session, url, method) == (404, b"why")
         return session.n_opened
 
     if n_opened is None:
@@ -161,19 +162,19 @@ def test_only_what_changes_nothing_is_asked_again(method, n_opened):
         assert server.run(talk) == n_opened
 
 
-def test_an_answer_left_unread_takes_its_connection_along():
+def test_an_unread_response_closes_its_connection():
     server = Server([STATED], [STATED])
 
     async def talk(session, url):
         async with session.request("GET", url, [], b"", 5.0) as answer:
             assert answer.status == 404
-        await ask(session, url)
+        await send(session, url)
         return session.n_opened
 
     assert server.run(talk) == 2
 
 
-def test_a_server_that_says_nothing_is_waited_for_so_long():
+def test_a_silent_server_raises_a_timeout():
     async def talk(session, url):
         async with session.request("POST", url, [], b"", 0.01):
             pass
@@ -190,23 +191,23 @@ class Silent(Server):
             writer.close()
 
 
-def test_nobody_there_is_told_with_the_address():
+def test_a_failed_connection_is_reported_with_the_address():
     async def talk():
         async with HttpSession(Route("127.0.0.1", 9)) as session:
-            await ask(session, "http://127.0.0.1:9")
+            await send(session, "http://127.0.0.1:9")
 
     with pytest.raises(NoConnection, match=r"cannot connect to 127\.0\.0\.1:9: "):
         asyncio.run(talk())
 
 
-def test_a_proxy_is_told_the_whole_url():
+def test_a_forwarding_proxy_receives_the_whole_url():
     server = Server([STATED])
 
     async def talk(session, url):
         port = int(url.rpartition(":")[2])
         proxied = Route("far.example", 80, proxy=Proxy("127.0.0.1", port))
         async with HttpSession(proxied) as through:
-            return await ask(through, "http://far.example/v1")
+            return await send(through, "http://far.example/v1")
 
     assert server.run(talk) == (404, b"why")
     assert server.requests[0].startswith(b"GET http://far.example/v1/a%20b?c=d HTTP/1.1\r\n")

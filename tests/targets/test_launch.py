@@ -1,4 +1,4 @@
-"""Servers that slobench starts: waited for, watched, told about in their own words, and ended."""
+"""Launched servers: waited for, watched, reported with the last lines of their log, and ended."""
 
 import http.client
 import json
@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import TargetError, TargetFileError, UsageError
+from targets.child import log_tail
 from targets.endpoint import read_target
-from targets.launch import launched, tail
+from targets.launch import launched
 from targets.launch_plan import PRESETS, Launch
 from tests.targets.processes import is_running, wait_until
 
@@ -35,7 +36,7 @@ SERVER = """
             self.send_response(status)
             self.end_headers()
         def log_message(self, *args):
-            print("asked", self.path, self.headers.get("authorization"), flush=True)
+            print("request", self.path, self.headers.get("authorization"), flush=True)
 
     def serve(port):
         http.server.HTTPServer(("127.0.0.1", int(port)), Answers).serve_forever()
@@ -44,25 +45,26 @@ SERVER = """
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(code, **launch)`: a target file's endpoint launched; `code` has SERVER's names."""
+    """`start(code, **launch)` launches the endpoint of a target file; `code` can use SERVER's
+    names."""
 
     def begin(code, environ=None, lines="", waits=None, **launch):
         script = tmp_path / "server.py"
         script.write_text(textwrap.dedent(SERVER) + textwrap.dedent(code))
-        given = {"command": [sys.executable, "-u", str(script), "{port}"], **launch}
-        given.setdefault("ready", {"path": "/health", "timeout": "20s"})
-        given.setdefault("stop", {"timeout": "5s"})
-        text = f"{lines}\nlaunch: {json.dumps(given)}\n"
+        block = {"command": [sys.executable, "-u", str(script), "{port}"], **launch}
+        block.setdefault("ready", {"path": "/health", "timeout": "20s"})
+        block.setdefault("stop", {"timeout": "5s"})
+        text = f"{lines}\nlaunch: {json.dumps(block)}\n"
         everything = {**os.environ, **(environ or {})}
         endpoint = read_target(text, "t.yaml", everything, tmp_path)
-        told = [] if waits is None else waits
-        return launched(endpoint, everything, tmp_path / "logs", lambda *w: told.append(w))
+        calls = [] if waits is None else waits
+        return launched(endpoint, everything, tmp_path / "logs", lambda *wait: calls.append(wait))
 
     return begin
 
 
-def said(server, word):
-    """The number after a word in a server's log, once it is there."""
+def logged_number(server, word):
+    """The number after a word in a server's log, once the log has it."""
     assert wait_until(lambda: f"{word} " in server.log.read_text())
     return int(server.log.read_text().split(f"{word} ")[1].split()[0])
 
@@ -77,13 +79,13 @@ def test_a_server_is_waited_for_served_and_ended(start, tmp_path):
     assert not is_running(server.pid)
     assert waits, "the first answer was 503: it is loading"
     log = (tmp_path / "logs" / "server.log").read_text()
-    assert "asked /health" in log
-    assert "asked /x" in log
+    assert "request /health" in log
+    assert "request /x" in log
     assert "killed by SIGTERM" in server.ended()
 
 
-def test_whatever_a_server_started_ends_with_it(start):
-    """A child in the group, one in a session of its own, and one that forked twice."""
+def test_all_processes_that_a_server_started_end_with_it(start):
+    """A child in the group, a child in a session of its own, and a child that forked twice."""
     code = """
         print("inner", subprocess.Popen(["sleep", "60"]).pid)
         print("stray", subprocess.Popen(["sleep", "60"], start_new_session=True).pid)
@@ -97,7 +99,7 @@ def test_whatever_a_server_started_ends_with_it(start):
         serve(sys.argv[1])
     """
     with start(code) as server:
-        pids = [said(server, word) for word in ("inner", "stray", "orphan")]
+        pids = [logged_number(server, word) for word in ("inner", "stray", "orphan")]
         assert all(is_running(pid) for pid in pids)
     assert not [pid for pid in pids if is_running(pid)]
 
@@ -111,7 +113,7 @@ def test_a_command_that_hands_over_to_a_daemon_is_still_watched(start):
         serve(sys.argv[1])
     """
     with start(code) as server:
-        daemon = said(server, "daemon")
+        daemon = logged_number(server, "daemon")
         assert server.ended() is None
         os.kill(daemon, signal.SIGKILL)
         assert wait_until(lambda: server.ended() is not None)
@@ -125,14 +127,14 @@ def test_a_server_that_ignores_the_signal_is_killed(start):
     assert "SIGKILL" in server.ended()
 
 
-def test_a_server_that_dies_is_noticed_with_its_last_words(start):
+def test_a_server_that_dies_is_reported_with_its_last_line(start):
     environ = {"OPENAI_API_KEY": "sk-secret"}
     with start("serve(sys.argv[1])", environ) as server:
         with pytest.raises(http.client.RemoteDisconnected):
             urllib.request.urlopen(server.endpoint.url + "/die")
         assert wait_until(lambda: server.ended() is not None)
         assert server.ended() == (
-            "the server under test ended with code 9; it last wrote: CUDA error: [redacted]"
+            "the server under test ended with code 9; its last line: CUDA error: [redacted]"
         )
 
 
@@ -152,7 +154,7 @@ def test_an_error_in_the_block_ends_the_server(start):
         ("Answers.loading = 10**9; serve(sys.argv[1])", "(GET /health 503)"),
     ],
 )
-def test_one_that_never_gets_ready_is_told_with_its_last_lines(start, tmp_path, code, why):
+def test_a_server_that_is_never_ready_is_reported_with_its_last_lines(start, tmp_path, code, why):
     is_slow = "ended" not in why and "killed" not in why
     ready = {"path": "/health", "timeout": "300ms" if is_slow else "20s"}
     with pytest.raises(TargetError) as caught, start(code, ready=ready):
@@ -160,26 +162,26 @@ def test_one_that_never_gets_ready_is_told_with_its_last_lines(start, tmp_path, 
     assert why in str(caught.value)
     if is_slow:  # what it writes while it is being stopped is in the log alone
         return
-    shown = tail(tmp_path / "logs" / "server.log")
+    shown = log_tail(tmp_path / "logs" / "server.log")
     assert [line.strip() for line in str(caught.value).splitlines()[1:]] == [
         line.strip() for line in shown or ["(it wrote nothing)"]
     ]
 
 
-def test_a_program_that_is_not_there_is_a_mistake_of_the_file(start):
+def test_a_missing_program_is_a_usage_error(start):
     with pytest.raises(UsageError, match="cannot start 'nosuchserver") as caught:
         start("", command="nosuchserver --port {port}").__enter__()
     assert caught.value.exit_code == 2
 
 
-def test_a_port_that_is_taken_is_refused_before_another_server_answers(start):
+def test_a_taken_port_is_rejected_before_another_server_answers(start):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(UsageError, match=f"launch.port: {port} on 127.0.0.1 is taken"):
             start("serve(sys.argv[1])", port=port).__enter__()
 
 
-def test_secrets_reach_the_server_and_nobody_else(start):
+def test_secrets_reach_only_the_server(start):
     code = """
         print("got", os.environ["HF_TOKEN"], sys.argv[2])
         serve(sys.argv[1])
@@ -191,12 +193,12 @@ def test_secrets_reach_the_server_and_nobody_else(start):
     ) as server:  # fmt: skip
         log = server.log.read_text()
         assert "got hf-very-secret --api-key=sk-very-secret" in log
-        assert "Bearer sk-very-secret" in log, "readiness is asked with the key"
+        assert "Bearer sk-very-secret" in log, "the readiness request carries the key"
         assert "very-secret" not in repr(server)
         assert "very-secret" not in json.dumps(server.endpoint.to_manifest())
         assert "\"--api-key=${SRV_KEY}\" --hf-token '[redacted]'" in server.command
-        assert not [line for line in tail(server.log, server._secrets) if "very-secret" in line]
-        ours = Path(f"/proc/{server._warden._process.pid}/cmdline").read_text()
+        assert not [line for line in log_tail(server.log, server._secrets) if "very-secret" in line]
+        ours = Path(f"/proc/{server._supervisor._process.pid}/cmdline").read_text()
     assert "very-secret" not in ours
 
 
@@ -261,11 +263,11 @@ def test_a_server_ends_when_slobench_is_killed_outright(tmp_path):
         ),
     ],
 )
-def test_presets_start_the_projects_own_commands(launch, line):
+def test_presets_start_the_commands_of_their_projects(launch, line):
     assert Launch.model_validate(launch).plan(7, "py", {}).shown == line
 
 
-def test_readiness_is_asked_where_each_project_answers():
+def test_each_preset_has_the_readiness_path_of_its_project():
     paths = {name: Launch(preset=name, model="m").plan(7, "py", {}).ready_path for name in PRESETS}
     assert paths.pop("reference") == "/ready", "its /health is 200 while the model loads"
     assert set(paths.values()) == {"/health"}
@@ -280,7 +282,7 @@ def test_readiness_is_asked_where_each_project_answers():
         ("launch: {preset: vlm}", "t.yaml:1: launch.preset: unknown preset 'vlm'; did you mean"),
         ("launch: {preset: vllm}", "t.yaml:1: launch: preset vllm needs the model to load"),
         ("launch: {command: 'a {prot}'}", "t.yaml:1: launch: unknown placeholder {prot}; did you"),
-        ("launch: {command: a}", "t.yaml:1: launch: nothing tells the server its port"),
+        ("launch: {command: a}", "t.yaml:1: launch: the server does not receive its port"),
         ("launch: {comand: a}", "t.yaml:1: launch.comand: unknown key 'comand'; did you mean"),
         ("launch: {command: a, port: 1, ready: {pth: /}}", "t.yaml:1: launch.ready.pth: unknown"),
         ("launch: {command: a, port: 1, ready: {timeout: 3}}", "t.yaml:1: launch.ready.timeout: a"),
@@ -289,7 +291,7 @@ def test_readiness_is_asked_where_each_project_answers():
         ("url: http://h\nlaunch: {command: a, port: 1}", "t.yaml:1: url: a launched server's URL"),
         (
             "launch: {command: 'a {port} --api-key sk-1'}",
-            "t.yaml:1: launch: a key is not written to a file",
+            "t.yaml:1: launch: a file holds no key: export",
         ),
     ],
 )
@@ -306,6 +308,6 @@ def test_a_variable_that_is_not_set_is_named():
         launch.plan(1, "py", {})
 
 
-def test_a_server_that_listens_everywhere_is_asked_here():
+def test_a_server_that_listens_on_all_addresses_is_reached_on_loopback():
     assert Launch(command=("x", "{port}"), host="0.0.0.0").connect_host == "127.0.0.1"
     assert Launch(command=("x", "{port}"), host="10.0.0.7").connect_host == "10.0.0.7"

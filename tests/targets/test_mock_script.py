@@ -1,4 +1,4 @@
-"""The mock's script as data: deadlines, stalls, who fails; and how people write it."""
+"""The mock's script: deadlines, stalls, failures, and the options that set it."""
 
 import json
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from targets.mock_options import OPTIONS, apply_options, split_options
-from targets.mock_script import Failure, Script, Stall
+from targets.mock_script import OPTIONS, Failure, Script, Stall, apply_options, split_options
 from targets.mock_wire import ReplyText
 
 
@@ -38,7 +37,7 @@ def test_stalls_keep_order_and_never_make_anything_early(stalls, instants):
     assert script.after_stalls_s(a) <= script.after_stalls_s(b)
 
 
-def test_who_fails_depends_on_the_seed_and_the_number_alone():
+def test_failures_depend_only_on_the_seed_and_the_number():
     script = Script(failures=(Failure("500", 0.1), Failure("cut", 0.05)))
     forward = [script.failure(n) for n in range(20_000)]
     backward = [script.failure(n) for n in reversed(range(20_000))]
@@ -94,14 +93,14 @@ def test_options_are_read_with_their_units_and_repeatable_ones_add_up():
         ("reject", "ignore-eos", "did you mean 'ignore_eos'?"),
     ],
 )
-def test_a_wrong_option_is_one_line_with_what_was_expected(key, value, problem):
+def test_a_wrong_option_is_one_line_with_the_expected_form(key, value, problem):
     with pytest.raises(UsageError) as caught:
         apply_options(Script(), [(key, value)])
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_shares_above_the_whole_are_refused():
+def test_shares_above_100_percent_are_rejected():
     with pytest.raises(UsageError, match="add up to 120%"):
         apply_options(Script(), [("fail", "cut:60%"), ("fail", "500:60%")])
 
@@ -115,9 +114,9 @@ def test_the_events_of_a_reply_carry_all_its_tokens_and_valid_json(tokens, coale
     script = Script(coalesce=coalesce, reasoning=think)
     reply = ReplyText(script, 3, chat, 'a"b', 10, tokens, "length", True, True)
     assert sum(reply.tokens_in(j) for j in range(reply.n_events)) == tokens
-    seen = [json.loads(reply.event(j).removeprefix(b"data: ")) for j in range(reply.n_events)]
-    assert [e["usage"]["completion_tokens"] for e in seen][-1] == tokens
-    assert all(event["model"] == 'a"b' for event in seen)
+    events = [json.loads(reply.event(j).removeprefix(b"data: ")) for j in range(reply.n_events)]
+    assert [e["usage"]["completion_tokens"] for e in events][-1] == tokens
+    assert all(event["model"] == 'a"b' for event in events)
     last, end, done = reply.tail().decode().split("\n\n")[:3]
     assert json.loads(last[6:])["choices"][0]["finish_reason"] == "length"
     assert json.loads(end[6:])["usage"]["total_tokens"] == 10 + tokens

@@ -1,4 +1,4 @@
-"""The mock does what its script says: by its bytes on a real socket and by its own log."""
+"""The mock follows its script: checked by its bytes on a real socket and by its own log."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from targets.embed import mock
 
 
 class Wire:
-    """A bare HTTP/1.1 connection: what was sent and what came back, byte for byte."""
+    """A bare HTTP/1.1 connection: the bytes sent and received."""
 
     def __init__(self, url):
         host, port = url.removeprefix("http://").split(":")
@@ -35,7 +35,7 @@ class Wire:
         self.socket.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
 
     def read_until(self, end):
-        """Everything up to and with `end`, or up to the connection's end; the rest is kept."""
+        """Everything up to and including `end`, or up to the connection's end; the rest is kept."""
         while end not in self.rest:
             more = self.socket.recv(65536)
             if not more:
@@ -55,7 +55,7 @@ class Wire:
         return int(head.split()[1]), body
 
     def read_events(self):
-        """The events of a chunked stream: the parsed ones, and the raw rest of `[DONE]` or none."""
+        """The parsed events of a chunked stream; `[DONE]` as text."""
         raw = self.read_until(b"0\r\n\r\n")
         lines = [line for line in raw.split(b"\n") if line.startswith(b"data: ")]
         return [
@@ -63,7 +63,7 @@ class Wire:
         ]
 
 
-def ask(tokens=4, **fields):
+def request_body(tokens=4, **fields):
     return {
         "model": "mock-model",
         "messages": [{"role": "user", "content": "x" * 40}],
@@ -90,7 +90,7 @@ def read_log(path):
 
 def test_a_stream_has_a_role_tokens_a_finish_usage_and_done(mock_url):
     with Wire(mock_url) as wire:
-        wire.send(ask(3))
+        wire.send(request_body(3))
         events = wire.read_events()
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert texts(events) == [" the", " model", " of"]
@@ -116,7 +116,7 @@ def test_completions_have_text_and_no_role(mock_url):
 
 def test_a_reply_that_is_not_streamed_is_one_body(mock_url):
     with Wire(mock_url) as wire:
-        wire.send(ask(2, stream=False))
+        wire.send(request_body(2, stream=False))
         status, body = wire.read_response()
     assert status == 200
     assert json.loads(body)["choices"][0]["message"]["content"] == " the model"
@@ -126,7 +126,7 @@ def test_a_reply_that_is_not_streamed_is_one_body(mock_url):
 def test_running_usage_counts_coalesced_tokens(mock_url):
     options = {"include_usage": True, "continuous_usage_stats": True}
     with Wire(mock_url) as wire:
-        wire.send(ask(5, stream_options=options), x_mock="coalesce=2")
+        wire.send(request_body(5, stream_options=options), x_mock="coalesce=2")
         events = wire.read_events()
     counts = [e["usage"]["completion_tokens"] for e in events[:-1]]
     assert counts == [0, 2, 4, 5, 5, 5]
@@ -135,7 +135,7 @@ def test_running_usage_counts_coalesced_tokens(mock_url):
 
 def test_reasoning_comes_before_content(mock_url):
     with Wire(mock_url) as wire:
-        wire.send(ask(3), x_mock="reasoning=2,role=off")
+        wire.send(request_body(3), x_mock="reasoning=2,role=off")
         events = wire.read_events()
     keys = [next(iter(e["choices"][0]["delta"]), None) for e in events[:3]]
     assert keys == ["reasoning_content", "reasoning_content", "content"]
@@ -144,62 +144,62 @@ def test_reasoning_comes_before_content(mock_url):
 def test_one_connection_serves_many_requests_also_pipelined(mock_url):
     with Wire(mock_url) as wire:
         for _ in range(3):
-            wire.send(ask(2))
+            wire.send(request_body(2))
             assert len(texts(wire.read_events())) == 2
         wire.send(method="GET", path="/v1/models")
         assert json.loads(wire.read_response()[1])["data"][0]["id"] == "mock-model"
-        wire.send(ask(1))
+        wire.send(request_body(1))
         wire.send(method="GET", path="/health")
         assert texts(wire.read_events()) == [" the"]
         assert wire.read_response() == (200, b"{}")
 
 
 @pytest.mark.parametrize(
-    ("body", "script", "status", "says"),
+    ("body", "script", "status", "message"),
     [
         (b"{", "", 400, "truncated"),
-        (ask(0), "", 400, "max_tokens is 0"),
-        (ask(1, model="other"), "", 404, "The model `other` does not exist."),
-        (ask(100), "max_model_len=100", 400, "maximum context length is 100 tokens"),
-        (ask(1, ignore_eos=True), "reject=ignore_eos", 400, "ignore_eos"),
-        (ask(1), "api_key=k", 401, "Incorrect API key"),
-        (ask(1), "fail=503", 503, "scripted failure 503"),
-        (ask(1), "nonsense=1", 400, "unknown mock option 'nonsense'"),
+        (request_body(0), "", 400, "max_tokens is 0"),
+        (request_body(1, model="other"), "", 404, "The model `other` does not exist."),
+        (request_body(100), "max_model_len=100", 400, "maximum context length is 100 tokens"),
+        (request_body(1, ignore_eos=True), "reject=ignore_eos", 400, "ignore_eos"),
+        (request_body(1), "api_key=k", 401, "Incorrect API key"),
+        (request_body(1), "fail=503", 503, "scripted failure 503"),
+        (request_body(1), "nonsense=1", 400, "unknown mock option 'nonsense'"),
     ],
 )
-def test_a_refused_request_is_an_error_body_and_the_connection_lives(
-    mock_url, body, script, status, says
+def test_a_rejected_request_is_an_error_body_and_the_connection_lives(
+    mock_url, body, script, status, message
 ):
     with Wire(mock_url) as wire:
         wire.send(body, x_mock=script)
-        found, text = wire.read_response()
-        assert found == status
-        assert says in json.loads(text)["error"]["message"]
-        wire.send(ask(1))
+        actual, text = wire.read_response()
+        assert actual == status
+        assert message in json.loads(text)["error"]["message"]
+        wire.send(request_body(1))
         assert texts(wire.read_events()) == [" the"]
 
 
 def test_a_thousand_pipelined_refusals_are_each_answered(mock_url):
-    body = json.dumps(ask(1)).encode()
+    body = json.dumps(request_body(1)).encode()
     one = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-mock: fail=503\r\nx-seq: \xb2\r\n"
     with Wire(mock_url) as wire:
         wire.socket.sendall((one + b"content-length: %d\r\n\r\n" % len(body) + body) * 1000)
-        wire.send(ask(1))
+        wire.send(request_body(1))
         answers = wire.read_until(b"[DONE]")
     assert answers.count(b"HTTP/1.1 503 Service Unavailable") == 1000
     assert answers.count(b"HTTP/1.1 200 OK") == 1
 
 
-def test_what_is_not_http_is_answered_and_closed(mock_url):
+def test_a_request_that_is_not_http_is_answered_with_400_and_closed(mock_url):
     with Wire(mock_url) as wire:
         wire.socket.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert wire.read_until(b"never").startswith(b"HTTP/1.1 400")
 
 
-def test_scripted_failures_break_the_stream_as_they_say(mock_url):
+def test_scripted_failures_break_the_stream_as_scripted(mock_url):
     def raw(script):
         with Wire(mock_url) as wire:
-            wire.send(ask(8), x_mock=f"{script},itl=0ms")
+            wire.send(request_body(8), x_mock=f"{script},itl=0ms")
             return wire.read_until(b"0\r\n\r\n")
 
     assert raw("fail=cut").count(b'"content":" ') == 4
@@ -210,7 +210,7 @@ def test_scripted_failures_break_the_stream_as_they_say(mock_url):
     assert inband.count(b'"content":" ') == 4
     assert b'data: {"error": {"message": "scripted failure in mid-stream"' in inband
     with Wire(mock_url) as wire:
-        wire.send(ask(8), x_mock="fail=notsse")
+        wire.send(request_body(8), x_mock="fail=notsse")
         status, page = wire.read_response()
     assert (status, page[:15]) == (200, b"<!doctype html>")
     assert b"[DONE]" not in raw("done=off")
@@ -218,21 +218,21 @@ def test_scripted_failures_break_the_stream_as_they_say(mock_url):
         raw("fail=reset")
 
 
-def test_the_log_tells_what_was_really_done_and_when(tmp_path):
+def test_the_log_holds_the_outcome_and_the_instants_of_each_request(tmp_path):
     """Structure only: writes come after their deadlines, in order, on the script's grid."""
     truth = tmp_path / "truth.csv"
     before_ns = time.monotonic_ns()
     with mock({"ttft": "20ms", "itl": "5ms", "fail": "cut:50%"}, tmp_path, truth=truth) as served:
         with Wire(served.endpoint.url) as wire:
             sent_ns = time.monotonic_ns()
-            wire.send(ask(6), x_seq=7, x_mock="role=early")
+            wire.send(request_body(6), x_seq=7, x_mock="role=early")
             assert wire.read_until(b" the")
             first_ns = time.monotonic_ns()
             wire.read_until(b"0\r\n\r\n")
         with Wire(served.endpoint.url) as wire:
-            wire.send(ask(1000), x_mock="fail=hang")
+            wire.send(request_body(1000), x_mock="fail=hang")
         with Wire(served.endpoint.url) as wire:
-            wire.send(ask(4), x_mock="fail=500")
+            wire.send(request_body(4), x_mock="fail=500")
             wire.read_response()
     first, hung, refused = read_log(truth)
     assert (first["seq"], first["number"], first["api"], first["asked_tokens"]) == (7, 0, "chat", 6)
@@ -256,7 +256,7 @@ def test_the_same_seed_fails_the_same_requests_in_any_order(tmp_path):
         options = {"ttft": "0ms", "itl": "0ms", "fail": "500:30%;401:20%", "seed": "5"}
         with mock(options, tmp_path, truth=truth) as served, Wire(served.endpoint.url) as wire:
             for seq in order:
-                wire.send(ask(1, stream=False), x_seq=seq)
+                wire.send(request_body(1, stream=False), x_seq=seq)
                 wire.read_response()
         outcomes.append({row["seq"]: row["outcome"] for row in read_log(truth)})
     assert outcomes[0] == outcomes[1]
@@ -267,9 +267,11 @@ def test_a_stall_holds_back_every_reply_until_its_end(tmp_path):
     truth = tmp_path / "truth.csv"
     options = {"ttft": "10ms", "itl": "10ms", "stall": "300ms@50ms"}
     with mock(options, tmp_path, truth=truth) as served, Wire(served.endpoint.url) as wire:
-        wire.send(ask(1))  # a probe: the stall's clock starts anew at the first numbered request
+        wire.send(
+            request_body(1)
+        )  # without a number: the stall's clock starts at the first with one
         wire.read_events()
-        wire.send(ask(12), x_seq=0)
+        wire.send(request_body(12), x_seq=0)
         wire.read_events()
     _, row = read_log(truth)
     start_ns = row["read_ns"]
@@ -309,7 +311,7 @@ def test_a_signal_ends_it_with_its_log_written(tmp_path):
         assert server.stdout is not None
         ready, url = server.stdout.readline().split()
         with Wire(url) as wire:
-            wire.send(ask(1))
+            wire.send(request_body(1))
             wire.read_events()
         server.send_signal(signal.SIGINT)
         assert server.wait(10) == 0

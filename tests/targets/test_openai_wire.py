@@ -1,4 +1,4 @@
-"""The codecs against captured wire shapes, and against bytes that are no wire shape at all."""
+"""The codecs against captured streams, and against arbitrary bytes."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ EITHER = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 
 def problem_of(codec, event):
-    """The message of the ValueError an event raises; any other exception is the test's failure."""
+    """The message of the ValueError that an event raises; any other exception fails the test."""
     try:
         assert isinstance(codec.decode(event), Delta)
     except ValueError as error:
@@ -39,7 +39,7 @@ def expected_delta(fields):
 
 
 @pytest.mark.parametrize("capture", sorted(WIRE.glob("*.sse")), ids=lambda path: path.stem)
-def test_captured_streams_decode_to_the_deltas_written_beside_them(capture):
+def test_captured_streams_decode_to_the_golden_deltas(capture):
     lines = capture.read_bytes().splitlines()
     events = [line.removeprefix(b"data: ") for line in lines if line]
     written = json.loads(capture.with_suffix(".deltas.json").read_text())
@@ -61,8 +61,8 @@ def test_captured_streams_decode_to_the_deltas_written_beside_them(capture):
 @example(event=b"")
 @example(event=b"[DONE]")
 def test_decoding_arbitrary_bytes_raises_nothing_but_value_error(codec, event):
-    said = problem_of(codec, event)
-    assert said is None or (len(said) < 300 and "\n" not in said)
+    message = problem_of(codec, event)
+    assert message is None or (len(message) < 300 and "\n" not in message)
 
 
 JSON = st.recursive(
@@ -96,7 +96,7 @@ def test_decoding_any_json_under_the_known_keys_raises_nothing_but_value_error(c
         b'{"choices":[{"delta":{"content":"\xff"},"text":"\xff"}]}',
     ],
 )
-def test_what_the_api_does_not_promise_is_a_value_error(codec, event):
+def test_an_event_that_violates_the_api_is_a_value_error(codec, event):
     with pytest.raises(ValueError, match="not an event of this API"):
         codec.decode(event)
 
@@ -113,7 +113,7 @@ def test_timings_that_are_not_finite_are_skipped():
 
 
 @EITHER
-def test_the_largest_count_that_is_believed(codec):
+def test_the_largest_accepted_count(codec):
     usage = codec.decode(b'{"usage":{"completion_tokens":2147483647}}').usage
     assert usage == Usage(output_tokens=2147483647)
 
@@ -131,7 +131,7 @@ def test_legacy_function_calls_are_tokens():
     assert CODECS["chat"].decode(event) == Delta(is_token=True)
 
 
-def test_an_error_without_a_message_is_told_in_its_own_json_and_cut_short():
+def test_an_error_without_a_message_is_shown_as_its_json_and_cut_short():
     assert CODECS["chat"].decode(b'{"error":{"code":7}}').error == '{"code":7}'
     long = CODECS["chat"].decode(b'{"error":"' + b"x" * 9999 + b'"}')
     assert long.error == "x" * 300
@@ -141,7 +141,7 @@ def body_of(codec, request):
     return json.loads(codec.encode(request).body)
 
 
-def test_a_chat_request_asks_for_a_stream_with_usage_of_exact_length():
+def test_a_chat_request_requests_a_stream_of_exact_length_with_usage():
     sent = OpenAIChat(model="llama").encode(Request("hi", 32))
     assert (sent.method, sent.path) == ("POST", "/v1/chat/completions")
     assert dict(sent.headers) == {
@@ -189,7 +189,7 @@ def test_the_newer_limit_field_replaces_the_older_one():
     assert "max_tokens" not in sent
 
 
-def test_usage_is_asked_for_as_the_codec_is_told():
+def test_the_fields_of_the_codec_decide_which_usage_is_requested():
     running = body_of(OpenAIChat(continuous_usage=True), Request("", 1))
     assert running["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     without = body_of(OpenAIChat(include_usage=False, continuous_usage=True), Request("", 1))
@@ -240,7 +240,7 @@ def test_the_cheap_guess_takes_any_bytes(codec, fragment):
     assert codec.looks_like_token(fragment) in (True, False)
 
 
-def test_the_cheap_guess_finds_a_token_behind_an_empty_role_chunk():
+def test_the_cheap_guess_finds_a_token_after_an_empty_role_chunk():
     role = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
     token = b'data: {"choices":[{"delta":{"content": "x"}}]}\n\n'
     assert not CODECS["chat"].looks_like_token(role)

@@ -1,4 +1,4 @@
-"""The turns of a name's addresses, in virtual time with a scripted resolver."""
+"""The rotation over a name's addresses, in virtual time with a scripted resolver."""
 
 import asyncio
 import socket
@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from loadgen.clock import VirtualClock
-from targets.rotation import Rotation, show
+from targets.rotation import Rotation, format_address
 
 
 def info(address):
@@ -14,14 +14,14 @@ def info(address):
 
 
 class Resolver:
-    """Answers with `addresses`, or raises while there are none; waits until it may."""
+    """Returns `addresses`, or raises if there are none; waits for `may_answer`."""
 
     def __init__(self, *addresses):
-        self.addresses, self.n_asked, self.may_answer = addresses, 0, asyncio.Event()
+        self.addresses, self.n_lookups, self.may_answer = addresses, 0, asyncio.Event()
         self.may_answer.set()
 
     async def __call__(self, host, port):
-        self.n_asked += 1
+        self.n_lookups += 1
         await self.may_answer.wait()
         if not self.addresses:
             raise socket.gaierror(-2, "Name or service not known")
@@ -41,27 +41,27 @@ def test_each_connection_begins_at_the_next_address_and_sees_all():
     async def play():
         rotation, _, resolver = rotate("a", "b", "c", first=1)
         orders = ["".join(i[4][0] for i in await rotation.order()) for _ in range(4)]
-        assert resolver.n_asked == 1
-        assert rotation.known == ["a:80", "b:80", "c:80"]
+        assert resolver.n_lookups == 1
+        assert rotation.addresses == ["a:80", "b:80", "c:80"]
         return orders
 
     assert asyncio.run(play()) == ["bca", "cab", "abc", "bca"]
 
 
-def test_an_older_answer_is_used_while_a_new_one_is_asked_for():
+def test_an_older_answer_is_used_during_a_new_lookup():
     async def play():
         rotation, clock, resolver = rotate("a")
         await rotation.order()
         clock.advance(1.5)
         resolver.addresses = ("b",)
         resolver.may_answer.clear()
-        assert await first(rotation) == "a"  # nobody waits
+        assert await first(rotation) == "a"  # without waiting
         assert await first(rotation) == "a"
         resolver.may_answer.set()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert await first(rotation) == "b"
-        return resolver.n_asked
+        return resolver.n_lookups
 
     assert asyncio.run(play()) == 2
 
@@ -88,22 +88,24 @@ def test_a_resolver_that_fails_takes_no_address_away():
     assert asyncio.run(play()) == "a"
 
 
-def test_a_name_that_never_resolved_is_an_error_for_everyone_who_waits():
+def test_a_name_that_never_resolved_is_an_error_for_every_waiting_task():
     async def play():
         rotation, _, resolver = rotate()
-        told = await asyncio.gather(rotation.order(), rotation.order(), return_exceptions=True)
-        assert resolver.n_asked == 1
-        return [type(error) for error in told]
+        errors = await asyncio.gather(rotation.order(), rotation.order(), return_exceptions=True)
+        assert resolver.n_lookups == 1
+        return [type(error) for error in errors]
 
     assert asyncio.run(play()) == [socket.gaierror] * 2
 
 
-def test_giving_up_the_wait_disturbs_nobody():
+def test_a_cancelled_wait_logs_no_error():
     async def play():
         rotation, _, resolver = rotate()
         resolver.may_answer.clear()
-        told = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, said: told.append(said))
+        contexts = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: contexts.append(context)
+        )
         waiting = asyncio.ensure_future(rotation.order())
         await asyncio.sleep(0)
         waiting.cancel()
@@ -111,7 +113,7 @@ def test_giving_up_the_wait_disturbs_nobody():
         await asyncio.gather(waiting, return_exceptions=True)
         await asyncio.sleep(0)
         del waiting, rotation
-        return told
+        return contexts
 
     assert asyncio.run(play()) == []
 
@@ -127,14 +129,14 @@ def test_an_address_that_failed_comes_last_for_five_seconds():
     assert asyncio.run(play()) == ["a", "b"]
 
 
-def test_a_literal_address_is_asked_for_once():
+def test_a_literal_address_is_looked_up_once():
     async def play():
         clock, resolver = VirtualClock(), Resolver("127.0.0.1")
         rotation = Rotation("127.0.0.1", 80, resolver, 0, clock.now_s)
         for _ in range(3):
             clock.advance(100.0)
             await rotation.order()
-        return resolver.n_asked
+        return resolver.n_lookups
 
     assert asyncio.run(play()) == 1
 
@@ -149,5 +151,5 @@ def test_a_literal_address_is_asked_for_once():
         (None, ""),
     ],
 )
-def test_an_address_reads_as_one_would_write_it(sockaddr, text):
-    assert show(sockaddr) == text
+def test_an_address_is_formatted_as_users_write_it(sockaddr, text):
+    assert format_address(sockaddr) == text

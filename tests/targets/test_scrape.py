@@ -1,4 +1,4 @@
-"""Reading a server's metrics beside a run: at once, at the end, and never in its way."""
+"""A server's metrics during a run: read at the start, on each second and at the end."""
 
 import asyncio
 import http.server
@@ -13,18 +13,18 @@ from targets.endpoint import Endpoint, read_target
 from targets.scrape import Scraper, find_metrics
 
 
-def found_metrics(endpoint):
+def metrics_check(endpoint):
     return asyncio.run(find_metrics(endpoint))
 
 
 class Exporter(http.server.ThreadingHTTPServer):
-    """Answers `replies` in turn, the last one again and again; remembers what it was asked."""
+    """Answers `replies` in turn, then repeats the last; records its requests."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answers)
         self.replies: list[tuple[int, str]] = [(200, "vllm:num_requests_waiting 3\n")]
-        self.asked: list[tuple[str, str | None]] = []
-        self.was_asked = threading.Event()
+        self.requests: list[tuple[str, str | None]] = []
+        self.had_request = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -34,13 +34,13 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         exporter = self.server
-        exporter.asked.append((self.path, self.headers.get("authorization")))
-        status, text = exporter.replies[min(len(exporter.asked), len(exporter.replies)) - 1]
+        exporter.requests.append((self.path, self.headers.get("authorization")))
+        status, text = exporter.replies[min(len(exporter.requests), len(exporter.replies)) - 1]
         self.send_response(status)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
-        exporter.was_asked.set()
+        exporter.had_request.set()
 
     def log_message(self, *args):
         pass
@@ -57,11 +57,11 @@ def exporter():
 
 
 def scraped(exporter, urls=None, epoch_ns=None):
-    """One reading at the start and one at the end, without waiting for a second."""
+    """A reading at the start and a reading at the end, within the first second."""
     endpoint = Endpoint(url=exporter.url)
     scraper = Scraper(urls or endpoint.metrics_urls(), endpoint)
     scraper.start(time.monotonic_ns() if epoch_ns is None else epoch_ns)
-    assert exporter.was_asked.wait(10)
+    assert exporter.had_request.wait(10)
     return scraper.stop()
 
 
@@ -70,35 +70,35 @@ def test_the_state_before_and_after_is_always_there(exporter):
         (200, "vllm:generation_tokens_total 5\n"),
         (200, "vllm:generation_tokens_total 75\n"),
     ]
-    found = scraped(exporter)
-    assert [(name, value) for _, name, value in found.rows] == [
+    result = scraped(exporter)
+    assert [(name, value) for _, name, value in result.rows] == [
         ("generation_tokens", 5.0),
         ("generation_tokens", 75.0),
     ]
-    assert (found.n_scrapes, found.n_failed) == (2, 0)
-    assert [path for path, _ in exporter.asked] == ["/metrics", "/metrics"]
+    assert (result.n_scrapes, result.n_failed) == (2, 0)
+    assert [path for path, _ in exporter.requests] == ["/metrics", "/metrics"]
 
 
 def test_readings_are_stamped_on_the_clock_of_the_run(exporter):
     now_ns = time.monotonic_ns()
-    found = scraped(exporter, epoch_ns=now_ns - 100_000_000_000)
+    result = scraped(exporter, epoch_ns=now_ns - 100_000_000_000)
     took_s = (time.monotonic_ns() - now_ns) * 1e-9
-    times_s = [t_s for t_s, _, _ in found.rows]
+    times_s = [t_s for t_s, _, _ in result.rows]
     assert times_s == sorted(times_s)
     assert 100.0 <= times_s[0] <= times_s[-1] <= 100.0 + took_s
 
 
 def test_readings_come_on_the_seconds_of_the_run(exporter):
-    """The epoch lies so that the next second begins in a tenth of one."""
+    """The epoch is chosen so that the next second begins in 0.1 s."""
     endpoint = Endpoint(url=exporter.url)
     scraper = Scraper(endpoint.metrics_urls(), endpoint)
     scraper.start(time.monotonic_ns() - 6_900_000_000)
     deadline_s = time.monotonic() + 10
-    while len(exporter.asked) < 2 and time.monotonic() < deadline_s:
-        exporter.was_asked.wait(0.01)
-    found = scraper.stop()
-    assert len(found.rows) >= 3
-    first_s, second_s = (t_s for t_s, _, _ in found.rows[:2])
+    while len(exporter.requests) < 2 and time.monotonic() < deadline_s:
+        exporter.had_request.wait(0.01)
+    result = scraper.stop()
+    assert len(result.rows) >= 3
+    first_s, second_s = (t_s for t_s, _, _ in result.rows[:2])
     assert int(second_s) > int(first_s) >= 6
 
 
@@ -111,27 +111,27 @@ def test_readings_come_on_the_seconds_of_the_run(exporter):
 )
 def test_a_reading_that_fails_is_counted_with_its_reason(exporter, reply, reason):
     exporter.replies = [reply, (200, "vllm:num_requests_waiting 3\n")]
-    found = scraped(exporter)
-    assert (found.n_scrapes, found.n_failed) == (2, 1)
-    assert found.reason
-    assert reason in found.reason
-    assert len(found.rows) == 1
+    result = scraped(exporter)
+    assert (result.n_scrapes, result.n_failed) == (2, 1)
+    assert result.reason
+    assert reason in result.reason
+    assert len(result.rows) == 1
 
 
-def test_a_server_that_is_gone_costs_readings_and_nothing_else(exporter):
+def test_a_server_that_has_ended_only_fails_the_readings(exporter):
     endpoint = Endpoint(url="http://127.0.0.1:9")
     scraper = Scraper(endpoint.metrics_urls(), endpoint)
     scraper.start(time.monotonic_ns())
-    found = scraper.stop()
-    assert found.rows == []
-    assert found.n_failed == found.n_scrapes >= 1
-    assert "cannot connect" in found.reason
+    result = scraper.stop()
+    assert result.rows == []
+    assert result.n_failed == result.n_scrapes >= 1
+    assert "cannot connect" in result.reason
 
 
 def test_several_sources_are_one_reading(exporter):
-    found = scraped(exporter, [f"{exporter.url}/metrics", f"{exporter.url}/other?x=1"])
-    assert {value for _, _, value in found.rows} == {6.0}
-    assert {path for path, _ in exporter.asked} == {"/metrics", "/other?x=1"}
+    result = scraped(exporter, [f"{exporter.url}/metrics", f"{exporter.url}/other?x=1"])
+    assert {value for _, _, value in result.rows} == {6.0}
+    assert {path for path, _ in exporter.requests} == {"/metrics", "/other?x=1"}
 
 
 def test_the_key_goes_to_the_endpoints_own_origin_only(exporter):
@@ -140,36 +140,36 @@ def test_the_key_goes_to_the_endpoints_own_origin_only(exporter):
         thread.start()
         text = f"url: {exporter.url}/v1\nmetrics_url: ['{exporter.url}/metrics', '{other.url}/m']"
         endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": "sk-own"})
-        check, is_there = found_metrics(endpoint)
+        check, is_there = metrics_check(endpoint)
         other.shutdown()
         thread.join()
     assert is_there
     assert check.ok
-    assert exporter.asked == [("/metrics", "Bearer sk-own")]
-    assert other.asked == [("/m", None)]
+    assert exporter.requests == [("/metrics", "Bearer sk-own")]
+    assert other.requests == [("/m", None)]
 
 
-def test_where_there_are_none_nobody_is_alarmed_unless_a_file_named_them(exporter):
+def test_absent_metrics_are_a_warning_only_if_a_file_names_them(exporter):
     exporter.replies = [(404, "no")]
-    usual, is_there = found_metrics(Endpoint(url=exporter.url))
+    usual, is_there = metrics_check(Endpoint(url=exporter.url))
     assert (usual.ok, is_there) == (None, False)
-    assert "answered 404: the server's queue and KV use will not be known" in usual.detail
+    assert "answered 404: queue and KV use of the server are unknown" in usual.detail
     named = Endpoint(url=exporter.url, metrics_url=(f"{exporter.url}/m",))
-    check, is_there = found_metrics(named)
+    check, is_there = metrics_check(named)
     assert (check.ok, is_there) == (False, True)
 
 
 def test_metrics_of_something_else_are_none(exporter):
     exporter.replies = [(200, "go_goroutines 12\n")]
-    check, is_there = found_metrics(Endpoint(url=exporter.url))
+    check, is_there = metrics_check(Endpoint(url=exporter.url))
     assert (check.ok, is_there) == (None, False)
-    assert "says nothing that is known here" in check.detail
+    assert "no known metric" in check.detail
 
 
 def test_metrics_can_be_switched_off_in_the_file():
     endpoint = read_target("url: http://h\nmetrics_url: off", "t.yaml", {})
     assert endpoint.metrics_urls() == ()
-    assert found_metrics(endpoint)[1] is False
+    assert metrics_check(endpoint)[1] is False
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_metrics_can_be_switched_off_in_the_file():
         ([3], "must be text"),
     ],
 )
-def test_a_metrics_url_that_cannot_be_meant_is_one_line(value, problem):
+def test_an_unusable_metrics_url_is_one_line(value, problem):
     with pytest.raises(TargetFileError, match=r"^t.yaml:2: metrics_url") as caught:
         read_target(f"url: http://h\nmetrics_url: {json.dumps(value)}", "t.yaml", {})
     assert problem in str(caught.value)

@@ -1,4 +1,4 @@
-"""Expositions as servers write them, and what is kept of them under common names."""
+"""Expositions as servers write them, and the common series read from them."""
 
 import pytest
 from hypothesis import given
@@ -123,7 +123,7 @@ DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1"} 700.5
 
 
 @pytest.mark.parametrize(
-    ("text", "known"),
+    ("text", "series"),
     [
         (
             VLLM_V1,
@@ -177,24 +177,29 @@ DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1"} 700.5
         ("# only a comment\nunknown_metric 3\n", {}),
     ],
 )  # fmt: skip
-def test_each_server_is_read_under_common_names(text, known):
-    assert read_metrics(text) == pytest.approx(known)
+def test_each_server_is_read_under_common_names(text, series):
+    assert read_metrics(text) == pytest.approx(series)
 
 
 @pytest.mark.parametrize("text", ["vllm:num_requests_running{oops 1\n", "tgi_queue_size many\n"])
-def test_what_is_no_exposition_is_an_error(text):
+def test_text_that_is_no_exposition_is_an_error(text):
     with pytest.raises(ValueError, match=r".+"):
         read_metrics(text)
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9))
-def test_servers_side_by_side_are_added_up_and_shares_are_of_the_fullest(one, two):
+def test_servers_side_by_side_are_added_up_and_shares_are_of_the_fullest(first, second):
     readings = [
-        {"running": one, "kv_usage": 0.2, "gpu_utilization": 0.5, 'wait_s{reason="kv"}': one},
-        {"running": two, "kv_usage": 0.9, "gpu_utilization": 0.7},
+        {"running": first, "kv_usage": 0.2, "gpu_utilization": 0.5, 'wait_s{reason="kv"}': first},
+        {"running": second, "kv_usage": 0.9, "gpu_utilization": 0.7},
     ]
     assert add_up(readings) == pytest.approx(
-        {"running": one + two, "kv_usage": 0.9, "gpu_utilization": 0.6, 'wait_s{reason="kv"}': one}
+        {
+            "running": first + second,
+            "kv_usage": 0.9,
+            "gpu_utilization": 0.6,
+            'wait_s{reason="kv"}': first,
+        }
     )
 
 

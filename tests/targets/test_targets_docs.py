@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from targets.endpoint import Endpoint, Labels
-from targets.mock_options import OPTIONS
 from targets.mock_reply import LogRow
-from targets.mock_script import FAILURES
+from targets.mock_script import FAILURES, OPTIONS
 from targets.preflight_result import CHECKS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "targets.md").read_text("utf-8")

@@ -1,5 +1,5 @@
-"""The truth server does what its script says and its log tells the truth about it: by bytes read
-with the standard library's HTTP client, and by the clock."""
+"""The truth server follows its script and logs it correctly: checked by the bytes that the standard
+library's HTTP client reads, and by the clock."""
 
 import http.client
 import json
@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from loadgen.errors import MissingDependency, UsageError
-from targets import truth_compiler
-from targets.truth_compiler import find_compiler, truth_program
 from targets.truth_log import TRUTH, TruthLog
-from targets.truth_server import TruthScript, truth_server
+from targets.truth_server import SOURCES, TruthScript, find_compiler, truth_program, truth_server
 
 FAST = {"ttft_s": 0.002, "itl_s": 0.0005}
 
@@ -32,14 +30,14 @@ def truth(tmp_path, truth_cache):
 
 
 def body(max_tokens=4, **fields):
-    asked = {
+    requested = {
         "model": "m",
         "messages": [{"role": "user", "content": "abcd" * 10}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": max_tokens,
     }
-    return json.dumps(asked | fields)
+    return json.dumps(requested | fields)
 
 
 class Client:
@@ -55,8 +53,8 @@ class Client:
     def __exit__(self, *_):
         self.connection.close()
 
-    def ask(self, text=None, seq=None, path="/v1/chat/completions"):
-        """(status, what the events or the JSON body say)."""
+    def send(self, text=None, seq=None, path="/v1/chat/completions"):
+        """(status, the events or the JSON body)."""
         headers = {} if seq is None else {"x-seq": str(seq)}
         self.connection.request("POST", path, text or body(), headers)
         response = self.connection.getresponse()
@@ -74,13 +72,13 @@ def deltas(events):
 def words(events):
     """The text of every event that has any, in order."""
     choices = [c for d in deltas(events) for c in d.get("choices", [])]
-    found = [c["delta"].get("content", "") if "delta" in c else c["text"] for c in choices]
-    return [text for text in found if text]
+    texts = [c["delta"].get("content", "") if "delta" in c else c["text"] for c in choices]
+    return [text for text in texts if text]
 
 
 def test_a_stream_has_role_tokens_finish_usage_and_done(truth):
     with truth() as server, Client(server.url) as client:
-        status, events = client.ask(body(3), seq=7)
+        status, events = client.send(body(3), seq=7)
         log = server.finish()
     assert status == 200
     role, *tokens, finish, usage = deltas(events)
@@ -99,10 +97,10 @@ def test_the_log_holds_the_instants_of_every_token(truth):
     script = {"ttft_s": 0.02, "itl_s": 0.004}
     with truth(with_tokens=True, **script) as server, Client(server.url) as client:
         before_ns = time.monotonic_ns()
-        client.ask(body(5), seq=3)
+        client.send(body(5), seq=3)
         after_ns = time.monotonic_ns()
         log = server.finish()
-    (row,) = log.of([3])
+    (row,) = log.rows_of([3])
     order = (
         "arrived_ns", "read_ns", "due_ns", "first_ns", "first_written_ns", "last_ns",
         "last_written_ns", "done_ns",
@@ -122,7 +120,7 @@ def test_the_log_holds_the_instants_of_every_token(truth):
 
 
 @pytest.mark.parametrize(
-    ("script", "asked", "texts"),
+    ("script", "requested", "texts"),
     [
         ({"tokens_per_event": 2}, 5, [" the model", " of latency", " token"]),
         ({"burst": 2}, 3, [" the", " model", " of"]),
@@ -131,16 +129,16 @@ def test_the_log_holds_the_instants_of_every_token(truth):
         ({"default_tokens": 2}, None, [" the", " model"]),
     ],
 )
-def test_tokens_come_as_scripted(truth, script, asked, texts):
+def test_tokens_come_as_scripted(truth, script, requested, texts):
     with truth(**script) as server, Client(server.url) as client:
-        _, events = client.ask(body(asked))
+        _, events = client.send(body(requested))
     assert words(events) == texts
 
 
 def test_a_burst_is_one_write_and_is_due_with_its_first_token(truth):
     script = {"burst": 3, "ttft_s": 0.01, "itl_s": 0.002, "role": "off"}
     with truth(with_tokens=True, **script) as server, Client(server.url) as client:
-        client.ask(body(7), seq=0)
+        client.send(body(7), seq=0)
         log = server.finish()
     tokens_ns = log.tokens_ns(log.rows[0])
     assert (np.diff(tokens_ns) == 0).tolist() == [True, True, False, True, True, False]
@@ -151,52 +149,52 @@ def test_a_burst_is_one_write_and_is_due_with_its_first_token(truth):
 @pytest.mark.parametrize("split", [{"split_bytes": 1}, {"split_bytes": 7, "split_gap_s": 20e-6}])
 def test_a_split_stream_is_the_same_stream(truth, split):
     with truth() as server, Client(server.url) as client:
-        whole = client.ask(body(5))
+        whole = client.send(body(5))
     with truth(**split) as server, Client(server.url) as client:
-        assert client.ask(body(5)) == whole
-        assert client.ask(body(5))[0] == 200  # and the connection is still in step
+        assert client.send(body(5)) == whole
+        assert client.send(body(5))[0] == 200  # and the connection is still in step
         log = server.finish()
     assert (log.rows["first_written_ns"] > log.rows["first_ns"]).all()
 
 
-def test_what_ends_a_stream_can_be_left_out_merged_or_late(truth):
+def test_the_end_of_a_stream_can_be_left_out_merged_or_late(truth):
     with truth(done="off", usage="off", role="off", finish="merged") as server:
         with Client(server.url) as client:
-            _, events = client.ask(body(2))
+            _, events = client.send(body(2))
         assert [d["choices"][0]["finish_reason"] for d in deltas(events)] == [None, "length"]
     with truth(usage_delay_s=0.03) as server, Client(server.url) as client:
-        _, events = client.ask(body(2), seq=0)
+        _, events = client.send(body(2), seq=0)
         log = server.finish()
     assert events[-1] == "[DONE]"
     assert log.rows["done_ns"] - log.rows["last_ns"] >= 30_000_000
 
 
 def test_running_usage_counts_the_tokens_so_far(truth):
-    asked = body(5, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    requested = body(5, stream_options={"include_usage": True, "continuous_usage_stats": True})
     with truth(tokens_per_event=2) as server, Client(server.url) as client:
-        _, events = client.ask(asked)
+        _, events = client.send(requested)
     counts = [d["usage"]["completion_tokens"] for d in deltas(events)]
     assert counts == [0, 2, 4, 5, 5, 5]  # role, three events, finish, usage
 
 
 def test_both_apis_answer_with_and_without_a_stream(truth):
     with truth() as server, Client(server.url) as client:
-        _, whole = client.ask(body(2, stream=False))
+        _, whole = client.send(body(2, stream=False))
         assert whole["choices"][0]["message"]["content"] == " the model"
-        asked = json.dumps({"prompt": "abcd", "stream": True, "max_tokens": 2})
-        _, events = client.ask(asked, path="/v1/completions")
+        requested = json.dumps({"prompt": "abcd", "stream": True, "max_tokens": 2})
+        _, events = client.send(requested, path="/v1/completions")
         assert words(events) == [" the", " model"]
-        assert not any("usage" in delta for delta in deltas(events))  # nobody asked for it
-        assert client.ask(path="/nothing")[0] == 404
+        assert not any("usage" in delta for delta in deltas(events))  # not requested
+        assert client.send(path="/nothing")[0] == 404
 
 
 def test_the_same_requests_fail_in_every_run(truth):
-    """Statuses by x-seq, in whatever order they come; the share within 5 standard deviations."""
+    """Statuses depend on x-seq, not on the order; shares are within 5 standard deviations."""
 
     def outcomes(order):
         script = {"ttft_s": 0.0, "itl_s": 0.0, "fail": ("429:0.2", "503:0.1"), "seed": 5}
         with truth(**script) as server, Client(server.url) as client:
-            return {seq: client.ask(body(1), seq=seq)[0] for seq in order}
+            return {seq: client.send(body(1), seq=seq)[0] for seq in order}
 
     first = outcomes(range(200))
     assert outcomes(reversed(range(200))) == first
@@ -206,14 +204,14 @@ def test_the_same_requests_fail_in_every_run(truth):
 
 def test_an_error_may_come_in_the_stream_or_cut_it(truth):
     with truth(fail=("inband:1",)) as server, Client(server.url) as client:
-        _, events = client.ask(body(4))
+        _, events = client.send(body(4))
         log = server.finish()
     assert words(events) == [" the", " model"]
     assert json.loads(events[-2])["error"]["code"] == 500
     assert (log.rows["outcome"][0], log.rows["sent_tokens"][0]) == ("inband", 2)
     with truth(fail=("cut:1",)) as server, Client(server.url) as client:
         with pytest.raises(http.client.IncompleteRead) as cut:
-            client.ask(body(4))
+            client.send(body(4))
         log = server.finish()
     assert cut.value.partial.count(b"content") == 3  # the role and half of the tokens
     assert log.rows["outcome"][0] == "cut"
@@ -223,26 +221,26 @@ def test_requests_and_connections_can_be_reset_and_hang(truth):
     gone = pytest.raises(ConnectionError)
     for script in ({"fail": ("reset:1",)}, {"reset": 1.0}):
         with truth(**script) as server, Client(server.url) as client, gone:
-            client.ask()
+            client.send()
     with truth(fail=("hang:1",)) as server, Client(server.url) as client:
         client.connection.timeout = 0.05
         with pytest.raises(TimeoutError):
-            client.ask()
+            client.send()
         assert server.finish().rows["outcome"][0] == "hang"
 
 
 def test_a_closed_port_refuses_and_opens_again(truth):
     with truth(refuse=0.5) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        seen: list[bool] = []
+        states: list[bool] = []
         end_s = time.monotonic() + 10
-        while seen[-2:] != [True, False] and time.monotonic() < end_s:  # refused, then open again
+        while states[-2:] != [True, False] and time.monotonic() < end_s:  # refused, then open again
             with socket.socket() as probe:
                 is_refused = probe.connect_ex((host, int(port))) != 0
-            if seen[-1:] != [is_refused]:
-                seen.append(is_refused)
+            if states[-1:] != [is_refused]:
+                states.append(is_refused)
             os.sched_yield()
-    assert seen in ([False, True, False], [True, False])
+    assert states in ([False, True, False], [True, False])
 
 
 def test_a_client_that_leaves_is_logged_as_aborted(truth):
@@ -258,7 +256,7 @@ def test_a_client_that_leaves_is_logged_as_aborted(truth):
 def test_connections_close_after_so_many_requests(truth):
     with truth(requests_per_connection=2) as server, Client(server.url) as client:
         for _ in range(4):
-            client.ask(body(1))
+            client.send(body(1))
         log = server.finish()
     assert log.rows["connection"].tolist() == [0, 0, 1, 1]
 
@@ -289,13 +287,13 @@ def test_the_server_and_its_client_run_on_cores_of_their_own(truth):
             assert len(before) == 1
             return
         assert os.sched_getaffinity(server.child.pid) == {server.cpu}
-        with server.apart():
+        with server.client_cores():
             assert server.cpu not in os.sched_getaffinity(0)
         assert os.sched_getaffinity(0) == before
 
 
 def test_the_c_code_has_no_warnings(truth_cache):
-    files = sorted(map(str, truth_compiler.SOURCES.glob("*.c")))
+    files = sorted(map(str, SOURCES.glob("*.c")))
     flags = ["-std=c11", "-D_GNU_SOURCE", "-fsyntax-only", "-Wall", "-Wextra", "-Wshadow"]
     command = [*find_compiler(), *flags, "-Wconversion", *files]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -327,15 +325,15 @@ while [ "$1" != -o ]; do shift; done; echo program > "$2" """,
     assert truth_program(cache, f"{cc} -g") != program
 
 
-def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch, tmp_path):
+def test_without_a_compiler_the_error_names_the_package_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingDependency, match="none of cc, gcc, clang is there; install gcc"):
+    with pytest.raises(MissingDependency, match=r"found none of cc, gcc, clang\): install gcc"):
         truth_program(tmp_path)
-    with pytest.raises(MissingDependency, match="CC=tcc -O3 is not there"):
+    with pytest.raises(MissingDependency, match="CC=tcc -O3 is not installed"):
         truth_program(tmp_path, "tcc -O3")
 
 
-def test_a_compiler_that_cannot_is_a_line_too(tmp_path):
+def test_a_failed_compilation_is_one_line(tmp_path):
     cc = compiler(tmp_path / "cc", "echo 'fatal error: stdio.h: no such file' >&2; exit 1")
     with pytest.raises(MissingDependency, match=r"stdio\.h: no such file; are the C library's"):
         truth_program(tmp_path, cc)
@@ -343,7 +341,7 @@ def test_a_compiler_that_cannot_is_a_line_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "message"),
     [
         ({"ttf_s": 1.0}, "unknown truth server option 'ttf_s'; did you mean"),
         ({"fail": ("4x9:0.1",)}, "truthd: --fail 4x9: expected a number from 400 to 599"),
@@ -351,8 +349,8 @@ def test_a_compiler_that_cannot_is_a_line_too(tmp_path):
         ({"role": "erly"}, "truthd: --role erly: expected one of first, early, off"),
     ],
 )
-def test_a_wrong_option_is_named(truth, script, says):
-    with pytest.raises(UsageError, match=says), truth(**script):
+def test_a_wrong_option_is_named(truth, script, message):
+    with pytest.raises(UsageError, match=message), truth(**script):
         pass
 
 
@@ -368,12 +366,12 @@ def test_a_log_is_joined_by_request():
     rows = np.zeros(3, TRUTH)
     rows["seq"], rows["number"] = [4, 9, 4], [0, 1, 2]
     log = TruthLog(rows)
-    assert log.of([9, 4])["number"].tolist() == [1, 2]  # the last of two with one number
+    assert log.rows_of([9, 4])["number"].tolist() == [1, 2]  # the last of two with one number
     with pytest.raises(KeyError, match="request 5 is not in"):
-        log.of([4, 5])
+        log.rows_of([4, 5])
     with pytest.raises(KeyError, match="request 0"):
-        TruthLog(rows[:0]).of([0])
-    assert len(TruthLog(rows[:0]).of([])) == 0
+        TruthLog(rows[:0]).rows_of([0])
+    assert len(TruthLog(rows[:0]).rows_of([])) == 0
 
 
 def test_every_source_file_is_shipped():

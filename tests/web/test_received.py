@@ -52,7 +52,7 @@ def test_a_frame_of_the_whole_share_is_taken():
         ({"now_s": math.inf}, "the instant inf"),
         ({"classes": dict.fromkeys("ab", FRAME.classes["default"])}, "its classes"),
         ({"histograms": {"e2e": counted(11)}}, "e2e of 11 requests, of 10"),
-        ({"histograms": {"itl": b"HISTFAAA"}}, "itl: no HdrHistogram"),
+        ({"histograms": {"itl": b"HISTFAAA"}}, "itl: not an HdrHistogram"),
         ({"histograms": {"itl": bomb()}}, "more than 262144 bytes unpacked"),
     ],
 )

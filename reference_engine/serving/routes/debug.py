@@ -167,8 +167,12 @@ class DebugRoutes:
 
         def change(state: EngineState) -> dict[str, Any]:
             intervene(state, tenant, **actor)
-            n_held = sum(held.tenant == tenant for held in state.roster.held.values())
-            return {"tenant": tenant, "is_paused": tenant in state.gate.paused, "held": n_held}
+            n_held = sum(held.tenant == tenant for held in state.queues.held.values())
+            return {
+                "tenant": tenant,
+                "is_paused": tenant in state.paused_tenants.names,
+                "held": n_held,
+            }
 
         return web.json_response(await self._service.between_steps(change))
 
@@ -176,10 +180,10 @@ class DebugRoutes:
 def _sizes(state: EngineState) -> dict[str, Any]:
     return {
         "mode": state.policy.kind,
-        "running": len(state.roster.running),
-        "waiting": len(state.roster.waiting),
-        "held": len(state.roster.held),
-        "paused_tenants": sorted(state.gate.paused),
+        "running": len(state.queues.running),
+        "waiting": len(state.queues.waiting),
+        "held": len(state.queues.held),
+        "paused_tenants": sorted(state.paused_tenants.names),
         "kv_blocks": state.kv.n_blocks,
         "kv_blocks_free": state.kv.n_free,
         **asdict(state.counters),
@@ -188,7 +192,7 @@ def _sizes(state: EngineState) -> dict[str, Any]:
 
 def _inspect(state: EngineState, request_id: str) -> tuple[Account | None, dict[str, Any], Case]:
     """The account of a request, the policy's explanation of it, and the input for attribution."""
-    is_live = state.roster.find(request_id) is not None
+    is_live = state.queues.find(request_id) is not None
     policy_view = _policy_view(state, request_id) if is_live else {}
     return state.explain(request_id), policy_view, replace(_case(state), only=request_id)
 
@@ -203,27 +207,22 @@ def _policy_view(state: EngineState, request_id: str) -> dict[str, Any]:
 
 def _case(state: EngineState) -> Case:
     """Copies of the last requests and steps, usable in any thread."""
-    return Case(Setup.of(state), list(state.books.accounts), list(state.log.steps), _MOST_SIMULATED)
+    return Case(
+        Setup.of(state),
+        list(state.accounting.accounts.values()),
+        list(state.log.steps),
+        _MOST_SIMULATED,
+    )
 
 
 def _miss_json(miss: Attribution) -> dict[str, Any]:
-    slo = miss.promise._asdict()
-    return {
-        "request_id": miss.request_id,
-        "tenant": miss.tenant,
-        "slo": slo,
-        "promise": slo,  # the former name of `slo`, for one release
-        "was_s": miss.was_s,
-        "blame": str(miss.blame),
-        "culprit": miss.culprit or None,
-        "sentence": miss.sentence(),
-    }
+    return {**miss.as_json(), "culprit": miss.subject or None}
 
 
 def _tenants_json(state: EngineState) -> dict[str, Any]:
     return {
-        name: {**asdict(account), "is_paused": name in state.gate.paused}
-        for name, account in state.books.tenants.items()
+        name: {**asdict(account), "is_paused": name in state.paused_tenants.names}
+        for name, account in state.accounting.tenants.items()
     }
 
 

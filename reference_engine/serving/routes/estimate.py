@@ -14,8 +14,8 @@ from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
 from reference_engine.serving.wire.call import parse_either
-from reference_engine.state.admission import AdmissionError
 from reference_engine.state.cost_model import StepShape
+from reference_engine.state.plan import AdmissionError
 from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request
 
@@ -119,7 +119,7 @@ def _estimate(state: EngineState, request: Request) -> Estimate:
     start_s = None if forecast.start_s is None else max(0.0, forecast.start_s - view.now_s)
     prefill_s = _prefill_s(state, request.n_prompt, n_cached, forecast.tokens_per_s)
     # The errors are those of forecasts made with a queue; without a queue there is none to correct.
-    errors_s = sorted(state.books.pace.errors) if start_s else []
+    errors_s = sorted(state.accounting.prompt_rate.errors) if start_s else []
     input_cost = float(getattr(state.policy, "input_cost", _INPUT_COST))
     output_cost = float(getattr(state.policy, "output_cost", _OUTPUT_COST))
     p50_s, p90_s = (_ttft_s(start_s, prefill_s, errors_s, p) for p in (0.5, 0.9))
@@ -137,8 +137,8 @@ def _estimate(state: EngineState, request: Request) -> Estimate:
         ttft_p90_s=p90_s,
         n_errors=len(errors_s) if len(errors_s) >= _FEWEST_ERRORS else 0,
         is_in_order=state.policy.is_in_order,
-        n_running=len(state.roster.running),
-        n_waiting=len(state.roster.waiting) + len(state.roster.held),
+        n_running=len(state.queues.running),
+        n_waiting=len(state.queues.waiting) + len(state.queues.held),
         refusal=_refusal(state, request),
     )
 

@@ -1,5 +1,5 @@
-"""The preflight against servers that no script of the mock covers: they redirect, and they repeat
-what they were sent.
+"""The preflight against servers outside the mock's script: redirects, repeated secrets, control
+characters, refused connections.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import pytest
 from targets.endpoint import read_target
 from targets.openai_chat import OpenAIChat
 from targets.preflight import preflight
-from targets.probe_request import one_line, said
-from targets.served_models import parse_models
+from targets.probe_request import parse_models
+from targets.safe_text import error_message, one_line
 
 KEY = "sk-do-not-show-me"
 SECRET = "gw-4711-secret"
@@ -32,7 +32,7 @@ class RudeServer:
     async def answer(self, reader, writer):
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:  # the reachability check says nothing
+        except asyncio.IncompleteReadError:  # the reachability check sends nothing
             head = b""
         if head:
             self.requests.append(head)
@@ -50,8 +50,8 @@ def sse(body):
     return http(200, body, "content-type: text/event-stream")
 
 
-def probe(server, other=None, *, lines=""):
-    """Both servers' preflight; `{other}` in an answer of `server` is the other one's URL."""
+def run_preflight(server, other=None, *, lines=""):
+    """(preflight of `server`, URL of `other`). `{other}` in an answer stands for that URL."""
 
     async def run():
         async with await asyncio.start_server((other or server).answer, "127.0.0.1", 0) as second:
@@ -62,64 +62,64 @@ def probe(server, other=None, *, lines=""):
                 port = first.sockets[0].getsockname()[1]
                 text = f"url: http://127.0.0.1:{port}\nheaders: {{x-api-key: {SECRET}}}\n{lines}"
                 endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": KEY})
-                found = await preflight(
+                result = await preflight(
                     endpoint,
                     endpoint.adapter(),
                     max_input_tokens=10,
                     max_output_tokens=10,
                     timeout_s=5.0,
                 )
-                return found, there.decode()
+                return result, there.decode()
 
     return asyncio.run(run())
 
 
-def check(found, name):
-    return next(check for check in found.checks if check.check == name)
+def check(result, name):
+    return next(check for check in result.checks if check.check == name)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirected_completion_stops_and_no_header_goes_to_the_other_origin(status):
     other = RudeServer(completion=sse(TOKEN))
     moved = http(status, b"", "location: {other}/v1/chat/completions")
-    found, there = probe(RudeServer(http(200, MODELS), moved), other)
-    assert f"answers {status} to {there}/v1/chat/completions: use that URL as --t" in found.fatal
-    assert found.fatal.endswith("use that URL as --target")
-    assert check(found, "completion").ok is False
+    result, there = run_preflight(RudeServer(http(200, MODELS), moved), other)
+    assert f"answers {status} to {there}/v1/chat/completions: use that URL as --t" in result.fatal
+    assert result.fatal.endswith("use that URL as --target")
+    assert check(result, "completion").ok is False
     assert other.requests == []
 
 
 def test_a_redirected_list_of_models_stops_before_anything_else_is_sent():
     other = RudeServer(models=http(200, MODELS))
     server = RudeServer(models=http(307, b"", "location: {other}/v1/models"))
-    found, there = probe(server, other)
-    assert f"GET /v1/models answers 307 to {there}/v1/models: use that URL" in found.fatal
+    result, there = run_preflight(server, other)
+    assert f"GET /v1/models answers 307 to {there}/v1/models: use that URL" in result.fatal
     assert (other.requests, len(server.requests)) == ([], 1)
 
 
-def test_a_relative_redirect_is_told_as_a_whole_url():
-    found, _ = probe(RudeServer(models=http(308, b"", "location: /proxy/v1/models")))
-    url = found.fatal.partition(": GET")[0]
-    assert f"answers 308 to {url}/proxy/v1/models: use" in found.fatal
+def test_a_relative_redirect_is_shown_as_a_whole_url():
+    result, _ = run_preflight(RudeServer(models=http(308, b"", "location: /proxy/v1/models")))
+    url = result.fatal.partition(": GET")[0]
+    assert f"answers 308 to {url}/proxy/v1/models: use" in result.fatal
 
 
-def test_a_redirect_to_nowhere_is_told():
-    found, _ = probe(RudeServer(models=http(302, b"")))
-    assert found.fatal.endswith("GET /v1/models answers 302 without saying where to")
+def test_a_redirect_without_a_location_is_reported():
+    result, _ = run_preflight(RudeServer(models=http(302, b"")))
+    assert result.fatal.endswith("GET /v1/models answers 302 without a location")
 
 
 @pytest.mark.parametrize(
     ("location", "shown"),
     [(b"http://[::1", "http://[::1"), (b"http://h/\xff\xfe", "http://h/\ufffd\ufffd")],
 )
-def test_a_redirect_to_what_is_no_url_is_told_as_it_is(location, shown):
+def test_a_location_that_is_no_url_is_shown_as_it_is(location, shown):
     answer = http(302, b"", "location: ?").replace(b"?", location)
-    found, _ = probe(RudeServer(models=answer))
-    assert f"answers 302 to {shown}: use that URL" in found.fatal
+    result, _ = run_preflight(RudeServer(models=answer))
+    assert f"answers 302 to {shown}: use that URL" in result.fatal
 
 
-def words(found):
-    return "\n".join([found.fatal or "", *(check.detail for check in found.checks)])
+def shown_text(result):
+    return "\n".join([result.fatal or "", *(check.detail for check in result.checks)])
 
 
 ECHO = f"you sent {KEY} and {SECRET}"
@@ -145,22 +145,27 @@ ERROR = json.dumps({"error": {"message": ECHO}}).encode()
     ],
     ids=lambda server: (server.completion or server.models)[-50:].decode(),
 )
-def test_nothing_the_probe_says_holds_a_secret_that_the_server_repeats(server):
-    found, _ = probe(server)
+def test_the_preflight_shows_no_secret_that_the_server_repeats(server):
+    result, _ = run_preflight(server)
     assert any(KEY.encode() in request for request in server.requests)
     assert any(SECRET.encode() in request for request in server.requests)
     for secret in (KEY, SECRET):
-        assert secret[:8] not in words(found)
-    assert "[redacted]" in words(found)
+        assert secret[:8] not in shown_text(result)
+    assert "[redacted]" in shown_text(result)
 
 
 CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
 
 
-def test_words_of_a_server_lose_their_control_characters():
-    told = json.dumps({"error": {"message": f"a{CONTROLS}b"}}).encode()
+def test_text_of_a_server_loses_its_control_characters():
+    in_json = json.dumps({"error": {"message": f"a{CONTROLS}b"}}).encode()
     raw = f"a{CONTROLS}b".encode()
-    for words in (said(told), said(raw), one_line(raw), OpenAIChat().decode(told).error):
+    for words in (
+        error_message(in_json),
+        error_message(raw),
+        one_line(raw),
+        OpenAIChat().decode(in_json).error,
+    ):
         assert words is not None
         assert words.replace(" ", "") == "ab"
         assert words.isprintable()
@@ -181,16 +186,16 @@ def test_words_of_a_server_lose_their_control_characters():
     ],
     ids=["model", "body", "event", "no event", "location", "content-type", "status line"],
 )
-def test_nothing_the_probe_says_moves_the_cursor(server):
-    found, _ = probe(server)
-    assert found.fatal is not None
-    for detail in (found.fatal, found.model, *(check.detail for check in found.checks)):
+def test_the_preflight_shows_no_control_characters(server):
+    result, _ = run_preflight(server)
+    assert result.fatal is not None
+    for detail in (result.fatal, result.model, *(check.detail for check in result.checks)):
         assert detail.isprintable(), detail
 
 
 @pytest.mark.parametrize("nested", [b"[" * 100_000, b'{"a":' * 100_000])
-def test_json_too_deep_to_decode_is_told_as_text(nested):
-    assert said(nested) == nested[:200].decode()
+def test_json_that_is_too_deep_to_decode_is_shown_as_text(nested):
+    assert error_message(nested) == nested[:200].decode()
     with pytest.raises(ValueError, match="too deep"):
         parse_models(nested)
 
@@ -204,24 +209,24 @@ def test_a_list_of_models_that_comes_in_pieces_is_read_whole():
     ids = [f"model-{number:05}" for number in range(20_000)]
     body = json.dumps({"data": [{"id": name} for name in ids]}).encode()
     assert 400_000 < len(body) < 1 << 20
-    found, _ = probe(RudeServer(http(200, body), http(404, b"")))
-    assert check(found, "models").detail == "model-00000, the first of 20000; choose with --model"
+    result, _ = run_preflight(RudeServer(http(200, body), http(404, b"")))
+    assert check(result, "models").detail == "model-00000, the first of 20000; choose with --model"
 
 
-def test_a_server_that_refuses_now_and_then_is_asked_again():
-    """Nobody listens at first, and again between any two answers; each pause brings it back."""
+def test_a_connection_refused_now_and_then_is_tried_again():
+    """The port is closed at first and between any two answers; each pause opens it again."""
     server = RudeServer(http(200, MODELS), sse(TOKEN + b"data: [DONE]\n\n"))
 
     async def run():
         pauses: list[float] = []
         listening: list[asyncio.Server] = []
-        with socket.socket() as kept:  # nobody else gets the port meanwhile
+        with socket.socket() as kept:  # reserves the port
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kept.bind(("127.0.0.1", 0))
             port = kept.getsockname()[1]
 
             async def answer(reader, writer):
-                listening.pop().close()  # until somebody waits for it
+                listening.pop().close()  # until the next pause
                 await server.answer(reader, writer)
 
             async def pause(seconds):
@@ -229,34 +234,34 @@ def test_a_server_that_refuses_now_and_then_is_asked_again():
                 listening.append(await asyncio.start_server(answer, "127.0.0.1", port))
 
             url = f"http://127.0.0.1:{port}"
-            found = await preflight(
+            result = await preflight(
                 read_target(f"url: {url}\n", "t.yaml", {}), OpenAIChat(),
                 max_input_tokens=1, max_output_tokens=1, timeout_s=5, pause=pause,
             )  # fmt: skip
-        return found, pauses
+        return result, pauses
 
-    found, pauses = asyncio.run(run())
-    assert found.fatal is None
-    assert found.model == "m"
+    result, pauses = asyncio.run(run())
+    assert result.fatal is None
+    assert result.model == "m"
     assert len(pauses) == 3  # before it was reached, before its models, before its answer
-    assert {check.check: check.ok for check in found.checks}["completion"] is True
+    assert {check.check: check.ok for check in result.checks}["completion"] is True
 
 
-def test_a_server_that_is_not_there_is_asked_three_times():
+def test_a_refused_connection_is_tried_three_times():
     async def run():
         pauses: list[float] = []
 
         async def pause(seconds):
             pauses.append(seconds)
 
-        with socket.socket() as bound:  # nobody listens on it
+        with socket.socket() as bound:  # and does not listen
             bound.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-            found = await preflight(
+            result = await preflight(
                 read_target(f"url: {url}\n", "t.yaml", {}), OpenAIChat(),
                 max_input_tokens=1, max_output_tokens=1, timeout_s=5, pause=pause,
             )  # fmt: skip
-        return found.fatal, pauses
+        return result.fatal, pauses
 
     fatal, pauses = asyncio.run(run())
     assert "connection refused" in fatal

@@ -1,4 +1,4 @@
-"""The preflight against a real server process, in every way that server can go wrong."""
+"""The preflight against a mock server with every scripted failure."""
 
 import asyncio
 import socket
@@ -14,14 +14,14 @@ from targets.endpoint import read_target
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import preflight
-from targets.preflight_result import CHECKS, two_point_fit, without_refused
-from targets.probe_request import EventReader, connect_problem, said
-from targets.served_models import _is_bundled, parse_models
+from targets.preflight_result import CHECKS, two_point_fit, without_rejected
+from targets.probe_request import EventReader, _is_bundled, connect_problem, parse_models
+from targets.safe_text import error_message
 
 TEXT = "many words of the workload's own text " * 200
 
 
-def probe(url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100, 50)):
+def run_preflight(url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100, 50)):
     header = f"headers: {{x-mock: '{script}'}}\n" if script else ""
     endpoint = read_target(f"url: {url}\n{header}{lines}", "t.yaml", environ or {})
     return asyncio.run(
@@ -36,40 +36,40 @@ def probe(url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100,
     )
 
 
-def check(found, name):
-    return next(check for check in found.checks if check.check == name)
+def check(result, name):
+    return next(check for check in result.checks if check.check == name)
 
 
 def test_a_healthy_server_passes_every_check(mock_url):
-    found = probe(mock_url, "max_model_len=4096").or_raise()
-    assert [c.check for c in found.checks] == list(CHECKS)
-    open_ones = {c.check for c in found.checks if not c.ok}
+    result = run_preflight(mock_url, "max_model_len=4096").or_raise()
+    assert [c.check for c in result.checks] == list(CHECKS)
+    open_ones = {c.check for c in result.checks if not c.ok}
     assert open_ones - {"streaming"} == {"max_model_len"}  # which the list of models does not state
-    assert check(found, "streaming").ok is not False  # None: a busy machine had all in one read
-    assert found.model == "mock-model"
-    assert found.adapter.continuous_usage
-    assert found.is_output_exact
-    assert "on every chunk" in check(found, "usage").detail
+    assert check(result, "streaming").ok is not False  # None: a busy machine had all in one read
+    assert result.model == "mock-model"
+    assert result.adapter.continuous_usage
+    assert (result.adapter.ignore_eos, check(result, "ignore_eos").ok) == (True, True)
+    assert "on every chunk" in check(result, "usage").detail
 
 
-def test_only_our_own_servers_are_told_what_a_request_was_promised(mock_url):
-    """`mock` calls itself ours as the bundled engine does; a launched stranger does not."""
-    assert probe(mock_url).adapter.sends_promises
+def test_only_our_own_servers_receive_the_slos_of_a_request(mock_url):
+    """The mock names slobench as its owner, as the bundled engine does; other servers do not."""
+    assert run_preflight(mock_url).adapter.sends_slos
     assert not _is_bundled(b'{"data": [{"id": "m", "owned_by": "vllm"}, {"id": "n"}]}')
 
 
-def test_both_apis_are_probed_and_fitted(mock_url):
-    chat = probe(mock_url)
+def test_both_apis_pass_and_are_fitted(mock_url):
+    chat = run_preflight(mock_url)
     assert chat.fit == pytest.approx((8.0, 0.25))
-    completions = probe(mock_url, lines="api: completions")
+    completions = run_preflight(mock_url, lines="api: completions")
     assert isinstance(completions.adapter, OpenAICompletions)
     assert completions.fit == pytest.approx((0.0, 0.25), abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("script", "name", "says"),
+    ("script", "name", "message"),
     [
-        ("fail=500", "completion", "answered 500: scripted failure 500; look into the server's"),
+        ("fail=500", "completion", "answered 500: scripted failure 500; see the server's log"),
         ("fail=401", "completion", "answered 401: no API key was sent; export OPENAI_API_KEY=…"),
         ("fail=403", "completion", "answered 403: no API key was sent"),
         ("fail=404", "completion", "check the URL (with or without /v1) and api: chat"),
@@ -82,34 +82,34 @@ def test_both_apis_are_probed_and_fitted(mock_url):
         ("reject=temperature", "completion", "Unrecognized request argument supplied: temperature"),
     ],
 )
-def test_a_server_that_cannot_be_measured_is_one_line(mock_url, script, name, says):
-    found = probe(mock_url, script)
-    assert check(found, name).ok is False
-    assert found.fatal.startswith(f"{mock_url}: ")
-    assert says in found.fatal
-    assert "\n" not in found.fatal
+def test_a_server_that_cannot_be_measured_is_one_line(mock_url, script, name, message):
+    result = run_preflight(mock_url, script)
+    assert check(result, name).ok is False
+    assert result.fatal.startswith(f"{mock_url}: ")
+    assert message in result.fatal
+    assert "\n" not in result.fatal
     after = CHECKS[CHECKS.index(name) + 1 :]
-    assert {check(found, later).ok for later in after} == {None}
+    assert {check(result, later).ok for later in after} == {None}
     with pytest.raises(TargetError, match="http://127"):
-        found.or_raise()
+        result.or_raise()
 
 
 def test_a_server_that_never_answers_is_left_at_the_deadline(mock_url):
-    found = probe(mock_url, "fail=hang", timeout_s=0.3)
-    assert "did not answer within 0.3 s; is the model loaded" in found.fatal
+    result = run_preflight(mock_url, "fail=hang", timeout_s=0.3)
+    assert "did not answer within 0.3 s; is the model loaded" in result.fatal
 
 
 def test_a_server_that_stops_in_mid_stream_is_left_at_the_deadline(mock_url):
-    found = probe(mock_url, "itl=60s", timeout_s=0.3)
-    assert "stopped after 1 tokens within 0.3 s" in found.fatal
+    result = run_preflight(mock_url, "itl=60s", timeout_s=0.3)
+    assert "stopped after 1 tokens within 0.3 s" in result.fatal
 
 
 def test_a_server_that_fails_now_and_then_may_still_be_measured(tmp_path):
     # This seed fails request 0 and no other of the first ten: the attempt after it succeeds.
     with mock({"fail": "500:10%", "seed": "39", "ttft": "1ms", "itl": "0ms"}, tmp_path) as served:
-        found = probe(served.endpoint.url)
-    assert found.fatal is None
-    assert "1 attempts failed before" in check(found, "completion").detail
+        result = run_preflight(served.endpoint.url)
+    assert result.fatal is None
+    assert "1 earlier attempt failed" in check(result, "completion").detail
 
 
 @pytest.mark.parametrize(
@@ -123,46 +123,46 @@ def test_a_server_that_fails_now_and_then_may_still_be_measured(tmp_path):
         ("usage=off", "continuous_usage", False),
     ],
 )
-def test_what_the_server_refuses_is_not_asked_again(mock_url, script, field, value):
-    found = probe(mock_url, script)
-    assert found.fatal is None
-    assert getattr(found.adapter, field) == value
+def test_a_rejected_field_is_not_sent_again(mock_url, script, field, value):
+    result = run_preflight(mock_url, script)
+    assert result.fatal is None
+    assert getattr(result.adapter, field) == value
     others = {"ignore_eos", "include_usage"} - {field}
-    assert all(getattr(found.adapter, other) for other in others)
+    assert all(getattr(result.adapter, other) for other in others)
 
 
-def test_without_ignore_eos_lengths_are_at_most(mock_url):
-    found = probe(mock_url, "reject=ignore_eos,eos_after=4")
-    assert check(found, "ignore_eos").ok is None
-    assert "at most" in check(found, "ignore_eos").detail
-    assert check(found, "finish_reason").detail == "stop"
-    assert not found.is_output_exact
+def test_without_ignore_eos_lengths_are_upper_limits(mock_url):
+    result = run_preflight(mock_url, "reject=ignore_eos,eos_after=4")
+    assert check(result, "ignore_eos").ok is None
+    assert "upper limits" in check(result, "ignore_eos").detail
+    assert check(result, "finish_reason").detail == "stop"
+    assert not result.adapter.ignore_eos
 
 
-def test_without_usage_there_is_no_fit_and_the_check_says_who_counts(mock_url):
-    found = probe(mock_url, "usage=off")
-    assert found.fatal is None
-    assert found.fit is None
-    assert "counted by chunks" in check(found, "usage").detail
+def test_without_usage_there_is_no_fit_and_tokens_are_counted_by_chunks(mock_url):
+    result = run_preflight(mock_url, "usage=off")
+    assert result.fatal is None
+    assert result.fit is None
+    assert "counted by chunks" in check(result, "usage").detail
 
 
 def test_a_stream_in_one_chunk_is_not_a_stream(mock_url):
-    found = probe(mock_url, "coalesce=64")
-    assert check(found, "streaming").ok is False
-    assert found.fatal is None
+    result = run_preflight(mock_url, "coalesce=64")
+    assert check(result, "streaming").ok is False
+    assert result.fatal is None
 
 
 def test_an_early_role_chunk_is_no_token(mock_url):
-    found = probe(mock_url, "role=early,ttft=40ms")
-    detail = check(found, "streaming").detail
+    result = run_preflight(mock_url, "role=early,ttft=40ms")
+    detail = check(result, "streaming").detail
     assert detail.startswith("16 chunks")
     assert float(detail.split()[-2]) >= 0.04
 
 
-def test_an_unknown_model_is_told_with_the_nearest_name(mock_url):
-    found = probe(mock_url, lines="model: mock-modle")
-    assert "model 'mock-modle' is not served; did you mean 'mock-model'?" in found.fatal
-    assert check(found, "models").ok is False
+def test_an_unknown_model_is_reported_with_the_nearest_name(mock_url):
+    result = run_preflight(mock_url, lines="model: mock-modle")
+    assert "model 'mock-modle' is not served; did you mean 'mock-model'?" in result.fatal
+    assert check(result, "models").ok is False
 
 
 def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
@@ -170,11 +170,11 @@ def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
     with mock({**options, "model": "a-model;b-model"}, tmp_path) as served:
         url = served.endpoint.url
         fits = (60, 60)
-        none = probe(url, tokens=fits)
-        wrong = probe(url, environ={"OPENAI_API_KEY": "wrong"}, tokens=fits)
-        named = probe(url, lines="api_key_env: GW", environ={"GW": "wrong"}, tokens=fits)
-        long = probe(url, environ={"OPENAI_API_KEY": "right"})
-        fine = probe(url, environ={"OPENAI_API_KEY": "right"}, tokens=fits)
+        none = run_preflight(url, tokens=fits)
+        wrong = run_preflight(url, environ={"OPENAI_API_KEY": "wrong"}, tokens=fits)
+        named = run_preflight(url, lines="api_key_env: GW", environ={"GW": "wrong"}, tokens=fits)
+        long = run_preflight(url, environ={"OPENAI_API_KEY": "right"})
+        fine = run_preflight(url, environ={"OPENAI_API_KEY": "right"}, tokens=fits)
         assert "right" not in repr(served)
     assert "no API key was sent; export OPENAI_API_KEY=…" in none.fatal
     assert "the API key in OPENAI_API_KEY is refused" in wrong.fatal
@@ -185,36 +185,36 @@ def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
     assert fine.max_model_len == 120
 
 
-def test_a_length_the_server_states_is_checked_before_anything_is_asked(tmp_path):
+def test_a_stated_length_is_checked_before_any_completion(tmp_path):
     with mock({"max_model_len": "12"}, tmp_path) as served:
-        found = probe(served.endpoint.url)
-    assert "up to 100 + 50 tokens and 'mock-model' takes 12: lower" in found.fatal
-    assert check(found, "max_model_len").ok is False
-    assert check(found, "completion").detail == "not checked"
+        result = run_preflight(served.endpoint.url)
+    assert "up to 100 + 50 tokens and 'mock-model' takes 12: lower" in result.fatal
+    assert check(result, "max_model_len").ok is False
+    assert check(result, "completion").detail == "not checked"
 
 
 def test_a_refused_longer_prompt_leaves_the_completion_as_a_point_of_the_fit(mock_url):
     # The completion is 8 + 19 prompt tokens and 16 more; 128 characters are 8 + 32 and 1 more;
     # 256 characters, the longer prompt's least, would be 8 + 64.
-    found = probe(mock_url, "max_model_len=50")
-    assert found.fatal is None
-    assert found.fit == pytest.approx((8.0, 0.25))
+    result = run_preflight(mock_url, "max_model_len=50")
+    assert result.fatal is None
+    assert result.fit == pytest.approx((8.0, 0.25))
 
 
-def test_a_refused_connection_says_so():
+def test_a_refused_connection_is_reported_as_such():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     for host in ("127.0.0.1", "localhost"):
-        found = probe(f"http://{host}:{port}")
-        assert found.fatal.startswith(f"http://{host}:{port}: connection refused; is the server")
-        assert [c.ok for c in found.checks] == [False] + [None] * (len(CHECKS) - 1)
+        result = run_preflight(f"http://{host}:{port}")
+        assert result.fatal.startswith(f"http://{host}:{port}: connection refused; is the server")
+        assert [c.ok for c in result.checks] == [False] + [None] * (len(CHECKS) - 1)
 
 
-def test_a_server_without_tls_asked_for_https_says_so(mock_url):
-    found = probe(mock_url.replace("http", "https"))
-    assert "does not speak TLS" in found.fatal
-    assert "write http:// instead" in found.fatal
+def test_https_to_a_server_without_tls_is_reported_as_such(mock_url):
+    result = run_preflight(mock_url.replace("http", "https"))
+    assert "does not speak TLS" in result.fatal
+    assert "write http:// instead" in result.fatal
 
 
 def test_an_untrusted_certificate_can_be_named(tmp_path):
@@ -235,27 +235,32 @@ def test_an_untrusted_certificate_can_be_named(tmp_path):
     with mock({**options, "host": "localhost"}, tmp_path) as served:
         url = served.endpoint.url
         assert url.startswith("https://localhost:")
-        assert "its certificate is not trusted (self-signed certificate); name" in probe(url).fatal
-        assert probe(url, lines=f"ca_cert: {cert}").fatal is None
+        assert (
+            "its certificate is not trusted (self-signed certificate); name"
+            in run_preflight(url).fatal
+        )
+        assert run_preflight(url, lines=f"ca_cert: {cert}").fatal is None
 
 
 def test_a_server_on_a_socket_file_passes_every_check(tmp_path):
     path = tmp_path / "s.sock"
     with mock({"ttft": "2ms", "itl": "1ms", "unix": str(path)}, tmp_path) as served:
         assert served.endpoint.url == f"unix:{path}"
-        found = probe(served.endpoint.url).or_raise()
-    assert [c.check for c in found.checks if not c.ok] == ["max_model_len"]
-    gone = probe(f"unix:{path}")
+        result = run_preflight(served.endpoint.url).or_raise()
+    assert [c.check for c in result.checks if not c.ok] == ["max_model_len"]
+    gone = run_preflight(f"unix:{path}")
     assert gone.fatal == f"unix:{path}: no such socket file '{path}'; is the server running?"
 
 
-def test_a_proxy_of_the_environment_carries_the_probe_too(mock_url):
-    """The mock takes any path, so it can stand in for a proxy that forwards what it is sent."""
-    found = probe("http://nowhere.invalid", environ={"http_proxy": f"{mock_url}"}).or_raise()
-    assert f"through proxy {mock_url}" in check(found, "reachable").detail
-    refused = probe("http://nowhere.invalid", environ={"http_proxy": "http://127.0.0.1:9"})
+def test_the_preflight_uses_the_proxy_of_the_environment(mock_url):
+    """The mock accepts any path, so it can stand in for a forwarding proxy."""
+    result = run_preflight(
+        "http://nowhere.invalid", environ={"http_proxy": f"{mock_url}"}
+    ).or_raise()
+    assert f"through proxy {mock_url}" in check(result, "reachable").detail
+    refused = run_preflight("http://nowhere.invalid", environ={"http_proxy": "http://127.0.0.1:9"})
     assert "refused by proxy http://127.0.0.1:9; is it running?" in str(refused.fatal)
-    unknown = probe("http://h", environ={"http_proxy": "http://nowhere.invalid:1"})
+    unknown = run_preflight("http://h", environ={"http_proxy": "http://nowhere.invalid:1"})
     assert "no such proxy 'nowhere.invalid'" in str(unknown.fatal)
 
 
@@ -277,20 +282,20 @@ def test_each_reason_for_no_connection_reads_differently():
     assert len(set(reasons)) == 5
 
 
-def test_what_a_refusal_names_is_dropped_first():
-    asked = OpenAIChat(continuous_usage=True)
-    assert without_refused(asked, 500, "ignore_eos") is None
-    named = without_refused(asked, 400, "unknown field min_tokens")
+def test_a_field_that_a_rejection_names_is_dropped_first():
+    adapter = OpenAIChat(continuous_usage=True)
+    assert without_rejected(adapter, 500, "ignore_eos") is None
+    named = without_rejected(adapter, 400, "unknown field min_tokens")
     assert named == OpenAIChat(continuous_usage=True, ignore_eos=False)
-    assert without_refused(asked, 422, "no idea") == OpenAIChat()
+    assert without_rejected(adapter, 422, "no idea") == OpenAIChat()
 
 
-def test_what_no_refusal_names_is_dropped_one_by_one():
-    asked: Adapter | None = OpenAIChat(continuous_usage=True)
+def test_without_a_named_field_features_are_dropped_in_order():
+    adapter: Adapter | None = OpenAIChat(continuous_usage=True)
     steps = []
-    while asked is not None:
-        steps.append((asked.continuous_usage, asked.ignore_eos, asked.include_usage))
-        asked = without_refused(asked, 400, "bad request")
+    while adapter is not None:
+        steps.append((adapter.continuous_usage, adapter.ignore_eos, adapter.include_usage))
+        adapter = without_rejected(adapter, 400, "bad request")
     assert steps == [
         (True, True, True),
         (False, True, True),
@@ -317,8 +322,8 @@ def test_a_fit_needs_two_points_that_grow():
         (b"", "an empty body"),
     ],
 )
-def test_an_error_body_is_told_by_its_message(body, text):
-    assert said(body) == text
+def test_the_message_of_an_error_body_is_shown(body, text):
+    assert error_message(body) == text
 
 
 def test_lengths_are_read_under_the_names_servers_use():

@@ -1,4 +1,4 @@
-"""Questions about lengths are asked while the preflight's completion is still being answered."""
+"""Prompt lengths are measured while the preflight's completion is still in progress."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ HEAD = (
 )
 
 
-def event(**said):
-    data = b"data: " + json.dumps(said).encode() + b"\n\n"
+def event(**detail):
+    data = b"data: " + json.dumps(detail).encode() + b"\n\n"
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -25,14 +25,14 @@ END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 class CountingServer:
-    """A token per four characters and three for a template. The completion's end is held back until
-    `n_beside` questions about lengths have come; it may be an error then, and the questions stay
-    without an answer."""
+    """Counts a token per four characters and three for a template. It holds back the completion's
+    end until `n_parallel` requests about lengths have arrived. If `is_breaking`, that end is an
+    error and those requests get no answer."""
 
-    def __init__(self, is_refusing=False, is_breaking=False, n_beside=2):
-        self.n_beside = n_beside
+    def __init__(self, is_refusing=False, is_breaking=False, n_parallel=2):
+        self.n_parallel = n_parallel
         self.is_refusing, self.is_breaking = is_refusing, is_breaking
-        self.n_refused = self.n_questions = 0
+        self.n_refused = self.n_length_requests = 0
         self.is_completing = False
         self.all_came = asyncio.Event()
         self.answering = set()
@@ -41,7 +41,7 @@ class CountingServer:
         self.answering.add(asyncio.current_task())
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:  # the reachability check says nothing
+        except asyncio.IncompleteReadError:  # the reachability check sends nothing
             writer.close()
             return
         if head.startswith(b"GET"):
@@ -53,33 +53,33 @@ class CountingServer:
         await writer.drain()
         writer.close()
 
-    async def _complete(self, asked, reader, writer):
-        end = event(choices=[], usage={"prompt_tokens": len(asked["prompt"]) // 4 + 3}) + END
-        if asked["max_tokens"] > 1:
+    async def _complete(self, body, reader, writer):
+        end = event(choices=[], usage={"prompt_tokens": len(body["prompt"]) // 4 + 3}) + END
+        if body["max_tokens"] > 1:
             self.is_completing = True
             writer.write(HEAD % 200 + TOKEN)
             await self.all_came.wait()
             self.is_completing = False
             writer.write(event(error={"message": "no"}) + END if self.is_breaking else TOKEN + end)
             return
-        self.n_questions += 1
-        if self.n_questions == self.n_beside:
+        self.n_length_requests += 1
+        if self.n_length_requests == self.n_parallel:
             self.all_came.set()
         if self.is_refusing and self.is_completing:
             self.n_refused += 1
             writer.write(HEAD % 429 + b"0\r\n\r\n")
         elif self.is_breaking:
-            assert await reader.read() == b""  # until nobody waits for an answer any more
+            assert await reader.read() == b""  # until the client has closed the connection
         else:
             writer.write(HEAD % 200 + TOKEN + end)
 
 
-def probe(calibration=None, **behaviour):
+def run_preflight(calibration=None, **behaviour):
     async def run():
         server = CountingServer(**behaviour)
         async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
-            found = await preflight(
+            result = await preflight(
                 read_target(f"url: http://127.0.0.1:{port}\n", "t.yaml", {}),
                 OpenAICompletions(),
                 max_input_tokens=40,
@@ -90,40 +90,40 @@ def probe(calibration=None, **behaviour):
             )
             async with asyncio.timeout(5.0):
                 await asyncio.gather(*server.answering)
-        return found, server
+        return result, server
 
     return asyncio.run(run())
 
 
-def test_lengths_are_asked_before_the_completion_has_ended():
-    found, _ = probe()
-    assert found.fatal is None  # else the completion would have overrun its deadline
-    assert found.fit == CharacterFit(3.0, 0.25)
+def test_lengths_are_requested_before_the_completion_has_ended():
+    result, _ = run_preflight()
+    assert result.fatal is None  # else the completion would have overrun its deadline
+    assert result.fit == CharacterFit(3.0, 0.25)
 
 
-def test_what_a_calibration_asks_first_is_asked_beside_the_samples_and_once():
+def test_the_first_prompts_are_counted_with_the_samples_and_only_once():
     first = (RenderedPrompt("four" * 10), RenderedPrompt("four" * 20))
 
     def steps(line, limit_tokens):
         return True, f"{line} {(yield first)} {(yield (RenderedPrompt('four'),))}"
 
-    asked = {"calibrate": steps, "ahead": lambda limit_tokens: first}
-    found, server = probe(asked, n_beside=4)
-    said = {check.check: check.detail for check in found.checks}["prompt_fit"]
-    assert said == f"{CharacterFit(3.0, 0.25)} (13, 23) (4,)"
-    assert server.n_questions == 5
+    body = {"calibrate": steps, "first_prompts": lambda limit_tokens: first}
+    result, server = run_preflight(body, n_parallel=4)
+    detail = {check.check: check.detail for check in result.checks}["prompt_fit"]
+    assert detail == f"{CharacterFit(3.0, 0.25)} (13, 23) (4,)"
+    assert server.n_length_requests == 5
 
 
-def test_a_server_that_refuses_company_is_asked_about_lengths_once_it_is_alone():
-    found, server = probe(is_refusing=True)
-    assert found.fatal is None
+def test_lengths_rejected_during_the_completion_are_requested_again_after_it():
+    result, server = run_preflight(is_refusing=True)
+    assert result.fatal is None
     assert server.n_refused >= 1
-    assert found.fit == CharacterFit(3.0, 0.25)
+    assert result.fit == CharacterFit(3.0, 0.25)
 
 
-def test_a_completion_that_fails_leaves_no_question_behind():
-    found, server = probe(is_breaking=True)
-    assert "reported an error in the stream: no" in found.fatal
-    assert server.n_questions == 2
-    assert found.fit is None
-    assert {check.check: check.detail for check in found.checks}["prompt_fit"] == "not checked"
+def test_a_failed_completion_leaves_no_request_behind():
+    result, server = run_preflight(is_breaking=True)
+    assert "reported an error in the stream: no" in result.fatal
+    assert server.n_length_requests == 2
+    assert result.fit is None
+    assert {check.check: check.detail for check in result.checks}["prompt_fit"] == "not checked"

@@ -1,4 +1,4 @@
-"""Whom an https endpoint is trusted by, for the probe and the load generator alike."""
+"""The authorities that a client trusts, in the preflight and in the load generator."""
 
 import ssl
 import subprocess
@@ -6,16 +6,16 @@ import subprocess
 import pytest
 
 from loadgen.errors import TargetFileError
-from targets.tls import tls_context
+from targets.dialer import tls_context
 
 
 def authority(folder, name):
-    made = (
+    command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
         f"-subj /CN={name} -keyout {folder / name}.key -out {folder / name}.pem"
     )
     try:
-        subprocess.run(made.split(), check=True, capture_output=True)
+        subprocess.run(command.split(), check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("needs the openssl command to make a certificate")
     return folder / f"{name}.pem"
@@ -29,7 +29,7 @@ def trusted(context):
     return [cert for cert in context.get_ca_certs() if isinstance(cert, dict)]
 
 
-def test_a_named_authority_is_trusted_besides_those_of_the_system(tmp_path, monkeypatch):
+def test_a_named_authority_is_trusted_in_addition_to_those_of_the_system(tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(authority(tmp_path, "system")))
     assert names(tls_context(None)) == {"system"}
     both = tls_context(authority(tmp_path, "named"))
@@ -38,12 +38,12 @@ def test_a_named_authority_is_trusted_besides_those_of_the_system(tmp_path, monk
 
 
 @pytest.mark.parametrize("content", ["", "-", "not PEM"])
-def test_a_file_that_holds_no_certificate_is_told_by_its_name(tmp_path, content):
+def test_a_file_without_a_certificate_is_named(tmp_path, content):
     (tmp_path / "ca.pem").write_text(content)
     with pytest.raises(TargetFileError, match=r"ca_cert: .*ca\.pem: holds no certificate"):
         tls_context(tmp_path / "ca.pem")
 
 
-def test_a_certificate_that_has_gone_is_told_by_its_name(tmp_path):
+def test_a_missing_certificate_is_named(tmp_path):
     with pytest.raises(TargetFileError, match=r"ca_cert: .*ca\.pem: No such file"):
         tls_context(tmp_path / "ca.pem")

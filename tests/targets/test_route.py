@@ -1,18 +1,17 @@
-"""Which proxy an environment asks for: the conventions of curl and requests, case by case."""
+"""The proxy that an environment sets, by the conventions of curl and requests, case by case."""
 
 import pytest
 
 from loadgen.errors import UsageError
 from targets.address import parse_url
-from targets.proxies import chosen_proxy
-from targets.route import Proxy
+from targets.route import Proxy, chosen_proxy
 
 SECRET = "p%40ss-do-not-show-me"
 
 
 def proxy_url(target, environ):
-    found = chosen_proxy(parse_url(target), environ)
-    return None if found is None else found.url
+    proxy = chosen_proxy(parse_url(target), environ)
+    return None if proxy is None else proxy.url
 
 
 @pytest.mark.parametrize(
@@ -65,16 +64,16 @@ def test_the_variable_of_the_targets_scheme_decides(target, environ, url):
     ],
 )
 @pytest.mark.parametrize("variable", ["no_proxy", "NO_PROXY"])
-def test_what_no_proxy_names_is_reached_directly(target, no_proxy, is_exempt, variable):
+def test_hosts_in_no_proxy_are_reached_directly(target, no_proxy, is_exempt, variable):
     environ = {"http_proxy": "http://p:1", variable: no_proxy}
     assert (chosen_proxy(parse_url(target), environ) is None) == is_exempt
 
 
 def test_credentials_become_a_header_and_are_shown_nowhere():
-    found = chosen_proxy(parse_url("http://h"), {"http_proxy": f"http://me:{SECRET}@p:1"})
-    assert found == Proxy("p", 1, "Basic bWU6cEBzcy1kby1ub3Qtc2hvdy1tZQ==")
-    assert "bWU6" not in repr(found)
-    assert found.url == "http://p:1"
+    proxy = chosen_proxy(parse_url("http://h"), {"http_proxy": f"http://me:{SECRET}@p:1"})
+    assert proxy == Proxy("p", 1, "Basic bWU6cEBzcy1kby1ub3Qtc2hvdy1tZQ==")
+    assert "bWU6" not in repr(proxy)
+    assert proxy.url == "http://p:1"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_credentials_become_a_header_and_are_shown_nowhere():
         ("http://[me:do-not-show@p:3128", "no proxy URL"),
     ],
 )
-def test_a_proxy_that_cannot_be_used_is_refused_without_its_password(value, problem):
+def test_an_unusable_proxy_is_rejected_without_its_password(value, problem):
     with pytest.raises(UsageError) as caught:
         chosen_proxy(parse_url("http://h"), {"http_proxy": value})
     assert problem in str(caught.value)

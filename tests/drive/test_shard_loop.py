@@ -9,7 +9,7 @@ import pytest
 PAGE = resource.getpagesize()
 KEEP = """
 import resource, sys, time
-from loadgen.drive.memory import memory_for
+from loadgen.drive.shard_loop import memory_for
 n = int(sys.argv[1])
 held = memory_for(n) if sys.argv[2] == "ahead" else []
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.state.free_list import FreeList
+from reference_engine.state.kv import FreeList
 
 moves = st.lists(
     st.tuples(st.sampled_from(["take", "reuse", "give"]), st.integers(0, 7), st.booleans()),
@@ -19,7 +19,7 @@ moves = st.lists(
 def test_blank_blocks_go_before_those_with_content_and_the_latest_blank_one_first():
     free = FreeList(3)
     taken = [free.take() for _ in range(3)]
-    free.give(full=[2], blank=[0, 1])
+    free.give(cached=[2], blank=[0, 1])
     assert taken == [0, 1, 2]
     assert list(free) == [1, 0, 2]
 
@@ -69,5 +69,5 @@ def test_a_prefix_that_is_asked_for_without_end_takes_no_more_memory():
     for _ in range(10_000):
         free.give([block], [])
         free.reuse(block)
-    assert len(free._full) < 100
+    assert len(free._cached) < 100
     assert list(free) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""What readings mean, for every answer a server can give."""
+"""The checks of the extended preflight, for every answer that a server can give."""
 
 import pytest
 
@@ -10,34 +10,34 @@ HEAD = Head("1.1", "text/event-stream", "", True, False)
 
 
 @pytest.mark.parametrize(
-    ("request_s", "ok", "says"),
+    ("request_s", "ok", "text"),
     [
         ([0.001] * 19, True, ""),
-        ([0.03] * 19, False, "every TTFT includes this way"),
+        ([0.03] * 19, False, "every TTFT includes it"),
         ([0.001] * 15 + [0.012] * 4, None, "cannot be seen"),
         ([0.001] * 18 + [0.5], True, ""),  # one outlier is nothing
     ],
 )
-def test_a_round_trip_is_near_far_or_unsteady(request_s, ok, says):
+def test_a_round_trip_is_near_far_or_unsteady(request_s, ok, text):
     check = preflight_checks.round_trip([0.0005] * 5, request_s)
-    assert (check.ok, says in check.consequence) == (ok, True)
+    assert (check.ok, text in check.consequence) == (ok, True)
     assert "connecting 500 µs" in check.detail
 
 
 @pytest.mark.parametrize(
-    ("seen", "ok", "says"),
+    ("reading", "ok", "text"),
     [
         (ConnectionCounts(20, 1, 4, 1), True, ""),
-        (ConnectionCounts(20, 0, 4, 1), True, ""),  # the small ones used one that was open
+        (ConnectionCounts(20, 0, 4, 1), True, ""),  # small requests reused an open connection
         (ConnectionCounts(20, 20, 4, 4), False, "every request opens a connection"),
         (ConnectionCounts(20, 1, 4, 4), False, "every request opens a connection"),
-        (ConnectionCounts(20, 10, 4, 2), False, "some requests pay"),
-        (ConnectionCounts(20, 1, 4, 2), False, "some requests pay"),
+        (ConnectionCounts(20, 10, 4, 2), False, "some requests open"),
+        (ConnectionCounts(20, 1, 4, 2), False, "some requests open"),
     ],
 )
-def test_connections_are_kept_or_not(seen, ok, says):
-    check = preflight_checks.connections(seen)
-    assert (check.ok, says in check.consequence) == (ok, True)
+def test_connections_are_kept_or_not(reading, ok, text):
+    check = preflight_checks.connections(reading)
+    assert (check.ok, text in check.consequence) == (ok, True)
 
 
 def test_a_keep_alive_header_is_shown():
@@ -64,13 +64,13 @@ def test_framing_has_its_faults(head, detail, consequence):
     assert check.ok is (not consequence)
 
 
-def test_several_faults_are_all_told():
+def test_several_faults_are_all_reported():
     check = preflight_checks.http(Head("1.0", "text/html", "br", False, False))
     assert check.detail.count(";") == 3
 
 
 @pytest.mark.parametrize(
-    ("seen", "ok", "detail"),
+    ("reading", "ok", "detail"),
     [
         (Chunking(64, 64, 64, True), True, "1 tokens per chunk, 1 chunks per read"),
         (Chunking(64, 64, 60, False), True, "1.07 chunks per read"),
@@ -81,36 +81,36 @@ def test_several_faults_are_all_told():
         (Chunking(64, 64, 3, True), None, "21.3 chunks per read"),
     ],
 )
-def test_tokens_come_in_chunks_and_chunks_in_reads(seen, ok, detail):
-    check = preflight_checks.chunking(seen)
+def test_tokens_come_in_chunks_and_chunks_in_reads(reading, ok, detail):
+    check = preflight_checks.chunking(reading)
     assert (check.ok, bool(check.consequence)) == (ok, ok is not True)
     assert detail in check.detail
 
 
-def test_packed_tokens_that_also_come_in_blocks_are_both_told():
+def test_packed_tokens_and_blocks_are_both_reported():
     check = preflight_checks.chunking(Chunking(64, 16, 3, False))
     assert check.consequence.startswith("ITL is per chunk, not per token")
     assert "; chunks come in blocks" in check.consequence
 
 
 @pytest.mark.parametrize(
-    ("warm_s", "cold_cached", "warm_cached", "ok", "says"),
+    ("warm_s", "cold_cached", "warm_cached", "ok", "text"),
     [
-        ([0.2] * 3, [0] * 3, [0] * 3, True, "no sign of one"),
-        ([0.2] * 3, [None] * 3, [None] * 3, True, "no sign of one"),
+        ([0.2] * 3, [0] * 3, [0] * 3, True, "no sign of a cache"),
+        ([0.2] * 3, [None] * 3, [None] * 3, True, "no sign of a cache"),
         ([0.05] * 3, [0] * 3, [1984] * 3, True, "present: 1984 of 2000 prompt tokens cached"),
         ([0.05] * 3, [16] * 3, [1984] * 3, True, "present"),  # a template's block
         ([0.05] * 3, [None] * 3, [None] * 3, False, "present, but cached tokens are not stated"),
-        ([0.05, 0.05, 0.2], [None] * 3, [None] * 3, True, "no sign of one"),  # one is not all
-        ([0.2] * 3, [1500] * 3, [1984] * 3, False, "never sent before are said to be cached"),
+        ([0.05, 0.05, 0.2], [None] * 3, [None] * 3, True, "no sign of a cache"),  # one is not all
+        ([0.2] * 3, [1500] * 3, [1984] * 3, False, "cached tokens for a prompt never sent before"),
     ],
 )
-def test_a_prefix_cache_shows_by_time_or_by_count(warm_s, cold_cached, warm_cached, ok, says):
+def test_a_prefix_cache_shows_by_time_or_by_count(warm_s, cold_cached, warm_cached, ok, text):
     check = preflight_checks.prefix_cache(
         Repeats(2000, [0.2] * 3, warm_s, cold_cached, warm_cached)
     )
     assert check.ok is ok
-    assert says in check.detail
+    assert text in check.detail
 
 
 def test_every_check_of_the_preflight_has_its_consequence():

@@ -1,4 +1,4 @@
-"""Between two measurements: the server is asked until nothing is in flight, and to forget."""
+"""The idle state between two measurements: metrics polled to zero, the prefix cache emptied."""
 
 import asyncio
 import http.server
@@ -8,19 +8,19 @@ import threading
 import pytest
 
 from targets.endpoint import Endpoint, read_target
-from targets.quiesce import settle, unreachable
+from targets.quiesce import quiesce, unreachable_reason
 
 BUSY = "vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Tells `metrics` in turn, the last again and again; answers a POST by `statuses`, else 404."""
+    """Serves `metrics` in turn, then repeats the last; answers a POST by `statuses`, else 404."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answers)
         self.metrics, self.statuses = [IDLE], {}
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -36,7 +36,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.answer(self.server.statuses.get(self.path, 404), "")
 
     def answer(self, status, text):
-        self.server.asked.append((self.path, self.headers.get("authorization")))
+        self.server.requests.append((self.path, self.headers.get("authorization")))
         self.send_response(status)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
@@ -56,33 +56,33 @@ def server():
         thread.join()
 
 
-def settled(endpoint, drain_s=30.0, resets_cache=True):
-    checks = asyncio.run(settle(endpoint, drain_s=drain_s, resets_cache=resets_cache))
+def quiesced(endpoint, drain_s=30.0, resets_cache=True):
+    checks = asyncio.run(quiesce(endpoint, drain_s=drain_s, resets_cache=resets_cache))
     return {check.check: check for check in checks}
 
 
 def test_it_waits_until_nothing_is_in_flight(server):
     server.metrics, server.statuses = [BUSY, BUSY, IDLE], {"/reset_prefix_cache": 200}
-    found = settled(Endpoint(url=server.url))
-    assert found["drained"].ok
-    assert found["drained"].detail.startswith("nothing in flight, after 0.")
-    assert (found["cache_reset"].ok, found["cache_reset"].detail) == (
+    checks = quiesced(Endpoint(url=server.url))
+    assert checks["drained"].ok
+    assert checks["drained"].detail.startswith("nothing in flight, after 0.")
+    assert (checks["cache_reset"].ok, checks["cache_reset"].detail) == (
         True,
         "POST /reset_prefix_cache",
     )
-    assert [path for path, _ in server.asked] == ["/metrics"] * 3 + ["/reset_prefix_cache"]
+    assert [path for path, _ in server.requests] == ["/metrics"] * 3 + ["/reset_prefix_cache"]
 
 
-def test_a_server_that_never_drains_is_told_and_waited_for_no_longer(server):
+def test_a_server_that_never_drains_fails_the_check_at_the_limit(server):
     server.metrics = [BUSY]
-    drained = settled(Endpoint(url=server.url), drain_s=0.0)["drained"]
+    drained = quiesced(Endpoint(url=server.url), drain_s=0.0)["drained"]
     assert drained.ok is False
     assert drained.detail.startswith("3 requests still in flight after ")
 
 
-def test_the_second_name_is_tried_where_the_first_is_not_known(server):
+def test_the_second_reset_path_is_tried_if_the_first_is_absent(server):
     server.statuses = {"/flush_cache": 200}
-    assert settled(Endpoint(url=server.url))["cache_reset"].detail == "POST /flush_cache"
+    assert quiesced(Endpoint(url=server.url))["cache_reset"].detail == "POST /flush_cache"
 
 
 @pytest.mark.parametrize(
@@ -94,38 +94,38 @@ def test_the_second_name_is_tried_where_the_first_is_not_known(server):
         (500, False, "POST /reset_prefix_cache answered 500"),
     ],
 )
-def test_what_a_server_does_not_do_is_told(server, status, ok, detail):
+def test_a_reset_that_does_not_work_is_reported(server, status, ok, detail):
     server.statuses = {"/reset_prefix_cache": status}
-    found = settled(Endpoint(url=server.url))["cache_reset"]
-    assert (found.ok, found.detail) == (ok, detail)
+    checks = quiesced(Endpoint(url=server.url))["cache_reset"]
+    assert (checks.ok, checks.detail) == (ok, detail)
 
 
-def test_without_metrics_nobody_knows_what_is_in_flight(server):
+def test_without_metrics_the_requests_in_flight_are_unknown(server):
     server.metrics = ["process_cpu_seconds_total 3\n"]
-    drained = settled(Endpoint(url=server.url))["drained"]
-    assert (drained.ok, drained.detail) == (None, "its metrics do not say what is in flight")
+    drained = quiesced(Endpoint(url=server.url))["drained"]
+    assert (drained.ok, drained.detail) == (None, "its metrics do not count requests")
     off = read_target(f"url: {server.url}\nmetrics_url: off\n", "t.yaml", {})
-    assert settled(off)["drained"].detail == "its metrics are not to be read"
+    assert quiesced(off)["drained"].detail == "its metrics are switched off (metrics_url: off)"
 
 
-def test_a_server_that_is_gone_is_told_and_nothing_is_raised(server):
-    found = settled(Endpoint(url="http://127.0.0.1:1"))
-    assert found["drained"].ok is None
-    assert found["cache_reset"].ok is False
-    assert "POST /reset_prefix_cache failed: " in found["cache_reset"].detail
+def test_a_server_that_has_ended_fails_the_checks_and_raises_nothing(server):
+    checks = quiesced(Endpoint(url="http://127.0.0.1:1"))
+    assert checks["drained"].ok is None
+    assert checks["cache_reset"].ok is False
+    assert "POST /reset_prefix_cache failed: " in checks["cache_reset"].detail
 
 
-def test_both_carry_the_endpoints_key_and_the_cache_can_be_kept(server):
+def test_both_requests_carry_the_key_and_the_reset_is_optional(server):
     endpoint = read_target(f"url: {server.url}", "t.yaml", {"OPENAI_API_KEY": "k"})
-    assert list(settled(endpoint, resets_cache=False)) == ["drained"]
-    settled(endpoint)
-    assert {key for _, key in server.asked} == {"Bearer k"}
+    assert list(quiesced(endpoint, resets_cache=False)) == ["drained"]
+    quiesced(endpoint)
+    assert {key for _, key in server.requests} == {"Bearer k"}
 
 
-def test_who_answers_anything_can_be_reached_and_who_is_gone_cannot(server):
+def test_a_server_with_any_answer_is_reachable_and_one_that_has_ended_is_not(server):
     there = Endpoint(url=server.url)
-    assert asyncio.run(unreachable(there)) == ""
+    assert asyncio.run(unreachable_reason(there)) == ""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         gone = Endpoint(url=f"http://127.0.0.1:{taken.getsockname()[1]}")
-        assert asyncio.run(unreachable(gone)).startswith("cannot connect to 127.0.0.1:")
+        assert asyncio.run(unreachable_reason(gone)).startswith("cannot connect to 127.0.0.1:")

@@ -5,8 +5,14 @@ import itertools
 
 import pytest
 
-from loadgen.drive.exchange import Exchange
-from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S, GAP_BOUNDS_S, LiveSamples, coarse
+from loadgen.drive.live_sample import (
+    FIELDS,
+    FINE_BOUNDS_S,
+    GAP_BOUNDS_S,
+    LiveSamples,
+    coarse_counts,
+)
+from loadgen.drive.transport import Exchange
 from loadgen.records import Status
 from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
 from tests.runs import schedule_rows
@@ -94,7 +100,7 @@ def test_classes_are_told_apart_and_everything_is_told_once():
         glimpses.ended(answered(token("a"), token("b"), row=row), Status.ok, 1000 * MS)
     glimpses.unsent(2, Status.dropped)
     beat = glimpses.take()
-    assert [line[:2] for line in beat["ended"]] == [[1, 0], [0, 0], [1, Status.dropped]]
+    assert [line[:2] for line in beat["ended"]] == [(1, 0), (0, 0), (1, Status.dropped)]
     assert [line[-1] for line in beat["ended"]] == [None, (0.0, 0.05, 0.0), None]
     assert [len(line) for line in beat["ended"]] == [len(FIELDS)] * 3
     assert sorted(entry[0] for entry in beat["gaps"]) == [0, 1]
@@ -108,7 +114,7 @@ def test_fine_gaps_are_coarse_ones_and_five_percent_apart():
     counts = [0] * (len(FINE_BOUNDS_S) + 1)
     for gap_s in gaps_s:
         counts[bisect.bisect_left(FINE_BOUNDS_S, gap_s)] += 1
-    told = coarse(counts)
+    told = coarse_counts(counts)
     at = {k: n for k, n in enumerate(told) if n}
     ends = {0.001: 2, 0.0025: 1, 0.05: 2, 20.0: 1}
     assert at == {GAP_BOUNDS_S.index(end): n for end, n in ends.items()} | {len(GAP_BOUNDS_S): 2}

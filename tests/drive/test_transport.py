@@ -7,8 +7,7 @@ import aiohttp
 import pytest
 
 from loadgen.drive.aiohttp_client import failure
-from loadgen.drive.connect_errors import connect_reason
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.transport import Exchange, connect_reason
 from loadgen.records import CLIENT_LIMIT, Status
 from targets.route import Route
 

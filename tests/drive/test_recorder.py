@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from loadgen.drive.columns import ExchangeColumns
 from loadgen.drive.decode import Decoded
-from loadgen.drive.exchange import Exchange
+from loadgen.drive.recorder import ExchangeColumns
+from loadgen.drive.transport import Exchange
 from loadgen.records import SCHEDULE, FinishReason, Status, TokenSource, empty_requests
 
 EPOCH_NS = 5_000_000_000

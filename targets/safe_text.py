@@ -1,0 +1,122 @@
+"""Text made safe to show: the words of a server and of command lines, without secrets and control
+characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from urllib.parse import quote
+
+import msgspec
+
+HIDDEN = "[redacted]"
+_SECRET = {"authorization", "credential", "credentials", "key", "passwd", "password", "secret",
+           "token"}  # fmt: skip
+"""Last parts of the names of flags and variables: `--hf-token`, `API_KEY=…`, not `--max-tokens`."""
+_NAMED = re.compile(r"(?P<name>-{0,2}[A-Za-z][\w.-]*)=(?P<value>.+)", re.DOTALL)
+_HEADER = re.compile(
+    r"(?P<name>(?:proxy-)?authorization|(?:[\w-]+-)?api-key)\s*:\s*(?P<value>.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_IN_URL = re.compile(r"(?<=://)[^/@\s]*:(?P<value>[^/@\s]+)(?=@)")
+_HEAD_CHARS = 200
+_SHORTEST = 4  # a shorter "secret" is in every message: 1 in 401
+_CUT_BEFORE = "'\"… "  # characters that a message puts after a text that it cut short
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])  # C0, DEL, C1
+_SCHEME = re.compile(r"(?:bearer|basic|token|api-?key)\s+(.+)", re.IGNORECASE)
+
+
+def redact(text: str, secrets: Collection[str]) -> str:
+    """`text` with every secret replaced by "[redacted]": also in the notation of JSON and URLs,
+    without its scheme (`Bearer `), and cut short by the end of the text.
+
+    Secrets of fewer than 4 characters stay: removing them would remove `1` from `401`.
+    """
+    forms = sorted({form for s in secrets for form in _forms(s)}, key=len, reverse=True)
+    forms = [form for form in forms if len(form) >= _SHORTEST]
+    if not forms:
+        return text
+    text = re.sub("|".join(map(re.escape, forms)), HIDDEN, text)
+    body = text.rstrip(_CUT_BEFORE)
+    for form in forms:
+        for length in range(min(len(form) - 1, len(body)), _SHORTEST - 1, -1):
+            if body.endswith(form[:length]):
+                return body[:-length] + HIDDEN + text[len(body) :]
+    return text
+
+
+def _forms(secret: str) -> Iterator[str]:
+    bare = _SCHEME.fullmatch(secret)
+    for value in (secret, bare[1]) if bare else (secret,):
+        in_json = json.dumps(value, ensure_ascii=False)[1:-1]
+        yield from (value, " ".join(value.split()), quote(value, safe=""))
+        yield from (in_json, in_json.replace("/", "\\/"))
+
+
+def strip_controls(text: str) -> str:
+    """`text` without control characters (C0, DEL, C1), which a terminal would obey. Line ends are
+    control characters too; join the lines first.
+    """
+    return text.translate(_CONTROLS)
+
+
+def one_line(body: bytes, limit: int = _HEAD_CHARS) -> str:
+    """The start of a body for a message: one line of at most `limit` printable characters."""
+    words = " ".join(body[: 4 * limit].decode("utf-8", "replace").split())
+    return strip_controls(words)[:limit]
+
+
+def error_message(body: bytes) -> str:
+    """The message in an error body of a known form (OpenAI's, FastAPI's, a bare object), otherwise
+    the start of the body.
+    """
+    try:
+        content = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return one_line(body) or "an empty body"
+    for key in ("error", "detail", "message"):
+        while isinstance(content, dict) and content.get(key):
+            content = content[key]
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    return strip_controls(" ".join(text.split()))[:_HEAD_CHARS] or "an empty body"
+
+
+def hide_secrets(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(the words of a command line without secrets, the secrets). A secret is recognized by the
+    name of its flag or variable, as a header, and as the password of a URL. A `${NAME}` stays, for
+    it only names a variable; so does the word after a flag if it begins like another flag.
+
+    >>> hide_secrets(["serve", "--hf-token", "hf_1", "--seed=7"])
+    (('serve', '--hf-token', '[redacted]', '--seed=7'), ('hf_1',))
+    """
+    shown: list[str] = []
+    secrets: list[str] = []
+    is_value = False
+    for word in words:
+        values = [word] if is_value and not word.startswith("-") else list(_secret_parts(word))
+        is_value = _is_secret_flag(word)
+        for value in values:
+            if "${" not in value:
+                secrets.append(value)
+                word = word.replace(value, HIDDEN)
+        shown.append(word)
+    return tuple(shown), tuple(secrets)
+
+
+def _secret_parts(word: str) -> Iterable[str]:
+    named, header = _NAMED.fullmatch(word), _HEADER.search(word)
+    if named is not None and _is_secret_name(named["name"]):
+        yield named["value"]
+    elif header is not None:
+        yield header["value"]
+    yield from (match["value"] for match in _IN_URL.finditer(word))
+
+
+def _is_secret_flag(word: str) -> bool:
+    return word.startswith("-") and "=" not in word and _is_secret_name(word)
+
+
+def _is_secret_name(name: str) -> bool:
+    return re.split(r"[-_.]", name.lower())[-1] in _SECRET or name.lower().endswith("apikey")
