@@ -54,7 +54,9 @@ def named_checks():
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
     firsts = [
-        c.args[0] for c in calls if getattr(c.func, "id", "") in ("ValidityCheck", "share_of_time")
+        c.args[0]
+        for c in calls
+        if getattr(c.func, "id", "") in ("ValidityCheck", "gate", "share_of_time")
     ]
     return sorted({f.value for f in firsts if isinstance(f, ast.Constant)})
 
@@ -73,7 +75,7 @@ def finding_kinds():
 
 def test_the_causes_are_found():
     assert {"record", "lateness", "client CPU", "throttling", "stimulus"} <= set(named_checks())
-    assert {"shortened", "not due", "unasked"} <= set(finding_kinds())
+    assert {"shortened", "not due", "disk writes"} <= set(finding_kinds())
 
 
 @pytest.mark.parametrize("cause", [*named_checks(), *finding_kinds()])

@@ -50,7 +50,7 @@ def findings(
         altered_arrivals(sent),
         pinned(run, addresses),
         _disk_writes(run),
-        _no_per_request_slo(slos),
+        _goodput_without_limits(slos),
     )
     return failed_checks + [sentence for sentence in sentences if sentence]
 
@@ -204,7 +204,7 @@ def _disk_writes(run: Run) -> str:
     return f"The load generator wrote {megabytes} MB of answers to its disk while measuring."
 
 
-def _no_per_request_slo(slos: Sequence[Slo]) -> str:
+def _goodput_without_limits(slos: Sequence[Slo]) -> str:
     if any(slo.scope == "request" for slo in slos):
         return ""
     return (

@@ -87,7 +87,7 @@ def test_power_with_known_noise_is_the_noncentral_t():
     ours = power(Noise(1.0, 1e9), 1.0, 17, 0.05)
     theirs = oracle.nct.sf(oracle.t.ppf(0.975, 32), 32, 1 / math.sqrt(2 / 17))
     assert ours == pytest.approx(theirs, abs=1e-3)
-    needed = runs_needed(Noise(1.0, 1e9), 1.0, 0.05, asked=0.8)
+    needed = runs_needed(Noise(1.0, 1e9), 1.0, 0.05, target_power=0.8)
     assert needed in (16, 17)  # Cohen's table: d = 1
 
 
