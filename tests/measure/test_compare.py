@@ -115,7 +115,7 @@ def test_what_differs_beyond_the_factor_is_refused_by_its_keys():
         compare(run, faster)
     assert compare(run, faster, vary=["scenario.arrivals.rate"])
     other_gpu = with_manifest(run, target={"labels": {"gpu": "h200"}})
-    with pytest.raises(UsageError, match=r"target\.labels\.gpu: none against h200"):
+    with pytest.raises(UsageError, match=r"target\.labels\.gpu: A has none, B has h200"):
         compare(run, other_gpu)
     assert compare(run, other_gpu, vary=["gpu"])
     with pytest.raises(UsageError, match="no such key"):

@@ -106,3 +106,14 @@ def test_a_server_that_tells_its_queue_has_it_taken_out_of_the_prefill():
 def test_a_run_without_answers_has_none():
     found = drivers_of(replace(measured_run(0)))
     assert found == Drivers(None, None, {})
+
+
+def test_the_time_to_connect_is_no_part_of_the_prefill():
+    run = measured_run()
+    before = drivers_of(run).split["all"]
+    assert before.connect_s == 0.0  # every connection was reused
+    run.request_rows["reused_connection"] = False
+    run.request_rows["connected_s"] = run.request_rows["sent_s"] + 0.02
+    after = drivers_of(run).split["all"]
+    assert after.connect_s == pytest.approx(0.02)
+    assert after.prefill_s == pytest.approx(before.prefill_s - 0.02)

@@ -56,6 +56,12 @@ def test_without_readings_in_the_window_there_is_no_block() -> None:
     assert summarize(measured_run()).to_json()["server"] is None
 
 
+def test_a_counter_that_stands_still_grew_by_zero() -> None:
+    summary = summarize(told(measured_run(), preemptions=[(2.5, 4.0), (12.0, 4.0), (21.5, 4.0)]))
+    assert summary.server is not None
+    assert summary.server.preemptions == 0.0
+
+
 def test_a_counter_that_was_set_back_says_nothing() -> None:
     """As after a restart of the server."""
     server = summarize(
