@@ -5,7 +5,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import typer.main
 from typer.testing import CliRunner
 
@@ -23,20 +22,21 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]  #
 
 
 def blocks(kind):
+    """(page, text) of each code block of a kind; the page names the failing block in a message."""
     return [
-        pytest.param(page, text.strip(), id=f"{page.stem}-{n}")
+        (page, text.strip())
         for page in PAGES
-        for n, text in enumerate(re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL))
+        for text in re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)
     ]
 
 
 def scenario_of(line):
-    """What `slobench run …` would send, as the document it prints."""
+    """The scenario of a `slobench run …` command, as `--print-scenario` prints it."""
     words = shlex.split(line)
     assert words[:2] == ["slobench", "run"]
-    found = CliRunner().invoke(app, [*words[1:], "--print-scenario"])
-    assert found.exit_code == 0, found.output
-    return parse_document(found.stdout, line, UsageError).values
+    result = CliRunner().invoke(app, [*words[1:], "--print-scenario"])
+    assert result.exit_code == 0, result.output
+    return parse_document(result.stdout, line, UsageError).values
 
 
 def test_there_is_a_page_for_each_of_the_four():
@@ -44,54 +44,59 @@ def test_there_is_a_page_for_each_of_the_four():
     assert names == ["guidellm", "k6", "locust", "vllm-bench"]
 
 
-@pytest.mark.parametrize(("page", "line"), blocks("ours"))
-def test_every_command_of_ours_runs_as_far_as_its_scenario(page, line):
-    assert scenario_of(line)["phases"]["measure"] == "1m"
+def test_every_command_of_ours_runs_as_far_as_its_scenario():
+    lines = blocks("ours")
+    assert len(lines) >= 7
+    for page, line in lines:
+        assert scenario_of(line)["phases"]["measure"] == "1m", f"{page.name}: {line}"
 
 
-@pytest.mark.parametrize(("page", "line"), blocks("theirs"))
-def test_every_command_of_theirs_translates_without_loss_to_the_one_below_it(page, line):
-    text = page.read_text()
-    after = text[text.index(line) :]
-    ours = re.search(r"```ours\n(.*?)```", after, re.DOTALL)
-    assert ours
-    theirs = translate(line)
-    assert not theirs.missing
-    translated = parse_document(theirs.scenario_yaml, line, UsageError).values
-    asked = scenario_of(ours[1].strip())
-    for key in ("arrivals", "requests", "phases"):
-        assert translated[key] == asked[key], key
-    assert ("slo" in translated) == ("slo" in asked)
-    if "slo" in asked:
-        assert translated["slo"] == asked["slo"]
+def test_every_command_of_theirs_translates_without_loss_to_the_one_below_it():
+    lines = blocks("theirs")
+    assert len(lines) >= 4
+    for page, line in lines:
+        text = page.read_text()
+        after = text[text.index(line) :]
+        ours = re.search(r"```ours\n(.*?)```", after, re.DOTALL)
+        assert ours, f"{page.name}: no command of ours below {line}"
+        theirs = translate(line)
+        assert not theirs.missing, f"{page.name}: {line}"
+        translated = parse_document(theirs.scenario_yaml, line, UsageError).values
+        expected = scenario_of(ours[1].strip())
+        for key in ("arrivals", "requests", "phases", "slo"):
+            assert translated.get(key) == expected.get(key), f"{page.name}: {key} of {line}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_verb_and_flag_of_ours_exists(page):
-    text = page.read_text()
-    for verb, rest in re.findall(r"slobench ([a-z]+)([^`\n]*)", text):
-        assert verb in COMMANDS, verb
-        known = {flag for param in COMMANDS[verb].params for flag in param.opts}
-        for flag in re.findall(r"(?<!\w)--[a-z-]+", rest):
-            assert flag in known, f"slobench {verb} {flag}"
-    known = {flag for verb in COMMANDS.values() for param in verb.params for flag in param.opts}
-    for row in right_cells(text):
-        for flag in re.findall(r"`(--[a-z-]+)", row):
-            assert flag in known, flag
+def test_every_verb_and_flag_of_ours_exists():
+    all_flags = {flag for verb in COMMANDS.values() for param in verb.params for flag in param.opts}
+    unknown = []
+    for page in PAGES:
+        text = page.read_text()
+        for verb, rest in re.findall(r"slobench ([a-z]+)([^`\n]*)", text):
+            assert verb in COMMANDS, f"{page.name}: slobench {verb}"
+            flags = {flag for param in COMMANDS[verb].params for flag in param.opts}
+            named = set(re.findall(r"(?<!\w)--[a-z-]+", rest))
+            unknown += [f"{page.name}: slobench {verb} {flag}" for flag in named - flags]
+        for row in right_cells(text):
+            named = set(re.findall(r"`(--[a-z-]+)", row))
+            unknown += [f"{page.name}: {flag}" for flag in named - all_flags]
+    assert not unknown, "\n".join(unknown)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_kind_and_column_of_ours_exists(page):
-    text = page.read_text()
+def test_every_kind_and_column_of_ours_exists():
     kinds = {entry["kind"] for family in FAMILIES for entry in describe(family)}
-    assert set(re.findall(r"\{kind: (\w+)", text)) <= kinds
     columns = {*METRICS, *(REQUESTS.names or ())}
-    for row in right_cells(text):
-        named = set(re.findall(r"`(\w+_s)`", row))
-        assert named <= columns, named
+    unknown = []
+    for page in PAGES:
+        text = page.read_text()
+        named = set(re.findall(r"\{kind: (\w+)", text)) - kinds
+        for row in right_cells(text):
+            named |= set(re.findall(r"`(\w+_s)`", row)) - columns
+        unknown += [f"{page.name}: {name}" for name in named]
+    assert not unknown, "\n".join(unknown)
 
 
 def right_cells(text):
-    """The second column of every table: what is said of ours."""
+    """The second column of every table: the slobench side."""
     rows = [line.split("|") for line in text.splitlines() if line.startswith("|")]
     return [row[2] for row in rows if len(row) > 3 and "---" not in row[1]]

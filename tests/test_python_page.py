@@ -14,6 +14,6 @@ def test_every_snippet_runs_in_order(tmp_path, monkeypatch, capsys):
     for snippet in snippets:
         exec(compile(snippet, str(PAGE), "exec"), names)
     printed = capsys.readouterr().out
-    assert "kept every promise" in printed
+    assert "met every SLO" in printed
     assert (tmp_path / "vllm.json").stat().st_size > 1000
     assert "p99(tpot) <= 20ms" in printed

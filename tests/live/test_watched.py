@@ -188,11 +188,15 @@ def test_every_query_of_the_dashboard_names_a_series_and_labels_that_exist():
     json.dumps(board, allow_nan=False)
 
 
-def test_every_series_is_in_the_docs_with_its_meaning():
-    page = (ROOT / "docs" / "watching.md").read_text()
-    for name, one in SERIES.items():
-        labels = ", ".join(f"`{label}`" for label in one.labels) or "–"
-        assert f"| `{name}` | `{one.otel}` | {one.kind} | {labels} | {one.help} |" in page
+def test_the_documentation_holds_the_table_of_the_series(check_golden):
+    path = ROOT / "docs" / "outputs.md"
+    head, start, rest = path.read_text("utf-8").partition("<!-- series -->\n")
+    _, end, tail = rest.partition("<!-- /series -->")
+    rows = ["| Prometheus | OpenTelemetry | kind | labels | meaning |", "|---|---|---|---|---|"]
+    for name, series in SERIES.items():
+        labels = ", ".join(f"`{label}`" for label in series.labels) or "–"
+        rows.append(f"| `{name}` | `{series.otel}` | {series.kind} | {labels} | {series.help} |")
+    check_golden(path, head + start + "\n".join(rows) + "\n" + end + tail)
 
 
 def test_several_runs_share_one_endpoint_and_each_starts_at_zero():

@@ -1,9 +1,7 @@
-"""docs/scenarios.md says what the code does: every key, every kind, and an example that loads."""
+"""docs/scenarios.md and the code agree: every key, every kind, every default, and the examples."""
 
 import re
 from pathlib import Path
-
-import pytest
 
 from loadgen.errors import ScenarioError
 from loadgen.workload.arrivals import ARRIVALS
@@ -51,63 +49,63 @@ def test_every_key_of_a_scenario_has_a_row():
     assert [key for key in keys if f"`{key}`" not in ROWS] == []
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_stated_defaults_are_the_defaults():
+    defaults = every_key()
+    keys = (
         *("phases.warmup", "phases.drain", "limits.max_concurrency", "limits.when_full"),
         *("stop_when.error_rate", "stop_when.over", "prompts.salt", "requests.temperature"),
         *("session.context", "requests.correlation", "requests.shared_prefix.hit_rate"),
         *("instrument.loop_lag", "instrument.read_backlog"),
         *("instrument.cpu", "instrument.run_delay"),
-    ],
-)
-def test_a_stated_default_is_the_default(key):
-    stated = ROWS[f"`{key}`"].split("|")[-3].strip()
-    value = every_key()[key]
-    assert stated in {str(value), f"{value:g}" if isinstance(value, float) else value}
+    )
+    wrong = []
+    for key in keys:
+        stated, value = ROWS[f"`{key}`"].split("|")[-3].strip(), defaults[key]
+        if stated not in {str(value), f"{value:g}" if isinstance(value, float) else value}:
+            wrong.append(f"{key}: the page has {stated}, the code {value}")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    ("registry", "chapter"),
-    [
-        (ARRIVALS, "Arrivals"),
-        (LENGTHS, "Lengths"),
-        (DURATIONS, "Pauses"),
-        (PROMPTS, "Prompts"),
-        (POPULARITIES, "Prompts"),
-    ],
-    ids=["arrivals", "lengths", "pauses", "prompts", "popularities"],
-)
-def test_every_kind_and_its_parameters_have_a_row(registry, chapter):
-    text = PAGE.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
-    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
-    for cls in registry:
-        keys = [field.alias or name for name, field in cls.model_fields.items()]
-        # a | inside a cell is written \|, which ends no cell
-        cell = rows[f"`{cls.kind}`"].replace("\\|", "/").split("|")[2]
-        assert [key for key in keys if f"`{key}`" not in cell] == []
+def chapter_text(chapter):
+    return PAGE.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
 
 
-@pytest.mark.parametrize(
-    ("chapter", "build"),
-    [
-        ("Arrivals", lambda block: ARRIVALS.build(block["arrivals"])),
-        (
-            "Lengths",
-            lambda block: [
-                LENGTHS.build(v) for v in block["requests"].values() if isinstance(v, dict)
-            ],
-        ),
-        ("Classes", lambda block: whole(block).classes),
-        ("Sessions and chains", lambda block: whole(block).chain),
-    ],
-)
-def test_the_example_of_a_chapter_can_be_built(chapter, build):
-    text = PAGE.split(f"\n## {chapter}\n")[1].split("\n## ")[0]
-    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    document = parse_document(example, "example", ScenarioError)
-    document.raise_mistakes()
-    assert build(document.values)
+def test_every_kind_and_its_parameters_have_a_row():
+    registries = {
+        "Arrivals": (ARRIVALS,),
+        "Lengths": (LENGTHS,),
+        "Pauses": (DURATIONS,),
+        "Prompts": (PROMPTS, POPULARITIES),
+    }
+    missing = []
+    for chapter, families in registries.items():
+        lines = [line for line in chapter_text(chapter).splitlines() if line.startswith("|")]
+        rows = {line.split("|")[1].strip(): line for line in lines}
+        for cls in (cls for registry in families for cls in registry):
+            if f"`{cls.kind}`" not in rows:
+                missing.append(f"{chapter}: {cls.kind}")
+                continue
+            keys = [field.alias or name for name, field in cls.model_fields.items()]
+            # a | inside a cell is written \\|, which ends no cell
+            cell = rows[f"`{cls.kind}`"].replace("\\|", "/").split("|")[2]
+            missing += [f"{chapter}: {cls.kind}: {key}" for key in keys if f"`{key}`" not in cell]
+    assert not missing, "\n".join(missing)
+
+
+def test_the_example_of_each_chapter_can_be_built():
+    build = {
+        "Arrivals": lambda block: ARRIVALS.build(block["arrivals"]),
+        "Lengths": lambda block: [
+            LENGTHS.build(v) for v in block["requests"].values() if isinstance(v, dict)
+        ],
+        "Classes": lambda block: whole(block).classes,
+        "Sessions and chains": lambda block: whole(block).chain,
+    }
+    for chapter, build_example in build.items():
+        (example,) = re.findall(r"```yaml\n(.*?)```", chapter_text(chapter), re.DOTALL)
+        document = parse_document(example, f"the example of {chapter}", ScenarioError)
+        document.raise_mistakes()
+        assert build_example(document.values), chapter
 
 
 def whole(block):

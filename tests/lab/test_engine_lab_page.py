@@ -1,4 +1,4 @@
-"""docs/write-a-policy.md, executed: the policy as it stands there, checked, simulated, compared."""
+"""The policy of docs/engine-lab.md, executed as printed: checked, simulated, compared."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,9 @@ from loadgen.cli import exit_codes
 from loadgen.cli.app import app
 from loadgen.plugins import load_plugin
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "write-a-policy.md").read_text()
-POLICY, CHECK, SIMULATE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "engine-lab.md").read_text()
+CHAPTER = PAGE.split("\n## Write a batching policy\n")[1]
+POLICY, CHECK, SIMULATE = re.findall(r"```python\n(.*?)```", CHAPTER, re.DOTALL)
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def plugin(tmp_path):
 
 
 def names(plugin):
-    """What a notebook knows after running the page's first block."""
+    """The names that a notebook has after running the chapter's first block."""
     import sys
 
     return dict(vars(sys.modules[f"slobench_plugin_{plugin.stem}"]))
@@ -33,12 +34,12 @@ def test_the_policy_is_about_forty_lines():
     assert len(code) <= 42
 
 
-def test_the_page_does_what_it_says(plugin, capsys):
+def test_the_check_and_the_comparison_print_the_results_of_the_page(plugin, capsys):
     notebook = names(plugin)
     exec(CHECK, notebook)
-    told = capsys.readouterr().out
-    assert told.startswith("short_first: 40 workloads, ")
-    assert told.rstrip().endswith("work conservation, aging")
+    printed = capsys.readouterr().out
+    assert printed.startswith("short_first: 40 workloads, ")
+    assert printed.rstrip().endswith("work conservation, aging")
     quick = SIMULATE.replace("phases.measure=30s", 'phases.measure=10s", "phases.warmup=2s')
     exec(quick, notebook)
     ours, theirs = (
@@ -48,7 +49,7 @@ def test_the_page_does_what_it_says(plugin, capsys):
 
 
 def test_the_command_line_finds_it(plugin, tmp_path, capsys, monkeypatch):
-    words = next(line for line in PAGE.splitlines() if "slobench run" in line).split()
+    words = next(line for line in CHAPTER.splitlines() if "slobench run" in line).split()
     words = [str(plugin) if word == "my_policy.py" else word for word in words[1:]]
     words += ["--out", str(tmp_path / "run"), "--set", "phases.measure=10s"]
     monkeypatch.setattr("sys.argv", ["slobench", *words])
