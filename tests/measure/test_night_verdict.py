@@ -86,7 +86,7 @@ def test_attainment_is_not_compared_across_other_slos():
     tonight = replace(tonight, runs=tuple(
         replace(r, values={**r.values, "attainment": 0.1}) for r in tonight.runs))  # fmt: skip
     found = judged(tonight, before, metrics=["attainment"])
-    assert "attainment: no earlier night has it" in found.notes[0]
+    assert "attainment: no earlier night has this measure" in found.notes[0]
     assert found.verdict == "invalid"
     same = replace(tonight, slos=("ttft <= 1s",))
     assert judged(same, before, metrics=["attainment"]).verdict == "worse"
@@ -95,7 +95,7 @@ def test_attainment_is_not_compared_across_other_slos():
 def test_a_closed_loop_is_judged_by_its_throughput_too():
     tonight = replace(nights.cell_night(np.random.default_rng(5), 9, 5), is_closed_loop=True)
     found = judged(tonight, level(np.random.default_rng(6)))
-    assert "output_tokens_per_s: no earlier night has it" in found.notes[0]
+    assert "output_tokens_per_s: no earlier night has this measure" in found.notes[0]
 
 
 def test_no_failure_so_far_does_not_prove_that_there_are_none():
