@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.lab.mode_cell import METRICS, PERCENTILES, Cell
-from loadgen.measure.comparison.over_runs import Estimate, mean_over, over_runs
+from loadgen.measure.statistics.intervals import Estimate, mean_over, over_runs
 
 QUANTITIES = (
     "goodput",
