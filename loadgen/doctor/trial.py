@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from rich.console import Console
 
+from loadgen.doctor.fidelity import Fidelity, Truth, fidelity
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.fidelity import Fidelity, Truth, fidelity
 from loadgen.records import Run, Status, Times
 from loadgen.run.execute import record
 from loadgen.run.run_options import RunOptions, RunSetup

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen.doctor.machine_facts import MachineFacts
-from loadgen.measure.statistics.stats import nearest_rank
+from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.wording import format_count, format_number, format_share, format_value
 from targets.preflight_result import PreflightCheck
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from loadgen.measure.attainment import derived, due_rows
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.comparison.judgement import plain
 from loadgen.measure.per_request import per_request
-from loadgen.measure.summary import ClassSummary, Distribution, Summary
+from loadgen.measure.summary import ClassSummary, Distribution, Summary, plain_json
 from loadgen.records import OWN_SLO, Phase, Run
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def summary_rows(run: Run, summary: Summary) -> list[Row]:
         "window_s": summary.window.length_s,
     }
     parts: Mapping[str, Summary | ClassSummary] = {"all": summary, **summary.classes}
-    return [plain({**head, **_numbers(name, part)}) for name, part in parts.items()]
+    return [plain_json({**head, **_numbers(name, part)}) for name, part in parts.items()]
 
 
 def _numbers(name: str, part: Summary | ClassSummary) -> Row:

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.doctor.fidelity import Fidelity, spread
 from loadgen.doctor.rates import (
     HIGHEST_RATE_PER_S,
     LOWEST_RATE_PER_S,
@@ -15,7 +16,6 @@ from loadgen.doctor.rates import (
     write_ceiling,
 )
 from loadgen.doctor.trial import ERROR_LIMIT_S, Trial
-from loadgen.measure.fidelity import Fidelity, spread
 from loadgen.run.cores import machine_name
 
 

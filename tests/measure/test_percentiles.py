@@ -8,21 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from loadgen.measure.statistics.stats import (
+from loadgen.measure.statistics.intervals import mean_bounds
+from loadgen.measure.statistics.percentiles import (
     Percentile,
     effective_n,
-    exact_bounds,
     has_few,
     interval_places,
-    least_n,
-    mean_bounds,
     nearest_rank,
-    needed_n,
     order_ranks,
     percentile,
     percentile_bounds,
-    wilson,
 )
+from loadgen.measure.statistics.proportions import exact_bounds, least_n, needed_n, wilson
 
 N_SIMULATIONS = 4000
 
@@ -314,3 +311,9 @@ def test_ends_lie_between_their_neighbours_in_logarithms():
     assert powers.low is not None
     assert plain.low is not None
     assert math.log10(powers.low) == pytest.approx(plain.low + 60, rel=1e-9)
+
+
+def test_bounds_of_dependent_samples_round_away_from_the_percentile():
+    """1000 samples worth 310: ranks 141 and 170 of 310, i.e. 454.8 and 548.4 of 1000."""
+    bounds = percentile_bounds(np.arange(1.0, 1001.0), 0.5, 0.95, n_effective=310)
+    assert (bounds.low, bounds.value, bounds.high) == (454.0, 500.0, 549.0)

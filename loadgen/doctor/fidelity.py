@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.stats import has_few, nearest_rank
+from loadgen.measure.statistics.percentiles import has_few, nearest_rank
 from loadgen.records import Run, Status, Times
 
 

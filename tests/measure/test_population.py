@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.statistics.groups import BLOCK, group_sums
+from loadgen.measure.statistics.population import BLOCK, group_sums
 
 
 @given(st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size=9), max_size=12))

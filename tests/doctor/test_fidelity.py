@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.fidelity import Truth, fidelity, spread
+from loadgen.doctor.fidelity import Truth, fidelity, spread
 from loadgen.records import CHUNKS, SCHEDULE, Run, Status, empty_requests
 from tests.runs import MANIFEST
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from loadgen.measure.comparison.over_runs import estimate, mean_over, over_runs
-from loadgen.measure.statistics.stats import Interval
+from loadgen.measure.statistics.intervals import Interval, estimate, mean_over, over_runs
 
 
 def test_several_runs_have_students_interval():

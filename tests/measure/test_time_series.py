@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from loadgen.measure.statistics.steady import mser5
+from loadgen.measure.statistics.time_series import mser5
 
 
 @given(hnp.arrays(np.float64, st.integers(50, 120), elements=st.floats(0, 9).map(lambda x: x // 1)))

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from loadgen.measure.statistics.binomial import at_least, at_most, share_where, tails, window
+from loadgen.measure.statistics.proportions import (
+    at_least,
+    at_most,
+    probabilities,
+    share_where,
+    tails,
+)
 
 counts = st.one_of(st.integers(1, 50), st.integers(1, 1_000_000))
 shares = st.one_of(
@@ -23,7 +29,7 @@ def test_both_tails_agree_with_scipy(n: int, share: float, where: float) -> None
 
 @given(n=counts, share=shares)
 def test_nothing_that_matters_lies_outside_the_window(n: int, share: float) -> None:
-    first, weights = window(n, share)
+    first, weights = probabilities(n, share)
     expected = oracle.binom(n, share)
     assert first >= 0
     assert first + len(weights) <= n + 1

@@ -1,7 +1,7 @@
-"""Resampling: intervals and tests that assume no shape, by drawing whole blocks again.
+"""Resampling of dependent samples: intervals and tests that assume no shape and draw whole blocks.
 
-Requests of one run share its queue, its server process and its minute, so they are never drawn one
-by one across runs: first runs are drawn, then requests (or stretches of them) within each.
+Requests of one run share its queue, so neighbours are alike. Drawing stretches of neighbouring
+requests together keeps that dependence in the result.
 """
 
 from __future__ import annotations
@@ -12,46 +12,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.stats import Interval, Values
+from loadgen.measure.statistics.intervals import Values
 
 Statistic = Callable[[Values], float]
+
 N_DRAWS = 2000
 
 
-def blocked_bootstrap(
-    runs: Sequence[Values],
-    statistic: Statistic,
-    rng: np.random.Generator,
-    confidence: float = 0.95,
-    n_draws: int = N_DRAWS,
-) -> Interval:
-    """`statistic` of the rows of all runs together, with the percentile interval of a bootstrap
-    over runs × requests: each draw takes as many runs with replacement, and rows within each.
-
-    With fewer than two runs only the requests vary, and the interval says nothing about other runs.
-    Without rows the value is NaN and both ends are open. With few runs (under ten) such an interval
-    is too narrow; verdicts rest on `contrast` instead.
-
-    Source: Davison & Hinkley, Bootstrap Methods (1997), §3.8.
-    """
-    filled = [run for run in runs if len(run)]
-    if not filled:
-        return Interval(float("nan"))
-    rows, sizes = np.concatenate(filled), np.array([len(run) for run in filled])
-    starts = np.cumsum(sizes) - sizes
-    draws = np.empty(n_draws)
-    for k in range(n_draws):
-        chosen = rng.integers(0, len(filled), len(filled))
-        size = np.repeat(sizes[chosen], sizes[chosen])
-        within = (rng.random(len(size)) * size).astype(np.intp)
-        draws[k] = statistic(rows[np.repeat(starts[chosen], sizes[chosen]) + within])
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(statistic(rows), float(low), float(high))
-
-
 def stretches(n: int, n_blocks: int) -> list[slice]:
-    """`n` rows in order of time as at most `n_blocks` stretches of nearly equal length; what
-    neighbours share mostly stays inside one."""
+    """`n` rows in order of time as at most `n_blocks` stretches of nearly equal length."""
     edges = np.unique(np.linspace(0, n, min(n, n_blocks) + 1).round().astype(int))
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]
 
@@ -77,7 +46,7 @@ def paired_draws(
     n_draws: int = N_DRAWS,
 ) -> Values:
     """`statistic(b) − statistic(a)` of bootstrap draws that take the same stretches of time from
-    both: row k of `a` and row k of `b` belong together. Shape [n_draws]."""
+    both. Row k of `a` and row k of `b` belong together. Shape [n_draws]."""
     assert len(a) == len(b), f"pairs need equal lengths, not {len(a)} and {len(b)}"
     blocks = stretches(len(a), n_blocks)
     draws = np.empty(n_draws)
@@ -98,11 +67,12 @@ def sign_flip_p(
     n_draws: int = 10_000,
     n_blocks: int | None = None,
 ) -> float:
-    """Two-sided p-value of a paired permutation test: were A and B alike, each difference b − a
-    could as well have had the other sign. The statistic is the mean.
+    """Two-sided p-value of a paired permutation test. If A and B were alike, each difference b − a
+    could as well have the other sign. The statistic is the mean.
 
-    With `n_blocks` neighbouring differences change sign together. Up to 2¹³ patterns are all
-    tried, else `n_draws` are drawn, the observed one counted in. 1.0 without differences.
+    With `n_blocks`, neighbouring differences change sign together. Up to 2¹³ patterns are all
+    tried; otherwise `n_draws` are drawn, and the observed pattern is counted in. 1.0 without
+    differences.
 
     Source: Phipson & Smyth, Stat. Appl. Genet. Mol. Biol. 9(1), 2010 (the +1).
     """
