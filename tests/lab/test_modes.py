@@ -236,7 +236,7 @@ def test_the_page_and_the_terminal_say_the_same(compared):
     console.print(tables(facts))
     told = console.file.getvalue()
     assert "goodput over static batch_size=4" in told
-    assert "simulated: steps cost what the cost model says" in told
+    assert "simulated (cost model): good for ranking, not for absolute numbers" in told
     assert set(figures(facts)) == {"goodput", "difference", "kept"}
     assert len(paper(facts)["vconcat"]) == 2
     ratios = told.partition("times static batch_size=4")[2]
@@ -303,7 +303,7 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     for line, row in zip(lines, facts["rows"][4:], strict=True):
         shown = dict(zip(titles, re.findall(r"<td>(.*?)</td>", line)[1:], strict=True))
         assert shown["ITL p99"] == f"{row['ratio']['itl_p99']['value']:.2g}"
-    assert "One seed has no interval" in ratios
+    assert "A single seed has no interval" in ratios
 
 
 def test_ratios_are_paired_by_seed_and_averaged_as_factors():

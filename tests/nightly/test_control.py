@@ -103,7 +103,7 @@ def test_nights_with_another_control_or_none_are_kept_apart_and_told(nights, tmp
     assert night.verdict == "baseline"
     said = console.export_text()
     assert "starts a new baseline" in said
-    assert "'mode': 'chunked'}} → {'kind': 'sim'" in said
+    assert "control.settings.mode: 'chunked' → 'static'" in said
     assert nights("none", 32, control="").verdict == "baseline"
 
 

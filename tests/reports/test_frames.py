@@ -8,6 +8,7 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
 from loadgen.measure.summary import PERCENTILES
 from loadgen.records import Run
+from reports.charts import tail_position
 from reports.run.embedded_rows import embedded_rows
 from reports.run.frames import (
     ANSWERED,
@@ -18,7 +19,6 @@ from reports.run.frames import (
     Frames,
     frames,
     rows_met,
-    tail_position,
 )
 from tests.runs import measured_run, with_manifest
 

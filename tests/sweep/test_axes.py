@@ -73,7 +73,7 @@ def test_zip_takes_the_kth_values_together():
 def test_a_key_stands_once_and_something_has_to_vary():
     with pytest.raises(UsageError, match="--over a: this key appears twice"):
         points([Axis("a", (1,)), Axis("a", (2,))], "grid")
-    with pytest.raises(UsageError, match="what varies"):
+    with pytest.raises(UsageError, match="name a key to vary"):
         points([], "grid")
     many = [Axis(f"k{n}", tuple(range(25))) for n in range(3)]
     with pytest.raises(UsageError, match="15625 cells; the limit is 10000"):
