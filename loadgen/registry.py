@@ -31,6 +31,7 @@ from pydantic_core import (
 )
 
 from loadgen.errors import UnknownKind, nearest
+from loadgen.json_section import JsonObject
 from loadgen.units import as_data
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class Registry(Generic[P]):
             raise ValueError(
                 f"expected {{kind: …}} naming the {self.noun} (known: {known}), got {spec!r}"
             )
-        parameters: dict[str, Any] = {k: v for k, v in spec.items() if k != "kind"}
+        parameters: JsonObject = {k: v for k, v in spec.items() if k != "kind"}
         return self.get(spec["kind"]).model_validate(parameters)
 
     def dump(self, plugin: P, info: SerializationInfo) -> dict[str, object]:

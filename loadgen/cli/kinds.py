@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from rich.console import Group
 from rich.table import Table
 
+from loadgen.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
 
 FAMILIES: Mapping[str, str] = {
@@ -28,7 +29,7 @@ FAMILIES: Mapping[str, str] = {
 """Family → `module:REGISTRY`; scenarios are files and presets a table."""
 
 
-def describe(family: str) -> list[dict[str, Any]]:
+def describe(family: str) -> list[JsonObject]:
     """One entry per kind, with the keys `kind`, `what` (its first sentence) and `parameters`
     ({name: {type, default}})."""
     if family == "scenarios":
@@ -45,7 +46,7 @@ def tables(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Group:
     return Group(*(_table(family, kinds) for family, kinds in entries.items()))
 
 
-def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
+def _kind(registry: Registry[Any], kind: str) -> JsonObject:
     try:
         cls: type[Plugin] = registry.get(kind)
     except ModuleNotFoundError as error:  # an optional package, e.g. torch, is not installed
@@ -65,7 +66,7 @@ def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
     return {"kind": kind, "what": what, "parameters": parameters}
 
 
-def _scenarios() -> list[dict[str, Any]]:
+def _scenarios() -> list[JsonObject]:
     from loadgen.workload.scenario import read_source, shipped_scenarios
 
     return [
@@ -78,7 +79,7 @@ def _scenarios() -> list[dict[str, Any]]:
     ]
 
 
-def _presets() -> list[dict[str, Any]]:
+def _presets() -> list[JsonObject]:
     from loadgen.workload.presets import CATALOGUE
 
     return [

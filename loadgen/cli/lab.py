@@ -90,7 +90,7 @@ def serve(
     from reference_engine.serve import run as serve_until_stopped
     from reference_engine.serving.serve_options import choose
 
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
         "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,

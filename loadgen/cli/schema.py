@@ -17,6 +17,7 @@ from pydantic_core import core_schema
 
 from loadgen.cli.kinds import FAMILIES
 from loadgen.errors import UsageError
+from loadgen.json_section import JsonObject
 from loadgen.registry import Registry
 from loadgen.units import parse_duration_s, parse_level_per_s, parse_rate_per_s, parse_share
 from loadgen.workload.presets import PRESETS
@@ -50,7 +51,7 @@ _PROBES: tuple[tuple[object, JsonSchemaValue], ...] = (
 )
 
 
-def scenario_schema() -> dict[str, Any]:
+def scenario_schema() -> JsonObject:
     """The JSON schema of a scenario file, with every registered kind, plug-ins included."""
     whole = _of_model(Scenario)
     definitions = whole.pop("$defs", {})
@@ -69,7 +70,7 @@ def scenario_schema() -> dict[str, Any]:
     }
 
 
-def _family(family: str, definitions: dict[str, Any]) -> JsonSchemaValue:
+def _family(family: str, definitions: JsonObject) -> JsonSchemaValue:
     """Any of a registry's kinds, or a shorthand for `{kind: …}`."""
     registry = _registry(family)
     kinds = [_kind(registry, name, f"{family}.", definitions) for name in registry.names()]
@@ -77,7 +78,7 @@ def _family(family: str, definitions: dict[str, Any]) -> JsonSchemaValue:
 
 
 def _kind(
-    registry: Registry[Any], name: str, prefix: str, definitions: dict[str, Any]
+    registry: Registry[Any], name: str, prefix: str, definitions: JsonObject
 ) -> JsonSchemaValue:
     cls = registry.get(name)
     schema = _of_model(cls, prefix)  # two families may have a block of the same name
@@ -116,7 +117,7 @@ def _registry(family: str) -> Registry[Any]:
     return registry
 
 
-def _of_model(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+def _of_model(model: type[BaseModel], prefix: str = "") -> JsonObject:
     template = f"#/$defs/{prefix}{{model}}"
     return model.model_json_schema(schema_generator=_Generator, ref_template=template)
 

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from loadgen.drive.decode import answer_text, decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
@@ -157,7 +156,7 @@ class Shard:
         self._backlog.sample()
         self._speed.sample(self._probe_timer.now_s())
 
-    def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """Ends the shard after an error in a callback: later measurements could not be trusted.
         Rows recorded before it are kept."""
         loop.default_exception_handler(context)

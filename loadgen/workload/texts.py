@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -181,7 +181,7 @@ def _from_line(line: str, where: str) -> RecordedPrompt:
     return RecordedPrompt(_messages(values, where), output_tokens)
 
 
-def _messages(values: dict[str, Any], where: str) -> Messages:
+def _messages(values: Mapping[str, object], where: str) -> Messages:
     prompt, messages = values.get("prompt"), values.get("messages")
     if isinstance(prompt, str) and prompt and messages is None:
         return (("user", prompt),)

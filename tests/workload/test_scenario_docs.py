@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from loadgen.errors import ScenarioError
+from loadgen.registry import Registry
 from loadgen.workload.arrivals import ARRIVALS
 from loadgen.workload.classes import Step, TrafficClass
 from loadgen.workload.durations import DURATIONS
@@ -71,7 +73,7 @@ def chapter_text(chapter):
 
 
 def test_every_kind_and_its_parameters_have_a_row():
-    registries = {
+    registries: dict[str, tuple[Registry[Any], ...]] = {
         "Arrivals": (ARRIVALS,),
         "Lengths": (LENGTHS,),
         "Pauses": (DURATIONS,),
