@@ -86,6 +86,11 @@ FILLED = AfterValidator(_not_empty)
 P = TypeVar("P", bound=Plugin)
 
 
+def bare_word(spec: object) -> Mapping[str, object] | None:
+    """The shorthand of a family whose kinds need no parameters: the name of the kind alone."""
+    return {"kind": spec} if isinstance(spec, str) else None
+
+
 class Registry(Generic[P]):
     """The kinds of one family. `noun` names the family in messages; `shorthand` turns a bare YAML
     value into a mapping, or returns None.

@@ -8,14 +8,13 @@ this schema; `slobench validate` checks more (keys that exclude each other, file
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
-from loadgen.cli.kinds import FAMILIES
+from loadgen.cli.kinds import registry_of
 from loadgen.errors import UsageError
 from loadgen.json_section import JsonObject
 from loadgen.registry import Registry
@@ -72,7 +71,7 @@ def scenario_schema() -> JsonObject:
 
 def _family(family: str, definitions: JsonObject) -> JsonSchemaValue:
     """Any of a registry's kinds, or a shorthand for `{kind: …}`."""
-    registry = _registry(family)
+    registry = registry_of(family)
     kinds = [_kind(registry, name, f"{family}.", definitions) for name in registry.names()]
     return {"anyOf": [*_shorthands(registry), *kinds]}
 
@@ -111,12 +110,6 @@ def _is_built(registry: Registry[Any], value: object) -> bool:
     return True
 
 
-def _registry(family: str) -> Registry[Any]:
-    module, _, name = FAMILIES[family].partition(":")
-    registry: Registry[Any] = getattr(import_module(module), name)
-    return registry
-
-
 def _of_model(model: type[BaseModel], prefix: str = "") -> JsonObject:
     template = f"#/$defs/{prefix}{{model}}"
     return model.model_json_schema(schema_generator=_Generator, ref_template=template)
@@ -139,7 +132,7 @@ class _Generator(GenerateJsonSchema):
         """A registry's field is built by a method of the registry."""
         registry = getattr(schema["function"]["function"], "__self__", None)
         for family in SCENARIO_FAMILIES:
-            if registry is _registry(family):
+            if registry is registry_of(family):
                 return {"$ref": f"{_ELSEWHERE}{family}"}
         return super().function_plain_schema(schema)
 

@@ -124,18 +124,13 @@ class Shard:
         decoding = DecodingReport(
             cpu_s=time.thread_time() - before_s, wall_s=time.monotonic() - started_s
         )
-        thread, (loop_lag, stalls) = self._meter.summary(), self._probe.summary()
+        loop_lag, stalls = self._probe.summary()
         self._gc.stop()  # not earlier: decoding makes no cycles, and collections double its time
         self._report()
         return SelfReport(
             shard=self._number,
             broken=self._broken,
-            window_s=thread.window_s,
-            cpu_share=thread.cpu_share,
-            run_delay_share=thread.run_delay_share,
-            throttled_share=thread.throttled_share,
-            stolen_share=thread.stolen_share,
-            cores=thread.cores,
+            **self._meter.use._asdict(),
             loop_lag_s=loop_lag,
             stalls=stalls,
             backlog=self._backlog.summary(self._recorder.n_reads, self._meter.window_s),

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from loadgen.errors import ScenarioError
-from loadgen.registry import Plugin, Registry
+from loadgen.registry import Plugin, Registry, bare_word
 from loadgen.workload.client_tokenizer import TokenCounter, load_tokenizer
 from loadgen.workload.vocabulary import WORDS
 
@@ -68,11 +68,7 @@ class PromptKind(Plugin, ABC):
         return None if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
 
-def _bare_word(spec: object) -> dict[str, object] | None:
-    return {"kind": spec} if isinstance(spec, str) else None
-
-
-PROMPTS: Registry[PromptKind] = Registry("slobench.prompts", "source of prompts", _bare_word)
+PROMPTS: Registry[PromptKind] = Registry("slobench.prompts", "source of prompts", bare_word)
 
 
 class Synthetic(PromptKind):
