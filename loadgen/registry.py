@@ -31,7 +31,7 @@ from pydantic_core import (
 )
 
 from loadgen.errors import UnknownKind, nearest
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import as_data
 
 T = TypeVar("T")

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, PlainSerializer
 from pydantic_core import PydanticSerializationError
 
 from loadgen.errors import interrupt_behind
-from loadgen.json_section import JsonObject
 
 _SECONDS = {
     "ns": 1e-9,
@@ -146,7 +145,9 @@ def _shortest(
     return min(readable, key=lambda text: len(text) + text.startswith("0."), default=exact)
 
 
-def as_data(model: BaseModel, mode: str = "json", *, exclude_defaults: bool = False) -> JsonObject:
+def as_data(
+    model: BaseModel, mode: str = "json", *, exclude_defaults: bool = False
+) -> dict[str, Any]:
     """A model as plain data; in mode `json` durations and rates are strings.
 
     Raises KeyboardInterrupt if Ctrl-C arrives during the call. Pydantic replaces it by an error of

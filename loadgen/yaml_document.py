@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from loadgen.errors import UsageError
-from loadgen.json_section import JsonObject
 
 KeyPath = tuple[str | int, ...]
 
@@ -90,7 +89,7 @@ class Document:
 
     label: str
     error: type[UsageError]
-    values: JsonObject = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     lines: dict[KeyPath, int] = field(default_factory=dict)
     sources: dict[KeyPath, str] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
@@ -187,8 +186,8 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     return _plain_scalar(node, path, document)
 
 
-def _plain_mapping(node: yaml.MappingNode, path: KeyPath, document: Document) -> JsonObject:
-    values: JsonObject = {}
+def _plain_mapping(node: yaml.MappingNode, path: KeyPath, document: Document) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from pydantic import Field
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import FinishReason
 from loadgen.registry import Plugin, Registry
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from targets.mock_script import Script
 
 _WORDS = " the model of latency token and server time is stream a batch to request value cache"

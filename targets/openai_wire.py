@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import FinishReason
 from targets.base import Adapter, Delta, HttpRequest, Request, Shape, Usage, is_literal
 from targets.safe_text import strip_controls

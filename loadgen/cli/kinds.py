@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from rich.console import Group
 from rich.table import Table
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
 
 FAMILIES: Mapping[str, str] = {

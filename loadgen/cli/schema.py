@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 
 from loadgen.cli.kinds import registry_of
 from loadgen.errors import UsageError
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Registry
 from loadgen.units import parse_duration_s, parse_level_per_s, parse_rate_per_s, parse_share
 from loadgen.workload.presets import PRESETS

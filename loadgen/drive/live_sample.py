@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from loadgen.drive.transport import Exchange
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Schedule, Status, own_limits
 
 GAP_BOUNDS_S = (

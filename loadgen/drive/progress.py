@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from loadgen.drive.live_histogram import LiveCounts
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Status
 from loadgen.units import format_duration
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 
 Query = tuple[str, str]  # (PromQL, legend)
 _JOIN = ' * on(instance) group_left(run) slobench_run_info{run=~"$run"}'

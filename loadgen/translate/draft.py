@@ -8,7 +8,7 @@ from math import ceil, sqrt
 from typing import Any
 
 from loadgen.errors import UsageError
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import write_duration, write_rate
 
 DEFAULT_MEASURE_S = 60.0

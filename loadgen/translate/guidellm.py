@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from loadgen.errors import UsageError
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.translate.draft import Draft, Flags, around, rate_text
 
 _IGNORED = """

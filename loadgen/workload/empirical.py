@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from loadgen.errors import nearest
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import FILLED, FROM_LIST
 from loadgen.workload.lengths import MAX_TOKENS, Lengths, Shares, TokenCounts, Tokens
 from loadgen.workload.texts import read_text

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Times
 from loadgen.units import write_duration, write_rate
 from loadgen.workload.renewal import Gamma

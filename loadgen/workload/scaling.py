@@ -12,7 +12,7 @@ from math import isclose
 from typing import Literal
 
 from loadgen.errors import UsageError
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import parse_level_per_s, write_level
 from loadgen.workload.arrivals import Arrivals, StationaryArrivals, Sum, Users
 from loadgen.workload.clusters import Burst

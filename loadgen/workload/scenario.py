@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from loadgen.errors import ScenarioError, nearest
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from pydantic import ConfigDict
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request

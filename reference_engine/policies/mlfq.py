@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import Seconds
 from reference_engine.policies.ranked import (
     BlockedRequest,

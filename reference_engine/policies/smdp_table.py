@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.ranked import plan_by_rank

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.errors import MissingDependency, UsageError, nearest
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
 from reference_engine.executors.delayed import StepDelay, StepDelayOption
 from reference_engine.policies.base import POLICIES, Policy

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
 from reference_engine.core.core import step

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from loadgen.json_section import JsonObject
+from loadgen.manifest.json_section import JsonObject
 from reference_engine.serving.wire.wire_errors import WireError
 
 
