@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loadgen.capacity.api import capacity as capacity
     from loadgen.drive.store import read_run as read_run
     from loadgen.exports.formats import export as export
-    from loadgen.lab.log_replay_api import replay as replay
+    from loadgen.lab.engine_log import replay as replay
     from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
     from loadgen.measure.compare import compare as compare
@@ -33,7 +33,7 @@ _HOMES = {
     "make_schedule": "loadgen.workload.schedule",
     "run": "loadgen.run.execute",
     "simulate": "loadgen.lab.simulate",
-    "replay": "loadgen.lab.log_replay_api",
+    "replay": "loadgen.lab.engine_log",
     "read_run": "loadgen.drive.store",
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",

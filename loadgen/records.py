@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.self_report import ClientReport
+from loadgen.manifest.self_report import ClientReport
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from loadgen.manifest import Manifest
+    from loadgen.manifest.manifest import Manifest
 
 SCHEMA = 1
 

@@ -1,4 +1,4 @@
-"""What a doctor's visit found, for the terminal; verdict first, readable without colour."""
+"""The result of `slobench doctor` for the terminal: verdict first, readable without colour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARKS = {True: ("ok", ""), False: ("warn", "yellow"), None: ("–", "dim")}
 
 
 def tables(facts: Mapping[str, Any]) -> Group:
-    """The facts of `loadgen.doctor.checkup.Facts.to_json`."""
+    """The facts of `loadgen.doctor.checkup.Checkup.to_json`."""
     parts: list[RenderableType] = [_verdict(facts)]
     parts += [Text(f"  {reason}", overflow="fold") for reason in facts["reasons"]]
     if facts["checks"]:

@@ -109,7 +109,7 @@ def test_no_probe_is_too_short_for_its_requests(asked, tmp_path):
         search(slow, tmp_path / "slow", QUIET, resume=False)
     misses = replace(asked("slo=['ttft <= 1us']", budget_s=30.0), between=None)
     found = search(misses, tmp_path / "misses", QUIET, resume=False)
-    assert found.sentence().endswith("every load tried misses; the search ended")
+    assert found.sentence().endswith("every load tried misses the SLO; the search stopped")
     assert min(probe.n_due for probe in found.probes) >= 10
     assert found.spent_s <= 30.0 * 1.1
 
@@ -158,12 +158,13 @@ def one_probe(n_met, n_due=16):
 
 def test_a_bound_says_that_the_search_ended_and_whether_it_is_proven():
     missed, kept, hardly = one_probe(0), one_probe(16), one_probe(9, n_due=10)
-    assert missed.sentence() == "below 8 req/s: every load tried misses; the search ended"
+    assert missed.sentence() == "below 8 req/s: every load tried misses the SLO; the search stopped"
     assert missed.exit_code == 3
-    assert kept.sentence() == "at least 8 req/s; the search ended before one missed"
+    assert kept.sentence() == "at least 8 req/s; the search stopped before any load missed the SLO"
     assert kept.sureness() == "1 probe, 11 s"
     assert hardly.sureness() == (
-        "not proven at 95 %: 144 of 160 kept at 8 req/s is too few to tell; 1 probe, 11 s"
+        "not certain at 95 %: only 160 requests were sent at 8 req/s, of which 144 met the SLO; "
+        "1 probe, 11 s"
     )
 
 
@@ -208,7 +209,7 @@ def test_a_client_without_a_port_left_is_not_a_server_that_was_away(asked, tmp_p
     answer = search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
     assert {probe.grade for probe in answer.probes} == {"untrusted"}
     why = answer.probes[0].why
-    assert "client limits: client-bound: 1 of " in why
+    assert "client limits: 1 of " in why
     assert why.endswith("connect to gpu-7:8000: Cannot assign requested address")
     assert answer.client_limit is not None
 
@@ -339,5 +340,5 @@ def test_exit_codes_and_words_of_searches_without_a_value():
         return conclude(question, probes, "req/s")
 
     low, high = asked_of(0.2), asked_of(1.0)
-    assert (low.exit_code, low.sentence()) == (1, "below 1 req/s: even that misses the promise")
+    assert (low.exit_code, low.sentence()) == (1, "below 1 req/s: the SLO is missed even there")
     assert (high.exit_code, high.sentence()) == (3, "at least 8 req/s")

@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.live.watched import meets_slos
 from loadgen.measure.capacity.capacity_probe import Grade, in_blocks
-from loadgen.measure.capacity.clear import clear
+from loadgen.measure.capacity.dispersion import clear
 from loadgen.measure.slo import Slo
 from loadgen.records import Status
 from loadgen.workload.scenario import Scenario

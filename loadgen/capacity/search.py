@@ -23,10 +23,16 @@ from loadgen.cells.cell import Cell
 from loadgen.cells.servers import CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
-from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.capacity_probe import Grade, Probe
 from loadgen.measure.capacity.capacity_result import Capacity, Unit, conclude
-from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState, judge, next_probe
+from loadgen.measure.capacity.next_probe import (
+    NextProbe,
+    Question,
+    SearchState,
+    fit_into,
+    judge,
+    next_probe,
+)
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
@@ -146,7 +152,7 @@ class _Search:
         if ask is None or ask.level >= self._client_limit * (1 - 1e-9):
             return None
         left_s = self._asked.budget_s - math.fsum(probe.spent_s for probe in self.probes)
-        fitting = within(self._question, self.probes, ask, left_s)
+        fitting = fit_into(self._question, self.probes, ask, left_s)
         if fitting is None and not self.probes and not self._question.is_fixed:
             raise UsageError(
                 f"--budget {self._asked.budget_s:g}s: is too short for a probe at "

@@ -76,10 +76,10 @@ def rescore(
     """Check a recorded run against another SLO, window, or another tool's definitions."""
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
-    from loadgen.measure.comparison.judgement import plain
+    from loadgen.measure.attainment import with_window
     from loadgen.measure.definitions import DEFINITIONS
     from loadgen.measure.definitions import rescore as defined_values
-    from loadgen.measure.window import with_window
+    from loadgen.measure.summary import plain_json
     from reports.run.definitions_view import table
 
     definitions, tools = definition or [], [*DEFINITIONS, "all"]
@@ -94,7 +94,7 @@ def rescore(
     names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
     rows = defined_values(recorded, tuple(names)) if definitions else []
     if json:
-        print_json({**summary.to_json(), "definitions": plain([asdict(row) for row in rows])})
+        print_json({**summary.to_json(), "definitions": plain_json([asdict(row) for row in rows])})
     else:
         print_summary(summary, as_json=False)
         if rows:

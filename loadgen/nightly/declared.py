@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadgen.errors import UsageError
-from loadgen.json_section import JsonSection
-from loadgen.manifest import HostSection, LabelsSection, LaunchSection
+from loadgen.manifest.json_section import JsonSection
+from loadgen.manifest.manifest import HostSection, LabelsSection, LaunchSection
 from loadgen.nightly.nightly_file import OURS
 from targets.endpoint import Endpoint, load_target
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.manifest import Manifest
+from loadgen.manifest.manifest import Manifest
 from loadgen.measure.comparison.comparable import Configuration, factor, slos_of
 from loadgen.measure.comparison.measures import Measured
 from loadgen.measure.nights.night_record import RunNumbers, numbers_of

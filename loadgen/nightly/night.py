@@ -17,10 +17,11 @@ from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
 from loadgen.live.watching import Watch
-from loadgen.measure.comparison.judgement import Options, exit_code, plain
+from loadgen.measure.comparison.judgement import Options, exit_code
 from loadgen.measure.nights.night_record import CellNight
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import CellVerdict, History, judge_night, night_word
+from loadgen.measure.summary import plain_json
 from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, differing, night_cells
 from loadgen.nightly.measuring import CellProgress
@@ -135,7 +136,7 @@ class Nightly:
                 night=began["night"],
                 started_utc=began["started_utc"],
                 factor={**own.factor(), **(of_control.factor_of_control() if of_control else {})},
-                promises=tuple(json.dumps(plain(part)) for part in own.slos()),
+                slos=tuple(json.dumps(plain_json(part)) for part in own.slos()),
                 is_closed_loop=own.manifest is not None and own.manifest.has_closed_loop,
                 runs=own.runs if of_control is None else own.beside(of_control),
                 failures=own.failures,
@@ -234,9 +235,9 @@ def _cell_facts(
         "cell": cell.name,
         "factors": dict(cell.cell.factors),
         "key": cell.key,
-        "agrees": plain(dict(cell.agrees)),
-        **plain(dataclasses.asdict(found)),
-        "control": plain(cell.agrees.get("control")),
+        "agrees": plain_json(dict(cell.agrees)),
+        **plain_json(dataclasses.asdict(found)),
+        "control": plain_json(cell.agrees.get("control")),
         "runs": [
             {
                 "name": run.name,
@@ -246,7 +247,7 @@ def _cell_facts(
             }
             for run in night.runs
         ],
-        "trends": {text: plain(trend(store.nights(cell), text)) for text in shown},
+        "trends": {text: plain_json(trend(store.nights(cell), text)) for text in shown},
     }
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from loadgen.cells.cell import Cell
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.manifest import TargetSection
+from loadgen.manifest.manifest import TargetSection
 from loadgen.measure.comparison.measures import Measured, measure
-from loadgen.measure.comparison.over_runs import Estimate, estimate, over_runs
+from loadgen.measure.statistics.intervals import Estimate, Interval, estimate, over_runs
 from loadgen.measure.statistics.pareto import Quantity, TradeOff, pareto_front
-from loadgen.measure.statistics.stats import Interval
 from loadgen.sweep.axes import number
 from loadgen.sweep.sweep_spec import SweepSpec
 

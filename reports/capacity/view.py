@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from loadgen.measure.capacity.capacity_probe import UNUSABLE, Probe
 from loadgen.measure.capacity.capacity_result import Capacity
-from loadgen.measure.statistics.stats import Interval, wilson
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.proportions import wilson
 
 if TYPE_CHECKING:
     from rich.console import Group

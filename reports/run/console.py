@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.server_load import describe_server
-from loadgen.measure.statistics.stats import Percentile
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import format_count, format_value
 from reports.run import tables, verdict_rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.manifest import SimulatedEngineSection
+from loadgen.manifest.manifest import SimulatedEngineSection
 from loadgen.measure.wording import format_count, format_value
 from reports.charts import BLUE, GREEN, ORANGE, Spec, standalone, time_unit
 from reports.run.frames import Record

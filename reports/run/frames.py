@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import due_rows, meets_own
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import mean_in_flight
-from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.server_load import points
 from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.statistics.percentiles import percentile
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.samples import Samples
-from loadgen.measure.statistics.stats import percentile
 from loadgen.measure.summary import PERCENTILES, Summary
 from loadgen.measure.verdict import SloResult
 from loadgen.records import Run, Status

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.interference import interference
+from loadgen.measure.drivers import interference
 from loadgen.measure.per_request import per_request
 from loadgen.measure.server_load import describe_server
 from loadgen.measure.summary import Summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from loadgen.manifest import TargetSection
+from loadgen.manifest.manifest import TargetSection
 from reports.redaction import redact
 
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}

@@ -12,7 +12,8 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
-from loadgen.measure.statistics.stats import Interval, Percentile
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Status

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.statistics.stats import Interval
+from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.summary import Summary
 from loadgen.measure.verdict import SloResult
 from loadgen.measure.wording import format_count, format_value

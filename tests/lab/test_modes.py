@@ -1,4 +1,4 @@
-"""Modes side by side: what is varied, what is kept, and the statistics between them."""
+"""Comparisons of modes: their variables, their files, and the statistics between modes."""
 
 import csv
 import io
@@ -10,9 +10,8 @@ from rich.console import Console
 
 from loadgen.errors import UsageError
 from loadgen.lab.mode_spec import Mode, read_modes, read_rates, variant
-from loadgen.lab.mode_table import QUANTITIES, rows, to_csv
+from loadgen.lab.mode_table import QUANTITIES, rows, to_csv, write_all
 from loadgen.lab.modes import ModesSpec, compare
-from loadgen.lab.modes_files import write_all
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.modes.charts import figures, paper
 from reports.modes.page import render
@@ -37,7 +36,7 @@ def asked(**more):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Where the plotting bundle is kept, which takes seconds to make."""
+    """The cache of the plotting bundle, which takes seconds to build."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -64,10 +63,10 @@ def test_modes_are_read_with_their_parameters():
         ("", "--modes: name at least one"),
         ("chunkd", "unknown batching mode 'chunkd'; did you mean 'chunked'"),
         ("chunked:512", "expected key=value after ':', got '512'"),
-        ("chunked,chunked", "'chunked' is named twice"),
+        ("chunked,chunked", "'chunked' appears twice"),
     ],
 )
-def test_modes_that_cannot_be_meant_are_refused(text, message):
+def test_invalid_modes_are_rejected(text, message):
     with pytest.raises(UsageError, match=message):
         read_modes(text)
 
@@ -81,7 +80,7 @@ def test_rates_are_a_range_or_a_list(text, rates):
 
 
 @pytest.mark.parametrize("text", ["", "2:8", "8:2:1", "2:8:0", "0,4", "-1", "4,4", "1:9999:1", "x"])
-def test_rates_that_cannot_be_meant_are_refused(text):
+def test_invalid_rates_are_rejected(text):
     with pytest.raises(UsageError, match="expected requests per second as from:to:step"):
         read_rates(text)
 
@@ -108,20 +107,20 @@ def test_every_mode_gets_the_same_requests(compared):
     assert len({next(iter(hashes)) for hashes in schedules.values()}) == 6
 
 
-def test_a_comparison_goes_on_where_it_was_left(compared, tmp_path):
+def test_an_interrupted_comparison_resumes(compared, tmp_path):
     found, directory = compared
     console = quiet()
     again = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, console)
     assert again.facts["cells"] == found.facts["cells"]
     told = console.file.getvalue()
-    assert "12 of 12 cells are there already" in told
+    assert "12 of 12 cells exist already" in told
     assert "[12/12]" not in told
     wider = compare(asked(rates=[2.0], n_seeds=4), directory, quiet())
     assert wider.facts["n_done"] == 8
 
 
 class Interrupting(Console):
-    """A user who presses Ctrl-C when the second cell is told."""
+    """A console that raises Ctrl-C when the second cell is printed."""
 
     def print(self, *objects, **how):
         if objects and str(objects[0]).startswith("[2/"):
@@ -129,7 +128,7 @@ class Interrupting(Console):
         super().print(*objects, **how)
 
 
-def test_ctrl_c_keeps_what_is_done(tmp_path):
+def test_ctrl_c_keeps_the_finished_cells(tmp_path):
     found = compare(asked(n_seeds=3), tmp_path, Interrupting(file=io.StringIO()))
     assert found.was_interrupted
     assert (found.facts["n_done"], found.facts["n_cells"]) == (2, 6)
@@ -139,7 +138,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
     assert finished.facts["n_done"] == 6
 
 
-def test_a_wrong_parameter_is_told_before_anything_runs(tmp_path):
+def test_a_wrong_parameter_is_reported_before_the_first_run(tmp_path):
     wrong = ModesSpec(small(), [*MODES, Mode("chunked", {"batch_size": "3"})], n_workers=1)
     with pytest.raises(UsageError, match="unknown setting 'batch_size' of mode 'chunked'"):
         compare(wrong, tmp_path, quiet())
@@ -157,7 +156,7 @@ def test_single_runs_leave_ordinary_run_directories(tmp_path, cache):
 
 
 def cell(mode, seed, goodput, waits_s=None):
-    """A cell in which only the goodput says anything."""
+    """A cell whose only number of interest is the goodput."""
     nothing = {"value": None, "low": None, "high": None}
     quantities = [q for q in QUANTITIES if q != "goodput"]
     numbers = dict.fromkeys(quantities, nothing)
@@ -197,8 +196,8 @@ def test_one_run_keeps_its_own_interval_and_an_infinite_value_has_none():
     assert two["ttft_p99"]["value"] is None
 
 
-def test_waits_are_told_per_request_the_longest_first():
-    waits_s = {"x": {"behind": 5.0, "no_seq_slot": 10.0}, "y": {"behind": 30.0}}
+def test_waits_are_given_per_request_the_longest_first():
+    waits_s = {"x": {"no_seq_slot": 10.0, "behind": 5.0}, "y": {"behind": 30.0}}
     found = rows([cell("a", 1, 1.0, waits_s), cell("a", 2, 1.0, waits_s)], 0.95)[0]
     assert list(found["waits_s"].items()) == [("behind", 3.5), ("no_seq_slot", 1.0)]
 
@@ -249,7 +248,7 @@ def test_the_page_and_the_terminal_say_the_same(compared):
 
 
 def test_no_figure_of_ten_rates_is_cut_in_100_columns(compared):
-    """Rates that do not fit beside one another stand in a second table."""
+    """Rates that do not fit side by side go to a second table."""
     facts = compared[0].facts
     rates = [float(rate) for rate in range(2, 22, 2)]
     one_rate = [row for row in facts["rows"] if row["rate_per_s"] == facts["rates_per_s"][0]]

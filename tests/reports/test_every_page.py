@@ -20,10 +20,11 @@ from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.capacity_result import conclude, probe_json
 from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.measure.comparison.compare import judge_sides
-from loadgen.measure.comparison.judgement import Options, plain
+from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import Measured
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import History, judge_night
+from loadgen.measure.summary import plain_json
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.capacity import page as capacity_page
 from reports.capacity.view import csv_text
@@ -104,9 +105,11 @@ def night(cache):
     assert found.verdict == "worse"
     known = [replace(one, verdict="same") for one in before] + [replace(tonight, verdict="worse")]
     said = {
-        **plain(asdict(found)),
+        **plain_json(asdict(found)),
         "runs": [{"name": "chat/r1", "directory": "chat/r1", "reasons": []}],
-        "trends": {m.measure: plain(trend(known, m.measure)) for m in found.measures if m.is_gated},
+        "trends": {
+            m.measure: plain_json(trend(known, m.measure)) for m in found.measures if m.is_gated
+        },
     }
     facts = {"cells": [said], "file": "nightly.yaml", "started_utc": "2026-01-05T03:00:00+00:00",
              "window": 14, "confidence": 0.95, "link": "",

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from loadgen.manifest import LabelsSection, TargetSection
+from loadgen.manifest.manifest import LabelsSection, TargetSection
 from reports.run.repeat import curl
 from tests.runs import changed
 
