@@ -17,14 +17,15 @@ import gpu_suite  # noqa: E402
 from rig import gpu_server  # noqa: E402
 from rig.gpu_ceilings import Place  # noqa: E402
 
+from targets.embed import engine  # noqa: E402
 from tests.reference_engine.cuda_stand_in import StandIn  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 
 
 def test_the_whole_suite_measures_compares_with_goals_and_writes(tmp_path, monkeypatch, capsys):
-    """The whole suite at a 64th of the size, on a stand-in for a GPU. Goals may be missed,
-    tests/gpu skips itself, and transformers is made to be missing: exit code 1."""
+    """Goals may be missed, tests/gpu skips itself, and transformers is made to be missing: the exit
+    code is 1."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU: make gpu-check")
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -33,8 +34,8 @@ def test_the_whole_suite_measures_compares_with_goals_and_writes(tmp_path, monke
     tool.write_text("#!/bin/sh\necho 12 passed in 9 s; echo ERROR SUMMARY: 0 errors\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
-    out = tmp_path / "results"
-    assert gpu_suite.main(["--experiments", "--out", str(out)], small_gpu()) == 1
+    out, place = tmp_path / "results", Place("cpu", torch.float32, 64, cuda=StandIn())
+    assert gpu_suite.main(["--experiments", "--out", str(out)], place) == 1
     (path,) = out.glob("gpu-h200-*.json")
     results = json.loads(path.read_text())
     failures = results["failures"]
@@ -67,7 +68,7 @@ def test_the_whole_suite_measures_compares_with_goals_and_writes(tmp_path, monke
 
 
 def test_the_clients_count_the_tokens_of_a_real_server(tmp_path):
-    with server("nano", Place("cpu", torch.float32, 64), tmp_path / "steps", 4) as url:
-        timings = send_requests(url, [(0.0, 20, 5), (0.1, 30, 6)])
+    with engine({"device": "toy", "shape": "nano"}, tmp_path) as served:
+        timings = gpu_server.send_requests(served.endpoint.url, [(0.0, 20, 5), (0.1, 30, 6)])
     assert sorted(int(timing[4]) for timing in timings) == [5, 6]
     assert all(at <= sent <= first <= last for at, sent, first, last, _ in timings)

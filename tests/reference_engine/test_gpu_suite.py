@@ -1,5 +1,5 @@
-"""The GPU suite without a GPU: the message, the arithmetic, the flags and the time limits. The whole
-suite runs at a small size in `tests/e2e/test_gpu_suite_run.py`."""
+"""The GPU suite without a GPU: the message, the arithmetic, the flags and the time limits. The
+whole suite runs at a small size in `tests/e2e/test_gpu_suite_run.py`."""
 
 from __future__ import annotations
 
