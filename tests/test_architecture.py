@@ -141,15 +141,13 @@ PURE = [
     "reports.charts",
     "reports.capacity.charts",
     "reports.capacity.view",
-    "reports.compare.curves",
     "reports.compare.charts",
     "reports.compare.view",
-    "reports.series",
+    "reports.run.spectra",
     "reports.sweep.charts",
     "reports.sweep.view",
     "reports.nightly.view",
     "reports.nightly.charts",
-    "reports.nightly.junit",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
 TORCH_IN = (

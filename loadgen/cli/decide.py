@@ -80,7 +80,7 @@ def rescore(
     from loadgen.measure.definitions import DEFINITIONS
     from loadgen.measure.definitions import rescore as defined_values
     from loadgen.measure.summary import plain_json
-    from reports.run.definitions_view import table
+    from reports.run.console import definitions_table
 
     definitions, tools = definition or [], [*DEFINITIONS, "all"]
     for name in definitions:
@@ -98,7 +98,7 @@ def rescore(
     else:
         print_summary(summary, as_json=False)
         if rows:
-            stdout().print(table(rows))
+            stdout().print(definitions_table(rows))
     raise typer.Exit(summary.exit_code)
 
 
@@ -264,8 +264,7 @@ def nightly(
     json: Json = False,
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
-    from loadgen.nightly.night import Nightly, NightOptions
-    from loadgen.nightly.outputs import write_night
+    from loadgen.nightly.night import Nightly, NightOptions, write_night
 
     fail_on = _fail_on(fail_on)
     load_plugins(plugin)

@@ -263,7 +263,7 @@ def fit(
     from loadgen.workload.fit import fit_file
     from loadgen.workload.traces.trace import TRACES
     from loadgen.yaml_document import parse_document
-    from reports.fit_view import tables
+    from reports.preview.view import fit_tables
 
     document = parse_document(f"format: {format_}", "--format", UsageError)
     try:
@@ -279,7 +279,7 @@ def fit(
         print_json({"scenario": text, **facts})
         return
     typer.echo(text, nl=False)
-    Console(stderr=True, highlight=False).print(tables(facts))
+    Console(stderr=True, highlight=False).print(fit_tables(facts))
 
 
 @verbs.command(

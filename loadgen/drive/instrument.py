@@ -18,7 +18,7 @@ from loadgen.drive.core_time import (
     most_stolen_s,
     processor_ticks,
 )
-from loadgen.manifest.manifest import HostSection
+from loadgen.manifest.sections import HostSection
 from loadgen.manifest.self_report import CoreSeconds, GcReport
 
 _WAKE_UP_S = 50e-6  # of run-queue delay per timeslice: the cost of waking up (decision 25)

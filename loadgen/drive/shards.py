@@ -25,7 +25,7 @@ from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
 from loadgen.manifest.json_section import read_section
-from loadgen.manifest.manifest import LiveQuantiles, WorkerSection
+from loadgen.manifest.sections import LiveQuantiles, WorkerSection
 from loadgen.manifest.self_report import SelfReport
 
 _LEAD_NS = 50_000_000  # from "GO" to the first row, so that every shard arms its alarm in time

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest.manifest import Manifest, read_client_report, read_manifest
+from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
 from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,

@@ -150,10 +150,10 @@ def _csv(value: object) -> str:
 def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) -> None:
     """Writes `modes.json`, `modes.csv` and `modes.html`; with rates also the curve of goodput:
     `goodput.csv`, `goodput.svg` and `goodput.pdf`."""
-    from reports.figure_files import write_figure
     from reports.modes.charts import paper
     from reports.modes.page import render
     from reports.page import write_page
+    from reports.printed import write_figure
 
     text = json.dumps(facts, indent=1, allow_nan=False)
     (directory / "modes.json").write_text(text + "\n", encoding="utf-8")

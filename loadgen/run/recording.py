@@ -27,7 +27,7 @@ from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
-from loadgen.manifest.manifest import Ended, Manifest, Scrapes
+from loadgen.manifest.sections import Ended, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests

@@ -20,7 +20,7 @@ from loadgen.cli.parse import cache_dir
 from loadgen.cli.scale import password
 from loadgen.errors import SlobenchError
 from loadgen.web.locust_master import Master
-from reports.bundle import vega_bundle
+from reports.page import vega_bundle
 
 SHARD_COLUMNS = {
     "name": "Share",

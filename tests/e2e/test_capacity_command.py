@@ -62,7 +62,7 @@ def test_ctrl_c_keeps_the_probes_and_resume_goes_on(cli, tmp_path):
                 break
         _, err = searching.communicate(timeout=80)
     assert searching.returncode == 130, err
-    assert "--resume goes on" in err
+    assert "--resume continues it" in err
     kept = json.loads((tmp_path / "found" / "capacity.json").read_text())
     assert kept["answer"]["is_interrupted"]
     assert len(kept["probes"]) == 1

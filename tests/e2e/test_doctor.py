@@ -86,7 +86,7 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
         measure.doctor(target="http://127.0.0.1:9")
     out = capsys.readouterr().out
     assert end.value.exit_code == 3
-    assert out.startswith("NOT TO BE MEASURED WITH\n  http://127.0.0.1:9: connection refused")
+    assert out.startswith("NOT FIT FOR MEASURING\n  http://127.0.0.1:9: connection refused")
     assert out.count("not checked") == 13
 
 

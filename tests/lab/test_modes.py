@@ -235,8 +235,8 @@ def test_the_page_and_the_terminal_say_the_same(compared):
     console = quiet()
     console.print(tables(facts))
     told = console.file.getvalue()
-    assert "goodput beyond static batch_size=4" in told
-    assert "simulated: steps cost what the cost model says" in told
+    assert "goodput over static batch_size=4" in told
+    assert "simulated (cost model): good for ranking, not for absolute numbers" in told
     assert set(figures(facts)) == {"goodput", "difference", "kept"}
     assert len(paper(facts)["vconcat"]) == 2
     ratios = told.partition("times static batch_size=4")[2]
@@ -261,7 +261,7 @@ def test_no_figure_of_ten_rates_is_cut_in_100_columns(compared):
     page = io.StringIO()
     Console(file=page, width=100).print(tables({**facts, "rates_per_s": rates, "rows": found}))
     told = page.getvalue()
-    beyond = told.partition("goodput beyond")[2].partition("times static")[0]
+    beyond = told.partition("goodput over")[2].partition("times static")[0]
     assert beyond.count("+17.8") == 10
     assert beyond.count("±0.406") == 10
     for rate in rates:
@@ -296,14 +296,14 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     assert set(figures(facts)) == {"latencies", "kept"}
     page = render(facts, cache)
     assert "static group running" in page
-    ratios = page.partition('id="ratios">How many times static batch_size=4')[2]
+    ratios = page.partition('id="ratios">Ratios to static batch_size=4')[2]
     head, *lines = re.findall(r"<tr>(.*?)</tr>", ratios.partition("</table>")[0])
     titles = re.findall(r'<th scope="col">(.*?)</th>', head)[2:]
     assert len(lines) == 4  # chunked: all, and the three classes
     for line, row in zip(lines, facts["rows"][4:], strict=True):
         shown = dict(zip(titles, re.findall(r"<td>(.*?)</td>", line)[1:], strict=True))
         assert shown["ITL p99"] == f"{row['ratio']['itl_p99']['value']:.2g}"
-    assert "One seed has no interval" in ratios
+    assert "A single seed has no interval" in ratios
 
 
 def test_ratios_are_paired_by_seed_and_averaged_as_factors():

@@ -17,7 +17,7 @@ from loadgen.measure.slo import parse_slo, slos_of_request
 from loadgen.records import OWN_SLO, Status
 from loadgen.workload.scenario import load_scenario
 from reports.run.frames import frames
-from reports.run.verdict_rows import slo_rows
+from reports.run.verdict_section import slo_rows
 from tests.runs import measured_run, replace_schedule, runs, two_classes
 
 LIMITS_S = st.sampled_from([0.0, 0.05, 0.3, 1.0, 3.0])
