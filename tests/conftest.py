@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.fork_server import ForkServer
+
 # How fast a busy machine draws or runs an example says nothing about the code; in CI the examples
 # are the same each time, elsewhere new ones are explored.
 settings.register_profile(
@@ -66,8 +68,11 @@ def truth_cache(tmp_path_factory):
 class CommandLine:
     """`cli(*args, cwd=…)`: the command line in a real process, bounded in time.
 
-    `*cli.lenient` lifts the thresholds of the instrument check: a busy test machine is not what
-    these tests are about.
+    On Linux the process is a fork of one that has imported the modules already: see
+    tests/fork_server.py. `cli.fresh(…)` starts an interpreter.
+
+    `*cli.lenient` lifts the thresholds of the instrument check, so that a busy test machine does
+    not change the verdict.
     """
 
     lenient = LENIENT
@@ -75,8 +80,21 @@ class CommandLine:
     def __init__(self, cache: Path) -> None:
         direct = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         self.environ = direct | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
+        self._fork_server: ForkServer | None = None
 
     def __call__(self, *args, cwd, environ=None, timeout_s=90):
+        added = environ or {}
+        if sys.platform != "linux" or any(name.startswith("PYTHON") for name in added):
+            return self.fresh(*args, cwd=cwd, environ=environ, timeout_s=timeout_s)
+        if self._fork_server is None:
+            self._fork_server = ForkServer()
+        return self._fork_server.run([*map(str, args)], cwd, self.environ | added, timeout_s)
+
+    def close(self):
+        if self._fork_server is not None:
+            self._fork_server.close()
+
+    def fresh(self, *args, cwd, environ=None, timeout_s=90):
         return subprocess.run(
             [sys.executable, "-m", "loadgen", *map(str, args)],
             cwd=cwd,
@@ -90,4 +108,6 @@ class CommandLine:
 
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory):
-    return CommandLine(tmp_path_factory.mktemp("cache"))
+    command_line = CommandLine(tmp_path_factory.mktemp("cache"))
+    yield command_line
+    command_line.close()
