@@ -1,6 +1,7 @@
 """Options and fixtures that every part of the suite shares."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fork_server import ForkServer
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # How fast a busy machine draws or runs an example says nothing about the code; in CI the examples
 # are the same each time, elsewhere new ones are explored.
@@ -65,6 +71,22 @@ def truth_cache(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def page_cache(tmp_path_factory):
+    """A cache directory with the plotting bundle of the pages, which takes seconds to make: made
+    once, for all processes of pytest-xdist."""
+    from reports.bundle import vega_bundle
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "page-cache"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        vega_bundle(folder)
+    return folder
+
+
 class CommandLine:
     """`cli(*args, cwd=…)`: the command line in a real process, bounded in time.
 
@@ -107,7 +129,8 @@ class CommandLine:
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory):
-    command_line = CommandLine(tmp_path_factory.mktemp("cache"))
+def cli(tmp_path_factory, page_cache):
+    cache = shutil.copytree(page_cache, tmp_path_factory.mktemp("cache"), dirs_exist_ok=True)
+    command_line = CommandLine(cache)
     yield command_line
     command_line.close()

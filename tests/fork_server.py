@@ -29,10 +29,13 @@ from pathlib import Path
 
 IMPORTED = (
     *(f"loadgen.cli.{name}" for name in ("decide", "extend", "lab", "measure", "scale", "sweep")),
-    "aiohttp", "jinja2", "pyarrow.parquet", "rich.live", "typer.rich_utils",
-    "loadgen.capacity.api", "loadgen.drive.shard", "loadgen.live.watching",
+    "aiohttp", "encodings.idna", "jinja2", "numpy.ma", "numpy.random", "pyarrow.parquet",
+    "rich.live", "typer.rich_utils",
+    "loadgen.capacity.api", "loadgen.cli.main", "loadgen.cli.app", "loadgen.drive.live_histogram",
+    "loadgen.drive.progress", "loadgen.drive.shard", "loadgen.live.watching",
     "loadgen.measure.aggregate", "loadgen.nightly.night", "loadgen.run.conclude",
-    "loadgen.run.execute", "loadgen.sweep.api", "loadgen.workload.preview",
+    "loadgen.run.execute", "loadgen.run.recording", "loadgen.sweep.api",
+    "loadgen.workload.preview", "targets.openai_chat",
     "reports.compare.page", "reports.nightly.page", "reports.run.console", "reports.run.page",
     "reports.sweep.page",
 )  # fmt: skip

@@ -36,16 +36,15 @@ def asked(**more):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Where the plotting bundle is kept, which takes seconds to make."""
-    return tmp_path_factory.mktemp("cache")
+def cache(page_cache):
+    return page_cache
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(tmp_path_factory, cache):
     """Two modes, two rates, three seeds."""
     directory = tmp_path_factory.mktemp("modes")
-    found = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, quiet())
+    found = compare(asked(rates=[2.0, 6.0], n_seeds=3, cache_dir=cache), directory, quiet())
     return found, directory
 
 
@@ -111,7 +110,7 @@ def test_every_mode_gets_the_same_requests(compared):
 def test_a_comparison_goes_on_where_it_was_left(compared, tmp_path):
     found, directory = compared
     console = quiet()
-    again = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, console)
+    again = compare(asked(rates=[2.0, 6.0], n_seeds=3, cache_dir=cache), directory, console)
     assert again.facts["cells"] == found.facts["cells"]
     told = console.file.getvalue()
     assert "12 of 12 cells are there already" in told
