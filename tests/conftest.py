@@ -74,12 +74,12 @@ def truth_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def page_cache(tmp_path_factory):
     """A cache directory with the plotting bundle of the pages, which takes seconds to make: made
-    once, for all processes of pytest-xdist."""
+    once, for all processes of pytest-xdist. Its parent can be XDG_CACHE_HOME."""
     from reports.bundle import vega_bundle
 
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "page-cache"
-    folder.mkdir(exist_ok=True)
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "page-cache" / "slobench"
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -130,7 +130,8 @@ class CommandLine:
 
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory, page_cache):
-    cache = shutil.copytree(page_cache, tmp_path_factory.mktemp("cache"), dirs_exist_ok=True)
+    cache = tmp_path_factory.mktemp("cache")
+    shutil.copytree(page_cache, cache / "slobench")
     command_line = CommandLine(cache)
     yield command_line
     command_line.close()

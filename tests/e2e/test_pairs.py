@@ -30,9 +30,7 @@ def pair(tmp_path, page_cache):
         )
         plain = RunOptions(n_workers=1, engine=engine, cache_dir=page_cache)
         cell = Cell("cell", scenario, target, plain)
-        other = RunOptions(
-            n_workers=1, engine=control_engine or engine, cache_dir=page_cache
-        )
+        other = RunOptions(n_workers=1, engine=control_engine or engine, cache_dir=page_cache)
         control = Cell("control", scenario, target, other, server="control", stays_up=True)
         return run_cells(
             [cell],
